@@ -31,7 +31,7 @@ def replay(
     from rich.console import Console
 
     from benchmarks.speed.replay import measured, table
-    from samara.shared.files import write_durably
+    from samara.shared.storage.files import write_durably
 
     rows = measured(adapters or ["minilm-top2", "tinyllama"], seeds, threads, repetitions)
     Console().print(table(rows))

@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.step import Bench, StepBench
-from samara.shared.config import RunConfig
-from samara.shared.replay_numba import NumbaBackend
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.settings.config import RunConfig
 
 SCALE = 2.0**-40
 
@@ -189,7 +189,7 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
 
 def samara_rounds(clients: int, rounds: int) -> list[float]:
     """Return the seconds of simulated rounds of one step, without the first, which loads."""
-    from samara.shared.result import RunResult
+    from samara.shared.results.result import RunResult
     from samara.simulations.simulate import simulate
 
     with tempfile.TemporaryDirectory() as folder:

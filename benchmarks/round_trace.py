@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 ROOT = Path(__file__).parents[1]

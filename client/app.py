@@ -1,8 +1,8 @@
-"""The ClientApp: turns a message into a task, and packs the reply to it.
+"""The ClientApp: turns a message into a task, and returns the reply as a message.
 
-In a simulation the client is in this process, and its sessions are kept in Flower's context, in
-memory. Live, a resident trainer holds model and sessions, and this app, which Flower may start anew
-for every message, forwards to its socket.
+In a simulation the client runs in this process, and its sessions are stored in Flower's context, in
+memory. For a live client, a resident trainer holds model and sessions, and this app forwards
+messages to its socket, because Flower may start the app anew for every message.
 """
 
 import json
@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from samara.client.protocol.client import make_refusal
 from samara.shared.errors import FrameError, SamaraError
 from samara.shared.flower_compat import ErrorCode
-from samara.shared.frames.refusal import describe_refusal
 from samara.shared.proto.trainer_pb2 import Reply, Task, TaskKind
-from samara.shared.wire import (
+from samara.shared.protocol.frames.refusal import describe_refusal
+from samara.shared.protocol.wire import (
     BLOB_ACTION,
     COST,
     MASKING_ACTION,
@@ -31,7 +31,7 @@ from samara.shared.wire import (
 TRAINER = "trainer"
 """Key in the node config of the path of a resident trainer's socket."""
 TRAINER_VARIABLE = "SAMARA_TRAINER"
-"""Environment variable with that path, for a node config without it."""
+"""Environment variable with the same path, used if the node config lacks it."""
 
 log = logging.getLogger("samara.client")
 
@@ -44,7 +44,7 @@ def task_of(
     Args:
         message: message of a server.
         kind: kind of the task.
-        personal: whether an evaluation is to compare personal models.
+        personal: whether the message requests the personal comparison.
         settings: settings of the run.
 
     Raises:
@@ -69,15 +69,15 @@ def task_of(
 def _answering(kind: TaskKind, personal: bool = False) -> Callable[[Message, Context], Message]:
     """Return the function that answers the messages of one kind.
 
-    If the resident trainer cannot be reached, nobody here knows client and round, which a refusal
-    must name: then the reply is an error of Flower's, which holds no text of ours either.
+    If the resident trainer cannot be reached, client and round are unknown, and a refusal must name
+    them. The reply is then an error of Flower, which contains no text either.
     """
 
     def answer(message: Message, context: Context) -> Message:
         socket = context.node_config.get(TRAINER) or os.environ.get(TRAINER_VARIABLE)
         if not socket:
             return _pack(_simulated_answer(message, kind, personal, context), message)
-        from samara.client.protocol.remote_trainer import RemoteTrainer
+        from samara.client.trainer.remote_trainer import RemoteTrainer
 
         settings = json.dumps(dict(context.run_config), sort_keys=True).encode()
         try:
@@ -105,7 +105,7 @@ def _simulated_answer(message: Message, kind: TaskKind, personal: bool, context:
 
 
 def error_reply(error: Exception, message: Message) -> Message:
-    """Return a reply of Flower's that names an error by its code, without its text."""
+    """Return an error reply of Flower that gives an error's code, without its text."""
     described = error if isinstance(error, SamaraError) else SamaraError()
     reason = describe_refusal(described.refusal_code, described.numbers)
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -38,7 +38,8 @@ def commands_page() -> str:
 
 
 def _section(path: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=path)
+    # A command keeps the help option of its first context.
+    context = click.Context(command, info_name=path, **command_line().context_settings)
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     lines = ["```text", usage, "```", "", *_paragraphs(command.help or "")]
     if rows := [row for parameter in command.params if (row := _row(parameter, context))]:

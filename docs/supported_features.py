@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCLUSIONS, Combination
+from samara.shared.settings.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCLUSIONS, Combination
 
 
 @cache

@@ -18,20 +18,20 @@ from supported_features import find_supported
 
 from samara.client.tuning.settings import TuneSettings
 from samara.server.watch.metrics import metrics_table
-from samara.shared.choices import AUTO, OPEN
-from samara.shared.config import RunConfig
-from samara.shared.data_settings import FOLLOWS_SEED
-from samara.shared.features import (
+from samara.shared.settings.choices import AUTO, OPEN
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.data import FOLLOWS_SEED
+from samara.shared.settings.features import (
     DIMENSIONS,
     EXCLUSIONS,
     FURTHER_EXCLUSIONS,
     TUNING_EXCLUSIONS,
     Exclusion,
 )
-from samara.shared.fleet_settings import DeviceGroup
-from samara.shared.rehearsal_settings import Fault
-from samara.shared.setting_values import TERMS, Term
-from samara.shared.settings import Section, Setting, describe, fixed_in
+from samara.shared.settings.fleet import DeviceGroup
+from samara.shared.settings.rehearsal import Fault
+from samara.shared.settings.setting import Section, Setting, describe, fixed_in
+from samara.shared.terms.values import TERMS, Term
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -223,7 +223,7 @@ def page_terms() -> str:
     without_seed = "\n".join(line for line in lines if not line.startswith('  "seed"'))
     return (
         "/** The settings that the terms of a run are made of; made by docs/tables.py. */\n\n"
-        "/** The range of a setting; `Term` in shared/setting_values.py explains it. */\n"
+        "/** The range of a setting; `Term` in shared/terms/values.py explains it. */\n"
         "export interface Term {\n"
         "  readonly least?: number;\n  readonly most?: number;\n  readonly above?: boolean;\n"
         "  readonly default?: boolean | number | string;\n"

@@ -1,14 +1,14 @@
 """Federated personalization of language models: devices send scalars, nothing else.
 
-The names below are the Python interface. Importing it loads neither torch nor pydantic: what a name
-needs is imported when the name is first used.
+The names below are the Python interface. Importing this package loads neither torch nor pydantic.
+Each name imports its module when it is first used.
 
 >>> import samara
 >>> run = samara.simulate({"rounds": 1, "steps": 1, "data.clients": 2}, personal={"rounds": 0})
 >>> run.to_frame()["client"].nunique()
 2
 
-Everything that can go wrong is a `SamaraError`, with the words that the command prints.
+Every failure raises a `SamaraError`, whose message is the same as the command's.
 """
 
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from samara import register
     from samara.estimates import DeviceEstimate, device_estimate
     from samara.models import Model
-    from samara.shared.config import RunConfig
+    from samara.shared.settings.config import RunConfig
     from samara.shared.tasks.catalog import load_task
     from samara.simulation import Comparison, Run, Runs, simulate
     from samara.tuning import TuningRun, tune
@@ -48,7 +48,7 @@ _MODULES = {
     "DeviceEstimate": "samara.estimates",
     "Model": "samara.models",
     "Run": "samara.simulation",
-    "RunConfig": "samara.shared.config",
+    "RunConfig": "samara.shared.settings.config",
     "Runs": "samara.simulation",
     "TuningRun": "samara.tuning",
     "device_estimate": "samara.estimates",
@@ -56,7 +56,7 @@ _MODULES = {
     "simulate": "samara.simulation",
     "tune": "samara.tuning",
 }
-"""The module of each name that is imported when it is first used."""
+"""Module of each public name, imported when the name is first used."""
 
 sys.meta_path.append(OldNameFinder)
 

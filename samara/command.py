@@ -1,4 +1,4 @@
-"""The command ``samara``: mounts the commands of each package and prints errors as one message."""
+"""The command ``samara``: mounts each package's commands, and prints errors as one message."""
 
 import errno
 import signal
@@ -7,21 +7,20 @@ from typing import Annotated
 
 import typer
 
-from samara.devices import commands as device
+from samara.devices.gateway import commands as gateway
+from samara.devices.hardware import commands as device
 from samara.devices.live import commands as client
 from samara.devices.phone import commands as phone
 from samara.old_commands import CommandLine
 from samara.server import commands as server
 from samara.shared.errors import SamaraError
-from samara.shared.proxies import exempt_this_machine
-from samara.simulations import (
-    adapter_commands,
-    commands,
-    new_command,
-    privacy_command,
-    rehearse_command,
-    tune_command,
-)
+from samara.shared.network.proxies import exempt_this_machine
+from samara.simulations import commands
+from samara.simulations.experiments import tune_command
+from samara.simulations.exports import commands as adapter_commands
+from samara.simulations.privacy import command as privacy_command
+from samara.simulations.project import command as new_command
+from samara.simulations.rehearsal import command as rehearse_command
 
 _RIGHTS = "give a path that you may use, or change its rights"
 _ROOM = "free space there, or give a path on another disk"
@@ -34,15 +33,17 @@ _REMEDIES = {
     errno.EEXIST: "it is in the way; give another path",
     errno.ENOTDIR: "a file is in the way; give another path",
 }
-"""Remedies of what any command may meet where it writes, by number of the system's error."""
+"""Remedies for system errors that can occur in any command that writes, by errno."""
 
-_DEVICES, _MODELS = "Devices, phones, and rehearsals with them", "Models of runs, and privacy"
-"""Panels of the help behind the commands that a newcomer needs, which come first."""
+_DEVICES = "Devices, phones, and rehearsals with them"
+"""Help panel of commands about devices."""
+_MODELS = "Models of runs, and privacy"
+"""Help panel of commands about models."""
 
 app = typer.Typer(
     cls=CommandLine,
     no_args_is_help=True,
-    suggest_commands=False,  # click does: shared/command_group.py
+    suggest_commands=False,  # suggestions come from shared/command_group.py
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -54,7 +55,7 @@ app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
 app.command()(tune_command.tune)
 app.add_typer(device.app, name="device", rich_help_panel=_DEVICES)
-app.add_typer(phone.gateway, name="gateway", rich_help_panel=_DEVICES)
+app.add_typer(gateway.app, name="gateway", rich_help_panel=_DEVICES)
 app.add_typer(phone.app, name="phone", rich_help_panel=_DEVICES)
 app.command(rich_help_panel=_DEVICES)(rehearse_command.rehearse)
 app.add_typer(adapter_commands.app, name="adapter", rich_help_panel=_MODELS)
@@ -64,7 +65,7 @@ app.command(rich_help_panel=_MODELS)(privacy_command.privacy)
 def _print_version(wanted: bool) -> None:
     if wanted:
         from samara.shared import DISTRIBUTION
-        from samara.shared.installed_code import samara_version
+        from samara.shared.machine.installed_code import samara_version
 
         print(f"{DISTRIBUTION} {samara_version()}")
         raise typer.Exit
@@ -75,7 +76,7 @@ def samara(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -83,7 +84,7 @@ def samara(
 
 
 def run(commands: typer.Typer) -> None:
-    """Run a command line; an error becomes a message and an exit status."""
+    """Run a command line, and convert an error to a message and an exit status."""
     try:
         commands()
     except SamaraError as error:
@@ -98,7 +99,7 @@ def run(commands: typer.Typer) -> None:
 
 
 def main() -> None:
-    """Run ``samara``; SIGTERM ends it as Ctrl-C does, with the processes that it has started."""
+    """Run ``samara``. SIGTERM ends the command and its child processes like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exempt_this_machine()
     run(app)

@@ -1,4 +1,4 @@
-"""Output of Python programs: progress where somebody looks, and tables as text."""
+"""Output of the Python interface: progress for interactive use, and tables as text."""
 
 import warnings
 from collections.abc import Callable
@@ -10,22 +10,22 @@ _WIDTH = 100
 
 
 def is_shown(progress: bool | None) -> bool:
-    """Return whether the progress of a run is shown: as asked, or on a terminal or in a notebook.
+    """Return whether to show the progress of a run.
 
     Args:
-        progress: what the program asked for; None if it did not.
+        progress: the program's choice; None to show progress on a terminal and in a notebook.
     """
     console = Console(stderr=True)
     return (console.is_terminal or console.is_jupyter) if progress is None else progress
 
 
 def hide_widget_warning() -> None:
-    """Hide tqdm's warning that a notebook lacks ipywidgets, which nothing here needs."""
+    """Hide tqdm's warning that a notebook lacks ipywidgets; Samara does not need this package."""
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def text_of(show: Callable[[Console], None]) -> str:
-    """Return as plain text what a function prints to a console."""
+    """Return the console output of a function as plain text."""
     printed = StringIO()
     show(Console(file=printed, width=_WIDTH, force_jupyter=False, force_terminal=False))
     return printed.getvalue().rstrip()

@@ -1,4 +1,4 @@
-"""Estimates of what a step of a run takes on a device, as Python programs use them."""
+"""Estimates of the cost of a run's step on a device, for Python programs."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ from samara.overrides import Scenario, config_of
 
 
 class DeviceEstimate(NamedTuple):
-    """The predicted step of a run on a device.
+    """The predicted cost of a run's step on a device.
 
     Attributes:
         step: seconds, bytes and energy of a client's step.
-        target: rounds and seconds until a gain in accuracy; None if not asked for.
+        target: rounds and seconds until a gain in accuracy; None if not requested.
     """
 
     step: StepEstimate
@@ -38,16 +38,17 @@ def device_estimate(
 
     Args:
         scenario: settings of the run, as `simulate` takes them.
-        device: name of a shipped profile, or a profile file.
-        power: power mode of the device; its first one if empty.
-        tokens: tokens of an example; 0 is the mean of the run's data, if its settings name them,
-            and otherwise the most that a run reads.
-        target: points of accuracy above zero-shot whose time is estimated; 0 is none.
+        device: name of a shipped profile, or path of a profile file.
+        power: power mode of the device; empty means its first one.
+        tokens: number of tokens of an example. 0 means the mean over the run's data or, if the
+            settings name no data, the largest number of tokens that the run reads.
+        target: gain in accuracy above zero-shot, in percentage points, for which the time is
+            estimated; 0 means none.
         settings: settings that replace those of the scenario.
 
     Raises:
         SamaraError: if the settings, the model or the profile cannot be used, or no measured run
-            gained as many points.
+            reached the target.
     """
     points = parse_points(str(target)) if target else 0.0
     config = config_of(scenario, settings)

@@ -1,4 +1,4 @@
-"""pandas, an extra that tables of results need."""
+"""Loading of pandas, an optional dependency for tables of results."""
 
 import importlib
 from types import ModuleType
@@ -10,7 +10,7 @@ def load_pandas() -> ModuleType:
     """Return pandas.
 
     Raises:
-        SamaraError: if it is not installed.
+        SamaraError: if pandas is not installed.
     """
     try:
         return importlib.import_module("pandas")

@@ -1,4 +1,4 @@
-"""The models of a finished run: answers to texts, and exports for PEFT and transformers."""
+"""The models of a finished run: predictions for texts, and exports for PEFT and transformers."""
 
 import os
 import warnings
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from samara.client.personal.model_folder import write_new_folder
 from samara.shared.errors import ModelError
-from samara.shared.layout import ADAPTER_GROUP
 from samara.shared.model.loading import load_base_model
-from samara.simulations.adapter import FinishedRun
-from samara.simulations.quick_look import LoadedModel, Text
+from samara.shared.protocol.layout import ADAPTER_GROUP
+from samara.simulations.exports.adapter import FinishedRun
+from samara.simulations.exports.quick_look import LoadedModel, Text
 
 
 class Model:
-    """A model of a finished run: the frozen base model and the numbers that were trained.
+    """A model of a finished run: the frozen base model and the trained weights.
 
     >>> import samara
     >>> run = samara.simulate({"rounds": 1, "steps": 1, "data.clients": 2}, personal={"rounds": 0})
@@ -31,7 +31,8 @@ class Model:
     """
 
     def __init__(self, run: FinishedRun, loaded: LoadedModel, client: int | None = None) -> None:
-        self._loaded, self._trained = loaded, run.trained_model(client)
+        self._loaded = loaded
+        self._trained = run.trained_model(client)
 
     def __repr__(self) -> str:
         return f"<{self._trained.about.removesuffix('.')}>"
@@ -45,7 +46,8 @@ class Model:
         """Return the probability of every label of each text.
 
         Args:
-            texts: one text or several; a mapping of fields where the task reads several.
+            texts: one text or several; if the task reads several fields, a mapping of fields in
+                place of each text.
 
         Raises:
             DataError: if a text lacks a field that the task reads, or the task has no labels.
@@ -62,9 +64,9 @@ class Model:
         """Write the model to a new folder, with a model card, and return the folder.
 
         Args:
-            folder: an empty or new folder.
-            merged: write a whole model, which `from_pretrained` of transformers loads, instead of
-                an adapter for PEFT. A readout is a file of its own in both.
+            folder: path of a folder that is empty or does not exist.
+            merged: whether to write a complete model for transformers' `from_pretrained` instead of
+                a PEFT adapter. A readout is a separate file in both cases.
 
         Raises:
             SamaraError: if the base model cannot be used, or the folder cannot be written.
@@ -78,8 +80,8 @@ class Model:
         """Return the base model with its LoRA adapter, a `peft.PeftModel`.
 
         Raises:
-            ModelError: if numbers were trained outside the model, where PEFT has no place for them,
-                or PEFT is not installed.
+            ModelError: if weights outside the model's layers were trained, which PEFT cannot
+                represent, or if PEFT is not installed.
         """
         groups = {tensor.group for tensor in self._trained.layout.tensors}
         if outside := sorted(groups - {ADAPTER_GROUP}):
@@ -94,7 +96,7 @@ class Model:
         model = self._trained.config.model
         base = load_base_model(model.path, model.family, model.torch_device, dtype=model.dtype)
         with TemporaryDirectory() as folder, warnings.catch_warnings():
-            # PEFT asks transformers for what transformers calls deprecated.
+            # PEFT uses a deprecated interface of transformers.
             warnings.simplefilter("ignore", FutureWarning)
             self._trained.write_peft(Path(folder))
             return peft.PeftModel.from_pretrained(base.network, folder)

@@ -1,7 +1,7 @@
-"""Old forms of commands: each goes on working for one version, with one line of warning.
+"""Old forms of commands, which keep working for one version with a one-line warning.
 
-They are no commands themselves: a command line is put into its new form before it is read. An entry
-stays until the version after the one that made it.
+Old forms are not registered as commands: a command line is rewritten into its new form before it is
+parsed. An entry stays until the version after the one that introduced the entry.
 """
 
 import sys
@@ -28,7 +28,7 @@ COMMANDS = {
     "client unlearn": "client learn --delete",
     "client import": "client move --here",
 }
-"""The new beginning of a command line by its old one."""
+"""New first words of command lines, by the old first words."""
 
 _OPTIONS_OF_CLIENT = {
     "--stream": "--set model.stream={}",
@@ -75,16 +75,16 @@ OPTIONS = {
     "tune": _OPTIONS_OF_TUNE,
     "device estimate": _OPTIONS_OF_ESTIMATE,
 }
-"""The words for an old option, by command in its new form; {} is the value of the option."""
+"""Replacements of old options, by the command in its new form; {} stands for the option's value."""
 
 
 class CommandLine(TyperGroup):
-    """The group of all commands, which understands old forms too."""
+    """The group of all commands, which also accepts old forms."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line; warn of an old form on the standard error."""
+        """Parse a command line; warn about an old form on standard error."""
         words, changes = in_new_form(args)
-        if changes and not ctx.resilient_parsing:  # as shells ask for completions
+        if changes and not ctx.resilient_parsing:  # set while a shell asks for completions
             print(
                 f"samara: {'; '.join(changes)} (the next version has no old forms)", file=sys.stderr
             )
@@ -92,12 +92,13 @@ class CommandLine(TyperGroup):
 
 
 def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line in its new form, and its changes in words. Pure.
+    """Return the new form of a command line, and a description of each change.
 
     Args:
         words: command line after ``samara``.
     """
-    new, changes = list(words), []
+    new = list(words)
+    changes = []
     for count in range(min(3, len(new)), 0, -1):
         old = " ".join(new[:count])
         if old in COMMANDS:
@@ -113,7 +114,9 @@ def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _with_new_options(words: Sequence[str], options: dict[str, str]) -> tuple[list[str], list[str]]:
-    new, changes, left = list[str](), list[str](), iter(words)
+    new = list[str]()
+    changes = list[str]()
+    left = iter(words)
     for word in left:
         if word == "--":
             return [*new, word, *left], changes

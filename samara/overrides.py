@@ -1,14 +1,14 @@
-"""Settings as Python users give them: a scenario, a mapping, keywords."""
+"""Conversion of settings from Python: a scenario, a mapping, or keywords."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
-from samara.shared.scenarios import read_scenario, scenario_file
-from samara.shared.settings import flattened, refuse_retired
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.scenarios import read_scenario, scenario_file
+from samara.shared.settings.setting import flattened, refuse_retired
 
 Scenario = RunConfig | Mapping[str, Any] | str | os.PathLike[str]
 """Settings of a run: a shipped scenario's name, a scenario file, a mapping, or a `RunConfig`."""
@@ -18,29 +18,32 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
     """Return the settings of a run.
 
     Args:
-        scenario: settings to begin with; a mapping may be nested or dotted.
-        overrides: settings that replace them, as `settings_of` reads them.
+        scenario: initial settings; a mapping may have nested or dotted keys.
+        overrides: settings that replace the initial ones, in the form of `settings_of`.
 
     Raises:
-        ConfigError: if the scenario cannot be read, or listing every mistake.
+        ConfigError: if the scenario cannot be read or is invalid; the message lists every mistake.
     """
     if isinstance(scenario, RunConfig):
         others = settings_of(overrides)
         refuse_retired(RunConfig, others, scenario.flat(), "settings")
         return RunConfig.of(scenario.flat() | others, "settings")
     if isinstance(scenario, Mapping):
-        settings, source = settings_of(scenario), "settings"
+        settings = settings_of(scenario)
+        source = "settings"
     else:
         file = scenario_file(Path(scenario))
-        settings, source = flattened(read_scenario(file)), str(file)
+        settings = flattened(read_scenario(file))
+        source = str(file)
     return RunConfig.given(settings | settings_of(overrides), source)
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key.
 
-    Keywords of Python have no hyphens and no dots, so that underscores stand for hyphens and nested
-    mappings for sections; dotted keys work too. Paths become text.
+    Names of Python's keyword arguments have neither hyphens nor dots. Underscores therefore stand
+    for hyphens, and nested mappings for sections. Dotted keys are also accepted. Paths are
+    converted to text.
 
     >>> settings_of({"learning_rate": 0.1, "data": {"clients": 4}, "adapter.rank": 2})
     {'learning-rate': 0.1, 'data.clients': 4, 'adapter.rank': 2}

@@ -1,4 +1,4 @@
-"""Registration of own code, which settings then name: rules, estimators, objectives and so on.
+"""Registration of user code that settings name: rules, estimators, objectives and others.
 
 >>> import numpy as np
 >>> import samara
@@ -8,12 +8,12 @@
 >>> samara.RunConfig.of({"aggregation.rule": "newest"}, "an example").aggregation.rule
 'newest@6b86b273ff34'
 
-What is registered is known in this process. For the command line, and for clients in processes of
-their own, a package has an entry point in the group ``samara.aggregation`` (``samara.estimator``,
+A registration holds for this process. For the command line, and for clients in other processes, a
+package declares an entry point in the group ``samara.aggregation`` (``samara.estimator``,
 ``samara.objective``, ``samara.partition``, ``samara.personalization``, ``samara.task``) with the
 same name. Settings store the name with a hash of the source, which is part of the run id; a machine
-that lacks the object, or has another, refuses the run and names it. Nothing is loaded because a
-server asks for it but what the owner of the machine has installed for Samara.
+that lacks the object, or has one with another hash, refuses the run and names the object. A server
+can only request code that the owner of the machine has installed for Samara.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,8 +54,10 @@ __all__ = [
 ]
 
 PartitionFunction = Callable[[Sequence[Example], int, float, int], NDArray[np.int64]]
-"""A division of examples among clients: examples, number of clients, `data.alpha` and `data.seed`
-to the client of each example, or −1 for none, int64 [examples]."""
+"""A function that divides examples among clients. Given the examples, the number of clients,
+`data.alpha` and `data.seed`, it returns the client of each example, or −1 for none, int64
+[examples].
+"""
 
 
 def aggregation(name: str, rule: RuleFunction, version: str = "") -> None:
@@ -64,12 +66,12 @@ def aggregation(name: str, rule: RuleFunction, version: str = "") -> None:
     Args:
         name: lower-case letters, digits and hyphens.
         rule: function of a round's contributions, ascending by client, that returns the weight of
-            each client's update, float64 [clients]. What a contribution says comes from its client:
-            a rule that is to withstand hostile ones bounds it.
-        version: what tells this object from others of the name, in place of its source.
+            each client's update, float64 [clients]. Contributions are unchecked numbers from
+            clients, so a rule that must withstand hostile clients has to bound them.
+        version: text that identifies this version of the object, instead of its source.
 
     Raises:
-        ConfigError: if the name is not possible, or there is neither source nor version.
+        ConfigError: if the name is invalid, or there is neither source nor version.
     """
     register("aggregation", name, rule, version)
 
@@ -79,13 +81,13 @@ def estimator(name: str, function: EstimatorFunction, version: str = "") -> None
 
     Args:
         name: lower-case letters, digits and hyphens.
-        function: generator of seeds uint64 [q], batch int64 [B] and ε, that yields `LossRequest`,
-            is sent the losses, and returns a `GradientEstimate`. Where the step size is estimated,
-            Samara measures the curvature by further requests.
-        version: what tells this object from others of the name, in place of its source.
+        function: generator function of seeds uint64 [q], batch int64 [B] and ε. It yields
+            `LossRequest`, is sent the losses, and returns a `GradientEstimate`. If the step size is
+            estimated, Samara measures the curvature by further requests.
+        version: text that identifies this version of the object, instead of its source.
 
     Raises:
-        ConfigError: if the name is not possible, or there is neither source nor version.
+        ConfigError: if the name is invalid, or there is neither source nor version.
     """
     register("estimator", name, function, version)
 
@@ -96,12 +98,12 @@ def objective(name: str, function: Objective, version: str = "") -> None:
     Args:
         name: lower-case letters, digits and hyphens.
         function: function of scores float32 [P, rows, labels] and labels int64 [rows] that returns
-            the loss of each of P perturbations, float64 [P]. It needs no derivative. The scores of
-            a row may have any number in common, so that a probability needs a softmax.
-        version: what tells this object from others of the name, in place of its source.
+            the loss of each of P perturbations, float64 [P]. It needs no derivative. A row's scores
+            are defined up to an additive constant, so a probability needs a softmax.
+        version: text that identifies this version of the object, instead of its source.
 
     Raises:
-        ConfigError: if the name is not possible, or there is neither source nor version.
+        ConfigError: if the name is invalid, or there is neither source nor version.
     """
     register("objective", name, function, version)
 
@@ -113,10 +115,10 @@ def partition(name: str, function: PartitionFunction, version: str = "") -> None
         name: lower-case letters, digits and hyphens.
         function: function of all examples, the number of clients, `data.alpha` and `data.seed` that
             returns the client of each example, or −1 for none, int64 [examples].
-        version: what tells this object from others of the name, in place of its source.
+        version: text that identifies this version of the object, instead of its source.
 
     Raises:
-        ConfigError: if the name is not possible, or there is neither source nor version.
+        ConfigError: if the name is invalid, or there is neither source nor version.
     """
     register("partition", name, function, version)
 
@@ -124,29 +126,29 @@ def partition(name: str, function: PartitionFunction, version: str = "") -> None
 def personalization(name: str, method: Personalization, version: str = "") -> None:
     """Register a personalization for the setting ``method``.
 
-    The whole budget of rounds goes to the federation's model. Then every client calls the method
-    once, and keeps what it returns as its private part; `adapter.label-bias` must be true.
+    All rounds train the federation's model. Then every client calls the method once, and keeps the
+    returned numbers as its private part. `adapter.label-bias` must be true.
 
     Args:
         name: lower-case letters, digits and hyphens.
         method: function of the client's training examples, with scores of the federation's model,
-            that returns the private numbers that are added to it.
-        version: what tells this object from others of the name, in place of its source.
+            that returns the private numbers to add to that model.
+        version: text that identifies this version of the object, instead of its source.
 
     Raises:
-        ConfigError: if the name is not possible, or there is neither source nor version.
+        ConfigError: if the name is invalid, or there is neither source nor version.
     """
     register("personalization", name, method, version)
 
 
 def task(name: str, task: Task) -> None:
-    """Register a task for the setting ``task``; a task file does the same without Python.
+    """Register a task for the setting ``task``; a task file has the same effect without Python.
 
     Args:
-        name: lower-case letters, digits and hyphens; no shipped task has it.
+        name: lower-case letters, digits and hyphens; not the name of a shipped task.
         task: a classification, a choice or a generation.
 
     Raises:
-        ConfigError: if the name is not possible.
+        ConfigError: if the name is invalid.
     """
     register("task", name, task)

@@ -1,4 +1,4 @@
-"""Federations of simulated clients, and what a Python program does with their results."""
+"""Simulated federations for Python programs, and their results."""
 
 import os
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from samara.display import hide_widget_warning, is_shown, text_of
 from samara.extras import load_pandas
 from samara.overrides import Scenario, config_of
-from samara.shared.config import RunConfig
-from samara.shared.files import write_requested
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.files import write_requested
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.comparison.comparison import Comparison as _Comparison
 from samara.simulations.comparison.comparison import compare_runs
 from samara.simulations.comparison.measure import named_figures
 from samara.simulations.comparison.seeds import SeedInterval, describe_seeds, seed_intervals
-from samara.simulations.experiments import run_all, run_federation, with_seeds
-from samara.simulations.progress import logged, watched
+from samara.simulations.experiments.experiments import run_all, run_federation, with_seeds
+from samara.simulations.progress.progress import logged, watched
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +38,7 @@ class Comparison(_Comparison):
         return text_of(lambda console: console.print(*parts, sep="\n"))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the tested differences, a row each: shares of accuracy, or bits per byte saved.
+        """Return the tested differences, one per row, in accuracy (0 to 1) or saved bits per byte.
 
         Raises:
             SamaraError: if pandas is not installed.
@@ -59,10 +59,10 @@ class Comparison(_Comparison):
         return load_pandas().DataFrame(rows)
 
     def save_page(self, file: Folder) -> Path:
-        """Write the page with figures that ``samara compare --html`` writes; return its path.
+        """Write the comparison as ``samara compare --html`` does, and return the page's path.
 
         Raises:
-            SamaraError: if it cannot be written, or the extra `report` is not installed.
+            SamaraError: if the page cannot be written, or the extra `report` is not installed.
         """
         from samara.simulations.report.html import page_of
 
@@ -111,15 +111,16 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the run; `simulate` takes them as a scenario."""
+        """The settings of the run, which `simulate` accepts as a scenario."""
         return RunConfig.of(self.result.config, str(self.folder))
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return a row per client and model or baseline, measured on the client's test examples.
 
-        Columns: ``client``, ``model`` (such as zero-shot, global, personalized), ``examples``,
-        ``accuracy``, ``macro_f1``, ``loss``; in a generation ``tokens``, ``accuracy`` (of tokens),
-        ``loss``, ``perplexity``, ``bits_per_byte``.
+        Columns: ``client``, ``model`` (such as zero-shot, global, personalized) and ``examples``.
+        Tasks with labels also have ``accuracy``, ``macro_f1``, ``loss`` and, with two labels,
+        ``auc``. A generation also has ``tokens``, ``accuracy`` (of tokens), ``loss``,
+        ``perplexity`` and ``bits_per_byte``.
 
         Raises:
             SamaraError: if no client evaluated on test examples, or pandas is not installed.
@@ -136,13 +137,13 @@ class Run:
         return load_pandas().DataFrame(rows)
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
-        """Compare the models of this run, or this run with others, as ``samara compare`` does.
+        """Compare the models of this run, or this run with others, like ``samara compare``.
 
         Args:
-            others: runs or their folders; those that differ in their seed alone are repetitions.
+            others: runs or their folders; runs that differ only in their seed are repetitions.
 
         Raises:
-            SamaraError: if they cannot be compared.
+            SamaraError: if the runs cannot be compared.
         """
         return _compared([self, *others])
 
@@ -150,7 +151,7 @@ class Run:
         """Return the federation's model.
 
         Args:
-            client: a client of the cluster whose model is wanted, in a run with clusters.
+            client: in a run with clusters, a client of the wanted cluster.
 
         Raises:
             SamaraError: if a ledger is damaged, or the base model cannot be used.
@@ -161,11 +162,11 @@ class Run:
         """Return the model of one client.
 
         Args:
-            client: its number, or the name of the user whose data it has.
+            client: number of the client, or name of the user whose data the client has.
 
         Raises:
-            SamaraError: if there is no such client, it took no private rounds, or its ledger or
-                the base model cannot be used.
+            SamaraError: if there is no such client, it took no private rounds, or its ledger or the
+                base model cannot be used.
         """
         return self._model(self.result.client_of(str(client)))
 
@@ -177,15 +178,15 @@ class Run:
 
     @cached_property
     def _loaded(self) -> Any:
-        from samara.simulations.adapter import FinishedRun
-        from samara.simulations.quick_look import LoadedModel
+        from samara.simulations.exports.adapter import FinishedRun
+        from samara.simulations.exports.quick_look import LoadedModel
 
         run = FinishedRun.at(self.folder)
         return run, LoadedModel(run)
 
 
 class Runs(Sequence[Run]):
-    """Runs that differ in their seed, and in the split of the data where that follows the seed.
+    """Runs that differ in their seed and, if the data split depends on the seed, in the split.
 
     >>> settings = {"rounds": 1, "steps": 1, "data.clients": 2, "personal.rounds": 0}
     >>> runs = simulate(settings, seeds=[0, 1])
@@ -222,7 +223,7 @@ class Runs(Sequence[Run]):
         return text_of(lambda console: console.print(table))
 
     def intervals(self) -> dict[str, SeedInterval]:
-        """Return the mean accuracy of every model and its 95 % interval over seeds.
+        """Return the mean accuracy of every model, with its 95 % interval over seeds.
 
         Raises:
             SamaraError: if no client evaluated on test examples.
@@ -230,10 +231,10 @@ class Runs(Sequence[Run]):
         return seed_intervals([run.result for run in self])
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the frames of the runs in one, with a first column ``seed``.
+        """Return the frames of all runs as one frame, whose first column is ``seed``.
 
         Raises:
-            SamaraError: as that of a run does.
+            SamaraError: as in `Run.to_frame`.
         """
         frames = {int(run.result.config["seed"]): run.to_frame() for run in self}
         return (
@@ -241,7 +242,7 @@ class Runs(Sequence[Run]):
         )
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
-        """Compare these repetitions, averaged within each client, with others."""
+        """Compare these runs, as repetitions with averaged metrics per client, with other runs."""
         return _compared([self, *others])
 
 
@@ -262,7 +263,7 @@ def simulate(
 ) -> Run | Runs:
     """Train a federation of simulated clients on this machine, and return the finished run.
 
-    A run that has ended is not repeated, and one that was stopped goes on.
+    A finished run is not repeated, and an interrupted run continues.
 
     >>> run = simulate({"rounds": 1, "steps": 1, "data": {"clients": 2}, "personal.rounds": 0})
     >>> run.result.final_round
@@ -272,17 +273,17 @@ def simulate(
 
     Args:
         scenario: name of a shipped scenario, a scenario file, or settings as a mapping, nested or
-            by dotted keys. An empty mapping is eight clients with generated messages.
-        seeds: seeds of several runs, which become `Runs`. Each draws its own split of the data,
-            unless the scenario or the settings have a `data.seed`; those of a finished run do.
-        progress: show a bar with the time left, on standard error; by default on a terminal and
-            in a notebook. Elsewhere the logger ``samara.simulation`` has it, at level INFO.
+            by dotted keys. An empty mapping means eight clients with generated messages.
+        seeds: seeds of several runs, returned as `Runs`. Each run draws its own data split, unless
+            the scenario or the settings contain `data.seed`. The settings of a finished run do.
+        progress: whether to show a bar with the remaining time on standard error; by default on a
+            terminal and in a notebook. Elsewhere, the logger ``samara.simulation`` reports progress
+            at level INFO.
         settings: settings that replace those of the scenario: ``learning_rate=0.1``,
             ``data={"clients": 4}``, ``**{"data.clients": 4}``, ``out="runs/first"``.
 
     Raises:
-        SamaraError: if the run cannot begin, or cannot go on, with the words that the command
-            prints.
+        SamaraError: if the run cannot start or continue, with the same message as the command's.
     """
     if seeds is None:
         return Run(_simulate(config_of(scenario, settings), progress))

@@ -1,4 +1,4 @@
-"""Tuning of one model on one device, as Python programs use it."""
+"""Tuning of one model on one device, for Python programs."""
 
 import os
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from samara.client.tuning.settings import TuneSettings
 from samara.display import hide_widget_warning, is_shown, text_of
 from samara.extras import load_pandas
 from samara.overrides import settings_of
-from samara.simulations.experiments import run_tuning
-from samara.simulations.progress import watched_tuning
+from samara.simulations.experiments.experiments import run_tuning
+from samara.simulations.progress.progress import watched_tuning
 
 if TYPE_CHECKING:
     import pandas
@@ -48,7 +48,7 @@ class TuningRun:
         return read_result(self.folder)
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a row per validation; empty for a baseline.
+        """Return a frame with one row per validation; without rows for a baseline.
 
         Columns: ``step``, ``examples``, ``loss`` and the task's metric.
 
@@ -69,12 +69,12 @@ def tune(
 
     Args:
         settings: settings of docs/reference/tune.md, nested or by dotted keys.
-        progress: show the progress; by default on a terminal and in a notebook.
-        more: settings that replace those: ``optimizer="lora"``, ``learning_rate=0.1``,
-            ``model={"path": "folder"}``.
+        progress: whether to show the progress; by default on a terminal and in a notebook.
+        more: settings that replace those in `settings`: ``optimizer="lora"``,
+            ``learning_rate=0.1``, ``model={"path": "folder"}``.
 
     Raises:
-        SamaraError: if the run cannot begin, or cannot go on.
+        SamaraError: if the run cannot start or continue.
     """
     wanted = TuneSettings.given(settings_of(settings or {}) | settings_of(more), "tune")
     hide_widget_warning()
@@ -83,4 +83,4 @@ def tune(
 
 
 def _unseen(done: int, steps: int) -> None:
-    """Do nothing with a step of a run that nobody watches."""
+    """Ignore a step: the callback of a run without a progress display."""

@@ -1,4 +1,4 @@
-"""The ServerApp: waits for clients, opens the run's folder, and has the strategy run."""
+"""The ServerApp: waits for clients, opens the run's folder, and runs the strategy."""
 
 import logging
 import os
@@ -35,26 +35,26 @@ from samara.server.transport.deadline_grid import Clock, DeadlineGrid, prepare_g
 from samara.server.transport.quorum import Quorum, RunIdentity
 from samara.server.transport.roster import Roster
 from samara.shared import DISTRIBUTION
-from samara.shared.basis import read_basis
-from samara.shared.blob_store import BlobStore
-from samara.shared.choices import automatic_values
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, SamaraError
-from samara.shared.features import check_features
-from samara.shared.files import write_durably
-from samara.shared.frames.instructions import GLOBAL_TRACK, Split
-from samara.shared.layout import Layout
-from samara.shared.ledger.reading import read_header
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.machine import peak_memory_bytes
-from samara.shared.result import RESULT_FILE, SCHEMA_VERSION, RunResult
-from samara.shared.run_id import cluster_id
-from samara.shared.run_settings import check_settings, record_settings
-from samara.shared.runs import run_folder, run_id_of
-from samara.shared.scalar_ratio import summarize_scalar_ratios
-from samara.shared.start import START_FILE, Start, read_start
-from samara.shared.traffic import traffic_of
-from samara.shared.wire import PERSONAL_ACTION
+from samara.shared.machine.process import peak_memory_bytes
+from samara.shared.privacy.scalar_ratio import summarize_scalar_ratios
+from samara.shared.protocol.basis import read_basis
+from samara.shared.protocol.frames.instructions import GLOBAL_TRACK, Split
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.reading import read_header
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.run_id import cluster_id
+from samara.shared.protocol.start import START_FILE, Start, read_start
+from samara.shared.protocol.wire import PERSONAL_ACTION
+from samara.shared.results.result import RESULT_FILE, SCHEMA_VERSION, RunResult
+from samara.shared.results.traffic import traffic_of
+from samara.shared.settings.choices import automatic_values
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.features import check_features
+from samara.shared.settings.run_settings import check_settings, record_settings
+from samara.shared.settings.runs import run_folder, run_id_of
+from samara.shared.storage.blob_store import BlobStore
+from samara.shared.storage.files import write_durably
 
 log = logging.getLogger("samara.server")
 
@@ -69,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
     config = RunConfig.of(context.run_config, "run config")
     check_features({"engine": "flower"} | config.features, "run config")
-    console = logging.StreamHandler()  # Flower shows what an app prints, and nothing else
+    console = logging.StreamHandler()  # Flower shows only printed output
     log.addHandler(console)
     log.setLevel(logging.INFO)
     try:
@@ -85,7 +85,7 @@ def main(grid: Grid, context: Context) -> None:
                 log.warning("%s", result.no_gain)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     except SamaraError as error:
-        raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on its text alone
+        raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on only the text
     except Exception as error:
         log.error("the ServerApp failed: %s: %s", type(error).__name__, error)
         raise
@@ -106,13 +106,14 @@ def serve(
 
     Args:
         config: settings of the run.
-        grid: Flower's grid, prepared for phones and hostile replies where it is live.
-        cohorts: cohorts of a recorded run, to be repeated as far as it went.
-        clock: the clock of the run; the real one by default.
-        meters: what else is counted in rounds, for their events and the result.
-        patient: whether the run is live: it goes on waiting for clients if no connected one can
-            take part, and a secret decides who is asked.
-        known: further keys of the result, known to who has the data of all clients.
+        grid: Flower's grid; for a live run, as `prepare_grid` returns it.
+        cohorts: cohorts of a recorded run, which this run repeats up to the last recorded round.
+        clock: clock of the run; by default the system's clock.
+        meters: sources of additional fields of round events and of the result.
+        patient: whether the run is live. A live run keeps waiting if no connected client can take
+            part. It also samples cohorts by a secret.
+        known: additional fields of the result. A simulation knows them, because it has the data of
+            all clients.
 
     Raises:
         SamaraError: if no client can take part, or the folder cannot be used.
@@ -168,7 +169,7 @@ def serve(
 def _run(
     strategy: ScalarStrategy | ClusteredStrategy, grid: DeadlineGrid, config: RunConfig
 ) -> None:
-    """Run the rounds that are left, with the evaluations before and after them."""
+    """Run the remaining rounds, and the evaluations before and after them."""
     grid.has_enough_replies = strategy.has_enough
     splits = [Split.VALIDATION, Split.TEST] if config.evaluate.test else [Split.VALIDATION]
     if not config.privacy.allows_evaluation:
@@ -193,8 +194,9 @@ def _run(
 
 
 def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
-    """Write the global model as a start, so that another federation can begin with it."""
-    adapter, file = config.adapter, store.folder / START_FILE
+    """Write the global model to a file with which other runs can start (`adapter.start`)."""
+    adapter = config.adapter
+    file = store.folder / START_FILE
     try:
         start = Start.from_state(
             store.ledger.state,
@@ -210,9 +212,9 @@ def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
 
 
 def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
-    """Return how many clients a run waits for before it begins, or goes on in its folder.
+    """Return the number of clients that a run waits for before it begins or continues.
 
-    A run that goes on does not wait for more than still have a key: one may have been revoked.
+    A run that continues does not wait for more clients than there are valid keys.
     """
     wanted = min(config.cohort.available, config.data.clients)
     if keys and config.out and (Path(config.out) / METRICS_FILE).exists():
@@ -221,10 +223,10 @@ def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
 
 
 def _check_directions(config: RunConfig, layout: Layout) -> None:
-    """Check that a client does not send more components than there are trained numbers.
+    """Check that an instruction asks for at most as many components as there are trained numbers.
 
     Raises:
-        ConfigError: if it would.
+        ConfigError: if an instruction asks for more.
     """
     if config.differences == "components" and config.queries > layout.size:
         raise ConfigError(
@@ -241,18 +243,18 @@ def _await_layout(
     quorum: Quorum,
     patient: bool,
 ) -> Layout:
-    """Wait until clients have decided what the run is; return the layout of those that take part.
+    """Wait until clients have decided layout, base model and number of clients; return the layout.
 
     Raises:
-        SamaraError: if no connected client can take part, or their hellos decide nothing until the
-            deadline, unless `patient`.
+        SamaraError: unless `patient`, if no connected client can take part, or if the hellos decide
+            nothing before the deadline.
     """
     end = time.monotonic() + config.cohort.timeout
     next_log, logged = 0.0, -1
     while True:
         nodes = grid.connected_nodes()
         connected = len(nodes)
-        roster.forget_absent(nodes)  # a client that was refused may come back with other settings
+        roster.forget_absent(nodes)  # a refused client may return with other settings
         quorum.is_late = time.monotonic() > end
         if connected >= wanted or (connected and quorum.is_late):
             roster.request_hellos(grid, config.cohort.timeout)
@@ -271,25 +273,28 @@ def _await_layout(
             log.info("waiting for %d clients; %d are connected", wanted, connected)
             if roster.undecided_hellos:
                 log.info("the run is not decided: %s", undecided)
-            next_log, logged = time.monotonic() + _LOG_SECONDS, connected
+            next_log = time.monotonic() + _LOG_SECONDS
+            logged = connected
         time.sleep(_POLL_SECONDS)
 
 
 def _is_stored(config: RunConfig, identity: RunIdentity) -> bool:
-    """Return whether the folder that the operator named holds a run of this identity."""
+    """Return whether the operator's folder already holds a run of this identity."""
     if not config.out:
         return False
     config = config.among(identity.client_count) if identity.client_count else config
-    folder, run_id = Path(config.out), run_id_of(config, identity.layout, identity.model_id)
+    folder = Path(config.out)
+    run_id = run_id_of(config, identity.layout, identity.model_id)
     if config.method == "cluster":
-        ledger, run_id = cluster_folder(folder, 0) / LEDGER_FOLDER, cluster_id(run_id, 0)
+        ledger = cluster_folder(folder, 0) / LEDGER_FOLDER
+        run_id = cluster_id(run_id, 0)
     else:
         ledger = folder / LEDGER_FOLDER
     try:
         is_same_layout = read_layout(folder).hash == identity.layout.hash
         return is_same_layout and read_header(ledger).run_id == run_id
     except SamaraError:
-        return False  # there is no run yet, or a damaged one, which opening it repairs or refuses
+        return False  # no run yet, or a damaged one that the opening repairs or refuses
 
 
 def _result(
@@ -299,10 +304,10 @@ def _result(
     roster: Roster,
     events: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the result of a run but for its end and its duration."""
+    """Return the result of a run, without the fields about its end state and its duration."""
     entries = sorted(roster.entries.values(), key=lambda entry: entry.client)
     rounds = [event for event in events if event["event"] == "round"]
-    # Clusters return to rounds of their own, which merged events do not tell apart.
+    # Clusters return to different rounds, which merged events do not tell apart.
     is_mixed = config.method == "cluster" and bool(config.evaluate.best)
     no_gain = "" if is_mixed else describe_missing_gain(events, config.newcomers, config.flat())
     return {
@@ -327,7 +332,7 @@ def _result(
 
 
 def _names_of(roster: Roster, keys: ClientKeys) -> dict[str, str]:
-    """Return the names under which clients were invited, by client index."""
+    """Return the names of the clients' keys, by client index."""
     named = {entry.client: keys.name_of(entry.client) for entry in roster.entries.values()}
     return {str(client): name for client, name in sorted(named.items()) if name}
 

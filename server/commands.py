@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samara.server import keeping_commands, key_commands
+from samara.server.keeping import commands as keeping_commands
+from samara.server.live import key_commands
 from samara.server.live.server_port import DEFAULT_DASHBOARD_PORT, DEFAULT_PORT
 from samara.shared.command_group import command_group
 
@@ -28,7 +29,7 @@ RunToo = Annotated[Path | None, typer.Option("--run", help="The same as RUN.")]
 @app.callback()
 def server() -> None:
     """Serve runs, show and check them."""
-    os.umask(0o077)  # a run's files are for its owner, also those of Flower's processes
+    os.umask(0o077)  # run files are private to their owner, also those of Flower's processes
 
 
 @app.command()
@@ -85,10 +86,14 @@ def up(
     from samara.server.live.superlink import max_reply_bytes
     from samara.server.live.superlink_process import SuperLinkProcess
     from samara.server.watch.dashboard import Dashboard
-    from samara.shared.addresses import check_host
-    from samara.shared.certificates import CERTIFICATES_FOLDER, certificate_end, make_certificates
-    from samara.shared.files import make_private_folder
-    from samara.shared.run_settings import check_settings
+    from samara.shared.network.addresses import check_host
+    from samara.shared.network.certificates import (
+        CERTIFICATES_FOLDER,
+        certificate_end,
+        make_certificates,
+    )
+    from samara.shared.settings.run_settings import check_settings
+    from samara.shared.storage.files import make_private_folder
 
     for name in names or []:
         check_host(name, "--name")
@@ -115,7 +120,7 @@ def up(
     dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
     with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:
         if dashboard:
-            # the token is for who sees the terminal, and not for a log
+            # only the terminal may show the token, not a log
             page = dashboard.login_address if console.is_terminal else dashboard.address
             display.show(f"dashboard: {page} (token in {dashboard.token_file})")
         if tls:
@@ -136,7 +141,7 @@ def status(
         bool, typer.Option("--watch", help="Draw it until the run is finished, or Ctrl-C.")
     ] = False,
     rounds: Annotated[
-        bool, typer.Option("--rounds", help="Show the rounds instead, and the files with them.")
+        bool, typer.Option("--rounds", help="Show the rounds and the ledger's files instead.")
     ] = False,
     keys: Annotated[
         bool, typer.Option("--keys", help="Show the keys of all clients instead.")
@@ -153,7 +158,8 @@ def status(
 
     from samara.shared.errors import ConfigError
 
-    run, console = _the_run(run, run_too), Console()
+    run = _the_run(run, run_too)
+    console = Console()
     if watch + rounds + keys + bool(tensorboard) > 1:
         raise ConfigError("--watch, --rounds, --keys and --tensorboard: give one of them")
     if watch:
@@ -168,7 +174,7 @@ def status(
     else:
         _show_clients(run, console)
     if tensorboard:
-        from samara.server.round_curves import write_curves
+        from samara.server.watch.round_curves import write_curves
 
         if write_curves(run, tensorboard):
             console.print(f"tensorboard --logdir {tensorboard}")
@@ -177,7 +183,7 @@ def status(
 
 
 def _show_clients(run: Path, console: "Console") -> None:
-    """Print the last round of a run and of its clients, and what it waits for."""
+    """Print the last round of a run and of its clients, or what the run waits for."""
     from samara.server.live.status import read_status
     from samara.server.live.status_table import make_status_table
 
@@ -193,7 +199,7 @@ def _show_clients(run: Path, console: "Console") -> None:
 
 
 def _show_rounds(run: Path, console: "Console") -> None:
-    """Print the rounds of a run, the files that hold them, and the privacy that was spent."""
+    """Print the rounds of a run, the files that hold them, and the spent privacy."""
     from samara.server.rounds.releases import describe_spent
     from samara.server.watch.rounds_table import make_rounds_tables
 
@@ -203,7 +209,7 @@ def _show_rounds(run: Path, console: "Console") -> None:
 
 
 def _show_keys(run: Path, console: "Console") -> None:
-    """Print the keys of the clients of a run, and what is wrong with the files of others."""
+    """Print the clients' keys of a run, and problems of damaged key files."""
     from samara.server.live.keys import KEYS_FOLDER, ClientKeys
     from samara.server.live.keys_table import make_keys_table
 
@@ -219,10 +225,10 @@ def check(
     run_too: RunToo = None,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Prove it: replay all rounds. The run may not be served."),
+        typer.Option("--replay", help="Replay all rounds as a proof; not while the run is served."),
     ] = False,
 ) -> None:
-    """Say what is wrong with a run's folder, and what to do; it changes nothing.
+    """Check a run's folder without changing it, and show problems and their remedies.
 
     With --replay every round is replayed, and each must end in the recorded digest.
 
@@ -244,14 +250,17 @@ def check(
 
 
 def _the_run(argument: Path | None, option: Path | None) -> Path:
-    """Return the folder that was given in one of two ways.
+    """Return the folder that was given as an argument or as an option.
 
     Raises:
-        ConfigError: if it was given in none, or in both.
+        ConfigError: if both or neither were given.
     """
     from samara.shared.errors import ConfigError
 
     given = [folder for folder in (argument, option) if folder is not None]
     if len(given) != 1:
-        raise ConfigError("name the folder of a run once, such as samara server status runs/first")
+        raise ConfigError(
+            "name the folder of a run, either as an argument or with the option, such as "
+            "samara server status runs/first"
+        )
     return given[0]

@@ -1,4 +1,4 @@
-"""The note in a run's folder about the backup that it was restored from."""
+"""The record in a run's folder of the backup that it was restored from."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Self
 
 from samara.shared.errors import LedgerError
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 RESTORED_FILE = "restored.json"
 
 
 @dataclass(frozen=True)
 class RestoredRun:
-    """The backup that a run, or a cluster of it, goes on from.
+    """The backup from which a run or a cluster continues.
 
     Attributes:
-        time: when it was restored, UTC, ISO 8601.
-        taken: when the backup was taken, UTC, ISO 8601.
+        time: time of the restore, UTC, ISO 8601.
+        taken: time of the backup, UTC, ISO 8601.
         round: last round in the backup's ledger.
-        moved: whether no server went on with the run after the backup.
-        reached: last round that its earlier server may have begun, where its releases were charged
-            for; None without differential privacy.
+        moved: whether no server continued the run after the backup.
+        reached: last round that the earlier server may have begun. The releases up to this round
+            were charged to the privacy budget. None without differential privacy.
     """
 
     time: str
@@ -31,7 +31,7 @@ class RestoredRun:
     reached: int | None = None
 
     def write(self, folder: Path) -> None:
-        """Write it to the folder of a run.
+        """Write the record to the folder of a run.
 
         Raises:
             OSError: if it cannot be written.
@@ -41,7 +41,7 @@ class RestoredRun:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return what the folder of a run says; None if the run was not restored.
+        """Return the record in a run's folder; None if the run was not restored.
 
         Raises:
             LedgerError: if the file is damaged.

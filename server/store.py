@@ -1,11 +1,11 @@
-"""The folder of a run: ledger, layout, metrics and result, written so that they survive a crash.
+"""The folder of a run: ledger, layout, metrics and result, which survive a crash.
 
-OUT/ledger/        round deltas (shared/ledger)
-OUT/layout.json    layout of the trained numbers
-OUT/metrics.jsonl  one JSON object per round and per evaluation, as they happen
-OUT/next_event.json: the event of a round that is about to be appended to the ledger
-OUT/result.json    the result, written at the end
-OUT/start.safetensors: the global model, for `adapter.start` of another run (shared/start.py)
+OUT/ledger/            round deltas (shared/protocol/ledger)
+OUT/layout.json        layout of the trained numbers
+OUT/metrics.jsonl      one JSON object per round and per evaluation, as they happen
+OUT/next_event.json    the event of a round that is about to be appended to the ledger
+OUT/result.json        the result, written at the end
+OUT/start.safetensors  the global model, for `adapter.start` of another run
 """
 
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import LedgerError, SamaraError
-from samara.shared.events import read_events
-from samara.shared.files import disk_errors_explained, make_folder, write_durably
-from samara.shared.layout import Layout
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.reading import read_header
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.ledger.verification import VerifiedRound, verify_ledger
-from samara.shared.result import RESULT_FILE
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.reading import read_header
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.ledger.verification import VerifiedRound, verify_ledger
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.storage.events import read_events
+from samara.shared.storage.files import disk_errors_explained, make_folder, write_durably
 
 log = logging.getLogger("samara.server")
 
@@ -42,13 +42,13 @@ class RunStore:
     def __init__(
         self, folder: Path, layout: Layout, header: LedgerHeader, snapshot_every: int
     ) -> None:
-        """Begin a run, or continue the one in the folder.
+        """Begin a run, or continue the run in the folder.
 
         Args:
             folder: the folder, OUT.
             layout: layout of the adapter.
             header: header of the ledger, with run id and track.
-            snapshot_every: rounds between snapshots of the ledger; 0 makes none.
+            snapshot_every: rounds between snapshots of the ledger; 0 for no snapshots.
 
         Raises:
             LedgerError: if the folder holds another run, or a damaged one.
@@ -73,7 +73,7 @@ class RunStore:
     def events(self) -> list[dict[str, Any]]:
         """Read the events so far from the disk, one dictionary per round and per evaluation.
 
-        They are not kept: a long run has more of them than memory should hold.
+        The events are not kept in memory, because a long run has too many.
         """
         return read_events(self.folder / METRICS_FILE)
 
@@ -83,10 +83,10 @@ class RunStore:
 
 
 def ensure_layout(folder: Path, layout: Layout) -> None:
-    """Create the folder of a run with its layout, or check the layout that it has.
+    """Create a run's folder with its layout, or check the existing layout.
 
     Raises:
-        LedgerError: if it cannot be written, or holds another layout.
+        LedgerError: if the folder cannot be written, or holds another layout.
     """
     try:
         make_folder(folder)
@@ -104,18 +104,18 @@ def _check_same_run(folder: Path, header: LedgerHeader) -> None:
     """Refuse to continue a ledger that was begun under another run id.
 
     Raises:
-        LedgerError: naming both reasons that there are for it.
+        LedgerError: if the run ids differ; the message gives the two possible reasons.
     """
     try:
         stored = read_header(folder / LEDGER_FOLDER).run_id
     except LedgerError:
-        return  # there is no ledger yet, or a damaged one, which opening it repairs or refuses
+        return  # no ledger yet, or a damaged one that the opening repairs or refuses
     if stored != header.run_id:
         raise LedgerError(
             f"{folder}: holds another run, {stored.hex()}, and these settings make run "
-            f"{header.run_id.hex()}: either settings, model or number of clients are not those "
-            "that it was begun with, or this run was made by an earlier Samara, whose run ids do "
-            "not continue. Verify or export it, or start a new run in another folder"
+            f"{header.run_id.hex()}. Either settings, model or number of clients have changed "
+            "since that run began, or an earlier Samara made it, whose run ids do not continue. "
+            "Verify or export it, or start a new run in another folder"
         )
 
 
@@ -123,7 +123,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Write the result of a run.
 
     Raises:
-        LedgerError: if the disk refuses; no result is left then.
+        LedgerError: if the disk refuses to write; no result file is left then.
     """
     text = json.dumps(result, indent=2, sort_keys=True) + "\n"
     with disk_errors_explained(folder / RESULT_FILE):
@@ -147,7 +147,7 @@ def read_layout(folder: Path) -> Layout:
 
 
 def cluster_folders(run: Path) -> list[Path]:
-    """Return the folders of a run's clusters in their order; none if it has no clusters."""
+    """Return the folders of a run's clusters, in order; empty without clusters."""
     return sorted(run.glob("cluster-*"), key=lambda path: (len(path.name), path.name))
 
 
@@ -155,7 +155,7 @@ def ledger_of(run: Path) -> Path:
     """Return the folder of a run's ledger.
 
     Raises:
-        SamaraError: if every cluster has its own.
+        SamaraError: if the run has one ledger per cluster.
     """
     if clusters := cluster_folders(run):
         raise SamaraError(f"{run}: every cluster has a ledger; name one, such as {clusters[0]}")
@@ -163,7 +163,7 @@ def ledger_of(run: Path) -> Path:
 
 
 def replay_run(folder: Path) -> Iterator[VerifiedRound]:
-    """Replay a run's ledger and check every digest on the way; see `verify_ledger`.
+    """Replay a run's ledger and check every digest; see `verify_ledger`.
 
     Raises:
         SamaraError: at the first damage, naming file and round.

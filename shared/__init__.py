@@ -1,7 +1,7 @@
-"""The parts that all sides share: errors, settings, directions, replay, frames, ledger, tasks."""
+"""Shared code of all sides: errors, settings, directions, replay, frames, ledger, tasks."""
 
 DISTRIBUTION = "samara-fl"
-"""The name of Samara on the package index, where ``samara`` is another project."""
+"""Name of Samara on the Python package index, where ``samara`` is another project."""
 
 if __name__ != "samara.shared":
     from samara.shared.old_names import make_way

@@ -1,11 +1,11 @@
-"""The result of a check, as the preflight of a client and `samara server check` print it."""
+"""The result of a check, as printed by a client's preflight and `samara server check`."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 OF_OTHERS = 0o077
-"""The bits of a file's mode that let its group and others use it."""
+"""Mode bits of a file that give access to its group and others."""
 _LEAST_DISK, _ENOUGH_DISK = 200 * 2**20, 2 * 2**30
 
 
@@ -23,9 +23,9 @@ class CheckResult:
 
     Attributes:
         outcome: outcome of the check.
-        subject: name of the thing that was checked.
+        subject: name of the checked thing.
         finding: result in words.
-        remedy: remedy for a warning or failure, or advice; empty if there is none.
+        remedy: remedy for a warning or failure, or advice; otherwise empty.
     """
 
     outcome: Outcome
@@ -44,7 +44,7 @@ def check_disk(free: int, folder: Path, elsewhere: str) -> CheckResult:
     Args:
         free: free bytes.
         folder: folder on the disk.
-        elsewhere: remedy other than to make room.
+        elsewhere: alternative to freeing space.
     """
     finding = f"{describe_size(free)} free at {folder}"
     if free < _LEAST_DISK:
@@ -56,5 +56,5 @@ def check_disk(free: int, folder: Path, elsewhere: str) -> CheckResult:
 
 
 def describe_size(count: int) -> str:
-    """Return a number of bytes in GiB."""
+    """Format a number of bytes in GiB."""
     return f"{count / 2**30:.1f} GiB"

@@ -1,15 +1,15 @@
-"""A group of commands, as every package mounts them."""
+"""The common form of every package's group of commands."""
 
 import typer
 
 
 def command_group(text: str) -> typer.Typer:
-    """Return an empty group of commands; without a command it shows its help.
+    """Return an empty group of commands; called without a command it shows its help.
 
-    A misspelt command is answered by click, which suggests a near one; typer's own suggestion
-    would be a second one in the same line.
+    Click suggests a command for a misspelt one. Typer's own suggestion is switched off, because it
+    would repeat Click's on the same line.
 
     Args:
-        text: what the commands are for, one line of the help.
+        text: purpose of the commands, one line of the help.
     """
     return typer.Typer(help=text, no_args_is_help=True, suggest_commands=False)

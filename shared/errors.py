@@ -1,7 +1,7 @@
-"""Exceptions of Samara, and the codes by which a client's refusal names them.
+"""Exceptions of Samara, and the codes that name them in a client's refusal.
 
-Every message says what was wrong, where, and what to do about it; the command line prints it
-without a traceback and exits with status 1.
+Every message says what was wrong, where, and how to fix it. The command line prints it without a
+traceback and exits with status 1.
 """
 
 import errno
@@ -10,9 +10,9 @@ from typing import ClassVar
 
 
 class RefusalCode(IntEnum):
-    """The kind of a problem for which a client refuses an instruction.
+    """The kind of problem for which a client refuses an instruction.
 
-    Codes are part of the frame format (docs/reference/wire.md): a number is never given another
+    Codes are part of the frame format (docs/reference/wire.md); a number never gets another
     meaning.
     """
 
@@ -52,23 +52,24 @@ _DISK_PROBLEMS = {
     errno.EROFS: 4,
     errno.EIO: 5,
 }
-"""Problems of a disk, by the numbers that refusals have for them."""
+"""Problems of a disk by errno, with their numbers in refusals."""
 
 
 class SamaraError(Exception):
-    """The base class of everything that Samara raises on purpose.
+    """Base class of all errors that Samara raises on purpose.
 
     Args:
-        message: what was wrong, where, and what to do; it never leaves the machine in a frame.
-        numbers: two numbers for the server, of which docs/reference/wire.md says what they are for
-            each code; 0 where a code has none.
+        message: the problem, its place and its remedy. It is never sent to another machine in a
+            frame.
+        numbers: two numbers for the server, 0 if unused. docs/reference/wire.md gives their meaning
+            for each code.
     """
 
     refusal_code: ClassVar[RefusalCode] = RefusalCode.UNKNOWN
-    """The code of a client's refusal for this reason; every subclass names its own."""
+    """Code of a client's refusal because of this error, set by each subclass."""
 
     exit_status: ClassVar[int] = 1
-    """The exit status of a command that ends with this error."""
+    """Exit status of a command that ends with this error."""
 
     def __init__(self, message: str = "", numbers: tuple[int, int] = (0, 0)) -> None:
         super().__init__(message)
@@ -82,7 +83,7 @@ class ConfigError(SamaraError):
 
 
 class DataError(SamaraError):
-    """A data file, a row of it, or a partition of it cannot be used."""
+    """A data file, one of its rows, or a partition of it cannot be used."""
 
     refusal_code = RefusalCode.DATA
 
@@ -94,7 +95,7 @@ class TaskError(SamaraError):
 
 
 class ModelError(SamaraError):
-    """A model folder cannot be loaded or lacks what an adapter needs."""
+    """A model folder cannot be loaded, or its model does not suit the adapter."""
 
     refusal_code = RefusalCode.MODEL
 
@@ -118,21 +119,20 @@ class LedgerError(SamaraError):
 
 
 class DiskError(LedgerError):
-    """A disk takes no more, or none of what is written to it.
+    """A disk is full, or refuses writes.
 
-    Its first number says which problem: 1 for no space, 2 for a quota, 3 for a file's size, 4 for
-    a disk that is read only, 5 for an error of input or output.
+    The first number is the problem: 1 for no space, 2 for a quota, 3 for a file size limit, 4 for a
+    read-only disk, 5 for an I/O error.
     """
 
     refusal_code = RefusalCode.DISK
 
 
 def find_disk_error(error: BaseException) -> DiskError | None:
-    """Return an error that names a disk as its reason, with the text of the one that was raised.
+    """Return a `DiskError` with an error's message if a disk caused the error, otherwise None.
 
     Args:
-        error: what was raised, whose causes are looked at too; None is returned if it is no
-            problem of a disk.
+        error: a raised error; its causes are examined too.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -145,7 +145,7 @@ def find_disk_error(error: BaseException) -> DiskError | None:
 
 
 class ArchiveError(SamaraError):
-    """An archive of files is damaged, holds what none may hold, or cannot be read or written."""
+    """An archive of files is damaged, has forbidden content, or cannot be read or written."""
 
     refusal_code = RefusalCode.FILE
 
@@ -163,24 +163,25 @@ class ReportError(SamaraError):
 
 
 class BlobError(SamaraError):
-    """A blob is too large, has another hash than its name, or cannot be stored."""
+    """A blob is too large, does not match its hash, or cannot be stored."""
 
     refusal_code = RefusalCode.FILE
 
 
 class MissingBlobError(SamaraError):
-    """A file that the run's settings name by its hash is not on this machine.
+    """A file that the run's settings name by hash is missing on this machine.
 
-    Its numbers are the first 4 bytes of the hash, big-endian, and the bytes that have arrived.
+    The numbers are the first 4 bytes of the hash, big-endian, and the number of bytes that have
+    arrived.
     """
 
     refusal_code = RefusalCode.MISSING_BLOB
 
 
 class CatchUpError(SamaraError):
-    """A client cannot reach the state that an instruction begins with.
+    """A client cannot reach the start state of an instruction.
 
-    Its numbers are the round that the instruction begins after and the round that was reached.
+    The numbers are the round that the instruction follows, and the round that the client reached.
     """
 
     refusal_code = RefusalCode.CATCH_UP
@@ -189,7 +190,7 @@ class CatchUpError(SamaraError):
 class LayoutError(SamaraError):
     """An instruction is for another layout than the client's.
 
-    Its numbers are the first 4 bytes, big-endian, of the client's and the instruction's layout
+    The numbers are the first 4 bytes, big-endian, of the client's and the instruction's layout
     hash.
     """
 
@@ -199,7 +200,7 @@ class LayoutError(SamaraError):
 class TrainingError(SamaraError):
     """A training step cannot be taken, for example because a loss is not finite.
 
-    Its first number is the local step, counted from 1; 0 if the error concerns no single one.
+    The first number is the local step, counted from 1; 0 if the problem is not in a single step.
     """
 
     refusal_code = RefusalCode.TRAINING
@@ -212,7 +213,7 @@ class TrainerError(SamaraError):
 
 
 class QuestionError(SamaraError):
-    """A question to this device's models cannot be answered; no server hears of it."""
+    """A question to this device's models cannot be answered; no server learns of it."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -224,7 +225,7 @@ class UnknownModelError(QuestionError):
 
 
 class BusyError(SamaraError):
-    """A question is refused because as many are open as the device answers at a time."""
+    """A question is refused because the device already answers as many as it can."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -236,10 +237,10 @@ class DeviceError(SamaraError):
 
 
 class RejectedError(DeviceError):
-    """The server turns this client away for good; a restart would not help."""
+    """The server turns this client away permanently; a restart would not help."""
 
     refusal_code = RefusalCode.DEVICE
-    exit_status = 77  # EX_NOPERM of sysexits.h, which the systemd unit does not restart
+    exit_status = 77  # EX_NOPERM in sysexits.h; the systemd unit does not restart after it
 
 
 class InvitationError(DeviceError):
@@ -249,7 +250,7 @@ class InvitationError(DeviceError):
 
 
 class CodeError(DeviceError):
-    """The server's version of Samara asks for what the installed one does not know."""
+    """The server's version of Samara needs something that the installed version does not know."""
 
     refusal_code = RefusalCode.CODE
 
@@ -257,7 +258,7 @@ class CodeError(DeviceError):
 class ScalarLimitError(SamaraError):
     """A report would hold more scalars than the owner of the examples allows.
 
-    Its numbers are the scalars that the instruction asks for and those that may still be sent
+    The numbers are the number of requested scalars, and the number that may still be sent
     (docs/guides/privacy.md).
     """
 
@@ -265,7 +266,7 @@ class ScalarLimitError(SamaraError):
 
 
 class ScenarioError(SamaraError):
-    """A signed scenario cannot be used, or a server asks for what no signed scenario says."""
+    """A signed scenario cannot be used, or a server's request is not covered by one."""
 
     refusal_code = RefusalCode.SCENARIO
 
@@ -273,7 +274,7 @@ class ScenarioError(SamaraError):
 class BatchLimitError(SamaraError):
     """A step or an evaluation would use fewer examples than their owner allows.
 
-    Its numbers are the examples that it would use and the fewest that are allowed
+    The numbers are the number of examples that would be used, and the least number allowed
     (docs/guides/privacy.md).
     """
 
@@ -287,42 +288,42 @@ class BudgetError(SamaraError):
 
 
 class MaskingError(SamaraError):
-    """Secure aggregation is not asked for as it is done, or what masks follow from is not sound."""
+    """A request for secure aggregation breaks the protocol, or its keys or shares are invalid."""
 
     refusal_code = RefusalCode.MASKING
 
 
 class HiddenRefusalError(SamaraError):
-    """A client does not take part, for a reason that may tell of its examples and stays its own."""
+    """A client refuses without a reason, because the reason might reveal its examples."""
 
     refusal_code = RefusalCode.HIDDEN
 
 
 class ClientKeyError(SamaraError):
-    """A client's key is not registered in a run, was revoked, or is another client's."""
+    """A client's key is not registered in a run, was revoked, or belongs to another client."""
 
     refusal_code = RefusalCode.KEY
 
 
 class RevokedKeyError(ClientKeyError):
-    """A client's key was revoked, which is for good."""
+    """A client's key was revoked permanently."""
 
     refusal_code = RefusalCode.REVOKED
 
 
 class TakenIndexError(SamaraError):
-    """Another node is already the client that a hello names; only a server raises this."""
+    """Another node already has the client index in a hello; only a server raises this."""
 
     refusal_code = RefusalCode.INDEX
 
 
 class EvaluationLimitError(SamaraError):
-    """An evaluation on training examples, or a second personal comparison of a run, was asked."""
+    """A second personal comparison, or an evaluation on training examples, was requested."""
 
     refusal_code = RefusalCode.EVALUATION
 
 
 class PausedError(SamaraError):
-    """The limits that a device's owner set (temperature, mains, idle) allow no work at present."""
+    """The device owner's limits (temperature, mains, idle) allow no work at present."""
 
     refusal_code = RefusalCode.PAUSED

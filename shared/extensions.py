@@ -1,12 +1,12 @@
-"""Code of other authors that a run uses by name: registered in this process, or installed.
+"""Third-party code that a run uses by name: registered in this process, or installed.
 
 An aggregation rule, an estimator, an objective, a partition, a personalization or a task is
 registered as an object (`samara.register`), or by an entry point of an installed package in the
-group ``samara.KIND``. A setting names it, and is stored as ``NAME@HASH``: the hash covers its
-source, so that the run id, every client and every result tell which code a run was computed with.
+group ``samara.KIND``. A setting names such an object, and is stored as ``NAME@HASH``. The hash
+covers the object's source, so that run id, clients and results identify the code that a run used.
 
-Nothing is ever fetched. A name from elsewhere, such as a server's settings, is looked up among what
-this machine has, and refused if it is missing there or has another hash.
+Code is never fetched. A name from another machine, such as one in a server's settings, is looked up
+on this machine. It is refused if the object is missing or has another hash.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _SETTINGS: dict[str, Kind] = {
     "task": "task",
 }
 MARK = "@"
-"""The sign between a name and its hash; no built-in value has it."""
+"""Separator between a name and its hash; no built-in value contains it."""
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _STORED = re.compile(rf"({_NAME.pattern}){MARK}[0-9a-f]{{12}}")
 _HASH_DIGITS = 12
@@ -38,11 +38,11 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 class Extension(NamedTuple):
-    """An object under a name.
+    """A named object.
 
     Attributes:
         value: the object.
-        hash: hash of what it is made of, 12 hexadecimal digits.
+        hash: hash of its content, 12 hexadecimal digits.
     """
 
     value: Any
@@ -53,17 +53,18 @@ _registered: dict[tuple[Kind, str], Extension] = {}
 
 
 def register(kind: Kind, name: str, value: Any, version: str = "") -> None:
-    """Make an object known by a name in this process; the same name again replaces it.
+    """Register an object under a name in this process, replacing an earlier one.
 
     Args:
         kind: kind of the object.
         name: lower-case letters, digits and hyphens.
         value: the object.
-        version: what tells this object from others of the name, in place of its source. Needed
-            where the source cannot be read, and useful where the object calls other code of yours.
+        version: version that identifies the object in place of its source. It is required if the
+            source cannot be read, and useful if the object calls further code, which the hash would
+            not cover.
 
     Raises:
-        ConfigError: if the name is not possible, or there is neither source nor version.
+        ConfigError: if the name is invalid, or there is neither source nor version.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{kind} {name!r}: use lower-case letters, digits and hyphens")
@@ -77,9 +78,10 @@ def is_extension(value: str) -> bool:
 
 
 def stored_name(kind: Kind, value: str) -> str | None:
-    """Return the name of an object with its hash, as settings store it; None if there is none.
+    """Return an object's name with its hash, as settings store it; None if there is no such object.
 
-    A value that has a hash already stays as it is, whether this machine has the object or not.
+    A value that already has a hash is returned unchanged, whether this machine has the object or
+    not.
 
     Raises:
         ConfigError: if an installed package is damaged.
@@ -91,7 +93,7 @@ def stored_name(kind: Kind, value: str) -> str | None:
 
 
 def names(kind: Kind) -> list[str]:
-    """Return the names that are registered or installed."""
+    """Return the registered and installed names."""
     own = {name for registered, name in _registered if registered == kind}
     return sorted(own | _installed(kind).keys())
 
@@ -100,7 +102,7 @@ def extension(kind: Kind, value: str) -> Any:
     """Return the object that a stored setting names.
 
     Raises:
-        ConfigError: if this machine does not have it, or has it with another hash.
+        ConfigError: if this machine lacks the object, or has it with another hash.
     """
     name, _, wanted = value.partition(MARK)
     found = _find(kind, name)
@@ -118,14 +120,14 @@ def extension(kind: Kind, value: str) -> Any:
 
 
 def check_extensions(flat: Mapping[str, object], on_client: bool = False) -> None:
-    """Refuse settings with code that this machine does not have.
+    """Check that this machine has all code that settings name.
 
     Args:
         flat: settings by dotted key.
-        on_client: whether a client asks, which needs no aggregation.
+        on_client: whether this machine is a client, which needs no aggregation rule.
 
     Raises:
-        ConfigError: if it is missing, or another than the one that the settings name.
+        ConfigError: if the code is missing, or has another hash than the settings name.
     """
     for key, kind in _SETTINGS.items():
         value = str(flat.get(key, ""))
@@ -134,7 +136,7 @@ def check_extensions(flat: Mapping[str, object], on_client: bool = False) -> Non
 
 
 def _find(kind: Kind, name: str) -> Extension | None:
-    """Return an object by its name, registered ones first; an installed one is loaded."""
+    """Return an object by its name: a registered one or, if there is none, an installed one."""
     if (own := _registered.get((kind, name))) is not None:
         return own
     entry = _installed(kind).get(name)
@@ -166,10 +168,10 @@ def _hash(content: str) -> str:
 
 
 def _content(kind: Kind, name: str, value: Any) -> str:
-    """Return what an object is made of: its digest, or its source and the values that it holds.
+    """Return the content that identifies an object: its digest, or its source and captured values.
 
     Raises:
-        ConfigError: if that cannot be told.
+        ConfigError: if the content cannot be determined.
     """
     if isinstance(digest := getattr(value, "digest", None), str):
         return digest
@@ -181,16 +183,16 @@ def _content(kind: Kind, name: str, value: Any) -> str:
     except (OSError, TypeError):
         pass
     raise ConfigError(
-        f"{kind} {name!r}: its source cannot be read, or it holds more than numbers and texts; say "
-        "which one it is by version="
+        f"{kind} {name!r}: its source cannot be read, or it captures values other than numbers and "
+        "texts; identify it with version="
     )
 
 
 def _describe_held(value: object) -> str:
-    """Return a number or a text that a function holds, or the name of another function.
+    """Return a captured number or text, or the name of a captured function.
 
     Raises:
-        TypeError: if it is something else.
+        TypeError: if the value is of another kind.
     """
     if inspect.isroutine(value) or inspect.isclass(value):
         return f"{value.__module__}.{value.__qualname__}"

@@ -1,8 +1,8 @@
-"""The parts of Flower that are not public, which no other file of Samara imports.
+"""Imports of Flower's non-public parts; no other file of Samara imports them.
 
-Flower may change them in any release. Each has beside it the version that it was tested with, and
-`tests/shared/test_flower_compat.py` names those that an installed Flower lacks. A part is imported
-when it is first asked for, so that a client's process loads no server parts of Flower.
+Flower may change them in any release. Each part is listed with the Flower version that it was
+tested with, and `tests/shared/test_flower_compat.py` names the parts that an installed Flower
+lacks. A part is imported at first use, so that a client's process loads no server parts of Flower.
 """
 
 import time
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import Message
 
-from samara.shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.network.polling import LEAST_PAUSE, pause_before_asking
 
 if TYPE_CHECKING:
     from flwr.cli.build import build_fab_from_files as build_fab_from_files
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 
 
 class FlowerPart(NamedTuple):
-    """A part of Flower that is not public.
+    """A non-public part of Flower.
 
     Attributes:
         module: the module that it is imported from.
@@ -122,9 +122,10 @@ class FlowerPart(NamedTuple):
 
 
 _PARTS_AT_ONCE = 4
-"""Threads for the parts of a message; a sound one has three (message, records, and one record)."""
+"""Number of threads for the parts of a message. A valid message has three parts: message, records,
+and one record."""
 _HELLO = "query"
-"""The message type of a request for a hello, without an action."""
+"""Message type of a hello request, without an action."""
 _RUN_CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 _START_CLIENT = "flwr.supernode.start_client_internal"
 _OBJECT, _OBJECT_UTILS = (
@@ -191,15 +192,15 @@ PARTS = {
     "register_node": FlowerPart("flwr.superlink.servicer.control.control_handlers", "1.41.0"),
     "user_config_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
 }
-"""The parts by name; the imports above, which type checkers read, are the same."""
+"""Parts by name. The imports above are the same parts for type checkers."""
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import the part of this name.
+        """Import a part by name.
 
         Raises:
-            ImportError: if the installed Flower lacks it.
+            ImportError: if the installed Flower lacks the part.
         """
         if name not in PARTS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -208,33 +209,34 @@ if not TYPE_CHECKING:
             return getattr(import_module(part.module), name)
         except (ImportError, AttributeError) as error:
             raise ImportError(
-                f"Flower {version('flwr')} has no {part.module}.{name}, which Samara was tested "
-                f"with in Flower {part.tested_version}; install flwr=={part.tested_version}, or "
-                f"change {__name__}"
+                f"Flower {version('flwr')} has no {part.module}.{name}. Samara was tested with it "
+                f"in Flower {part.tested_version}; install flwr=={part.tested_version}, or change "
+                f"{__name__}"
             ) from error
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Give a message an id, as Flower's own grids do when they send it."""
+    """Set a message's id, as Flower's grids do when they send it."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def runtime_client(grid: "HttpGrid") -> "RuntimeHttpClient":
-    """Return the client of the SuperLink's runtime API that a ServerApp's grid sends with."""
+    """Return the client of the SuperLink's runtime API that a ServerApp's grid uses."""
     return grid._runtime_client
 
 
 def end_tasks_of_lost_messages() -> None:
-    """Have the SuperNode of this process end a task whose message it cannot fetch any more.
+    """Make the SuperNode of this process end a task whose message can no longer be fetched.
 
-    Flower does so itself, but for a run that has ended since it offered the message: that is no
-    `Exception`. The task would stay open, and whoever has taken it would wait for the message.
+    Flower ends such a task itself, except when the run has ended since the message was offered:
+    Flower then raises an error that is not an `Exception`. The task would then stay open, and its
+    executor would wait for the message forever.
     """
     internal: Any = import_module(_START_CLIENT)
     pull_and_store = internal._pull_and_store_message
 
     def ending(ask: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a request to the server that fails by an `Exception` when the run has ended."""
+        """Wrap a server request so that it raises an `Exception` when the run has ended."""
         from flwr.supercore.run import RunNotRunningException
 
         def ask_or_fail(*arguments: Any) -> Any:
@@ -254,10 +256,10 @@ def end_tasks_of_lost_messages() -> None:
 
 
 def note_messages(note: Callable[[str, int], None]) -> None:
-    """Have the SuperNode of this process say what comes before it fetches the parts of a message.
+    """Make the SuperNode of this process report a message before it fetches the message's parts.
 
     Args:
-        note: called with the message type and the number of parts.
+        note: callback with the message type and the number of parts.
     """
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
@@ -280,7 +282,7 @@ def note_messages(note: Callable[[str, int], None]) -> None:
 
 
 class _GivenReplies:
-    """A SuperNode's state whose replies to be sent are given."""
+    """A SuperNode state whose only content is given replies to send."""
 
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
@@ -293,27 +295,27 @@ class _GivenReplies:
 
 
 def transfer_parts_together() -> None:
-    """Have this process send and fetch all parts of a message at the same time.
+    """Make this process send and fetch all parts of a message at the same time.
 
-    Flower takes as many threads as there are cores, of which a thread that waits for an answer
-    needs none.
+    Flower uses one thread per core, but these threads only wait for the network.
     """
     utils: Any = import_module(_OBJECT_UTILS)
     utils.get_num_workers = lambda most: _PARTS_AT_ONCE
 
 
 def fetch_messages_quickly() -> None:
-    """Have an executor in this process fetch what its SuperNode is receiving without delay.
+    """Make an executor in this process fetch its SuperNode's incoming message without delay.
 
-    Flower tries again after a second, and is rarely so early: its own executor asks less often. And
-    before a message is answered, Flower waits for the SuperNode to hear that it was fetched.
+    After a failed attempt Flower waits a second. Flower's own executor asks less often, and so it
+    rarely asks too early. Flower also confirms to the SuperNode that a message was fetched, and
+    waits for this before the message is answered.
     """
     clientapp: Any = import_module(_RUN_CLIENTAPP)
     fetch = clientapp.pull_and_inflate_object_from_tree
 
     def fetch_now(tree: Any, pull: Any, confirm: Callable[[str], None], **given: Any) -> Any:
         def confirm_quietly(object_id: str) -> None:
-            with suppress(Exception):  # the SuperNode deletes it with its answer at the latest
+            with suppress(Exception):  # the SuperNode deletes it at the latest with its answer
                 confirm(object_id)
 
         def confirm_meanwhile(object_id: str) -> None:
@@ -325,14 +327,13 @@ def fetch_messages_quickly() -> None:
 
 
 def pass_on_many_messages_at_once(longest_pause: float) -> None:
-    """Have the SuperNode of this process take the next message before the last one is answered.
+    """Make the SuperNode of this process accept the next message before the last one is answered.
 
-    Flower's own loop answers one message after the other, and asks for one every 3 s. Here it asks
-    the more often the less time has passed since one came that requests no hello, or a reply was
-    sent.
+    Flower's own loop answers one message after another, and polls every 3 s. This loop polls more
+    often for a short time after a reply, or after a message other than a hello request.
 
     Args:
-        longest_pause: most seconds before the server is asked again.
+        longest_pause: largest number of seconds between two polls.
     """
     internal: Any = import_module(_START_CLIENT)
     pull, push = internal._pull_and_store_message, internal._push_messages
@@ -359,7 +360,7 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
                 if replies := state.get_messages_legacy(is_reply=True):
                     taken.extend(replies)
                     active = now
-                    return 0  # any number: the loop then sends what there is
+                    return 0  # any number makes the loop send what is ready
                 time.sleep(min(LEAST_PAUSE / 2, end - now))
 
     def push_what_there_is(state: Any, **given: Any) -> None:
@@ -368,7 +369,7 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
         if replies:
             push(state=_GivenReplies(state, replies), **given)
 
-    # an offered message whose parts are on their way costs no second, nor does such a reply
+    # waiting for parts of an offered message or a reply then costs less than a second
     internal.pull_objects = partial(internal.pull_objects, initial_backoff=LEAST_PAUSE)
     internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LEAST_PAUSE / 2)))
     internal._pull_and_store_message = pull_or_notice_replies

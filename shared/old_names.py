@@ -1,4 +1,7 @@
-"""Names of Samara's packages before they were parts of `samara`; they belong to anybody now."""
+"""Former names of Samara's packages, from before they were parts of `samara`.
+
+Other projects may use these names now.
+"""
 
 import os
 import sys
@@ -8,16 +11,16 @@ OLD_NAMES = frozenset({"client", "devices", "server", "shared", "simulations"})
 
 
 def explain_old_name(name: str) -> str:
-    """Return the message for a package of Samara's that is imported by its old name."""
+    """Return the message for an import of a Samara package by its old name."""
     return f"No module named {name!r}; a part of Samara is imported as 'samara.{name}'"
 
 
 class OldNameFinder:
-    """A finder of modules that finds none, and explains an old name that nobody has."""
+    """A module finder that finds nothing, but raises an error about old names of packages."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Find nothing; explain an old name.
+        """Return None, or raise an error about an old name.
 
         Raises:
             ModuleNotFoundError: with the new name.
@@ -27,17 +30,18 @@ class OldNameFinder:
 
 
 def make_way(name: str, path: MutableSequence[str]) -> None:
-    """Let a package that was imported by its old name stand for other projects' folders.
+    """Let another project's package be imported by an old name of one of Samara's packages.
 
-    A checkout on the module path has a package `devices`. Python prefers it to every folder
-    `devices` without an `__init__.py`, even to one that comes first on the path.
+    A checkout of Samara on the module path has a package with the old name, such as `devices`.
+    Python prefers this package to every folder of the same name without an `__init__.py`, even to
+    one that is earlier on the path.
 
     Args:
         name: the old name.
-        path: the folders of its submodules, which are replaced.
+        path: search path of the package's submodules; its content is replaced.
 
     Raises:
-        ModuleNotFoundError: with the new name, if nobody has such a folder.
+        ModuleNotFoundError: with the new name, if there is no such folder.
     """
     own = set(map(os.path.realpath, path))
     found = [os.path.join(entry or os.getcwd(), name) for entry in sys.path]

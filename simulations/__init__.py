@@ -1,4 +1,4 @@
-"""Federations on one machine."""
+"""Federations simulated on one machine."""
 
 if __name__ != "samara.simulations":
     from samara.shared.old_names import make_way

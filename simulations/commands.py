@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from samara.shared.config import RunConfig
+    from samara.shared.settings.config import RunConfig
 
 
 class Engine(StrEnum):
-    """Engine that delivers the messages."""
+    """The engine that delivers messages."""
 
     IN_PROCESS = "in-process"
     FLOWER = "flower"
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of the community of writers and of the run.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Random seed of the generated writers and of the run.")
+    ] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
@@ -29,7 +31,7 @@ def demo(
 
     Example: samara demo --out runs/demo
     """
-    from samara.shared.config import RunConfig
+    from samara.shared.settings.config import RunConfig
 
     settings = {"seed": seed, "data.seed": seed, "out": str(out.resolve()) if out else ""}
     _run(RunConfig.of(settings, "demo"), Engine.IN_PROCESS)
@@ -61,14 +63,17 @@ def simulate(
         typer.Option("--client", help="Folder of a live client of that run. Repeatable."),
     ] = None,
     sweep: Annotated[
-        Path | None, typer.Option("--sweep", help="Find settings on validation, as this file says.")
+        Path | None,
+        typer.Option(
+            "--sweep", help="Search settings on validation examples, as defined in this file."
+        ),
     ] = None,
     seeds: Annotated[
         str, typer.Option(help="Run once with each seed, such as 0,1,2, and show intervals.")
     ] = "",
     fed_avg: Annotated[
         float | None,
-        typer.Option(help="FedAvg on LoRA and LoRA-FA beside it, with this learning rate."),
+        typer.Option(help="Also run FedAvg on LoRA and LoRA-FA with this learning rate."),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Show scenarios, tasks, and the runs in runs/.")
@@ -83,12 +88,14 @@ def simulate(
         return
     if scenario is None:
         _explain()
-    from samara.shared.config import load_scenario
     from samara.shared.errors import ConfigError
-    from samara.shared.scenarios import scenario_file
+    from samara.shared.settings.config import load_scenario
+    from samara.shared.settings.scenarios import scenario_file
 
     if seeds and sweep is not None:
-        raise ConfigError("--seeds: a sweep chooses settings by one seed; leave one of them out")
+        raise ConfigError(
+            "--seeds: a sweep chooses settings with one seed; leave out --seeds or --sweep"
+        )
     places = {"model.path": model, "data.path": data}
     given = [f"{key}={place}" for key, place in places.items() if place is not None]
     assignments = [*given, *(settings or [])]
@@ -101,12 +108,12 @@ def simulate(
         if cohorts_from or clients:
             raise ConfigError("--seeds: a recorded run has one seed; leave --cohorts-from out")
         if fed_avg is not None:
-            raise ConfigError("--fed-avg: stands beside one run; leave --seeds out")
+            raise ConfigError("--fed-avg compares FedAvg with a single run; leave --seeds out")
         file = scenario_file(scenario)
         _run_seeds(lambda seed: load_scenario(file, [*assignments, f"seed={seed}"]), seeds, engine)
         return
     if fed_avg is not None:
-        from samara.simulations.fed_avg import check_fed_avg
+        from samara.simulations.comparison.fed_avg import check_fed_avg
 
         check_fed_avg(config)
     folder = _run(config, engine, cohorts_from, clients or [])
@@ -115,10 +122,10 @@ def simulate(
 
 
 def _explain() -> NoReturn:
-    """Show the scenarios that there are, and how to get others.
+    """Show the available scenarios, and how to get others.
 
     Raises:
-        ConfigError: since none was given.
+        ConfigError: because no scenario was given.
     """
     from rich.console import Console
 
@@ -135,7 +142,7 @@ def _explain() -> NoReturn:
 def _list() -> None:
     from rich.console import Console
 
-    from samara.shared.runs import RUNS_FOLDER
+    from samara.shared.settings.runs import RUNS_FOLDER
     from samara.simulations.listing import runs_table, scenarios_table, tasks_table
 
     console = Console()
@@ -145,17 +152,18 @@ def _list() -> None:
 
 
 def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
-    """Search settings for each method, and print what every run reached on validation."""
+    """Search settings for each method, and print every run's validation results."""
     from rich.console import Console
 
-    from samara.shared.machine import HUGE_PAGES
-    from samara.shared.result import RunResult
-    from samara.simulations.experiments import run_federation
-    from samara.simulations.progress import stoppable, watched
-    from samara.simulations.sweep import Sweep, validation_figures
-    from samara.simulations.sweep import sweep as run_sweep
+    from samara.shared.machine.process import HUGE_PAGES
+    from samara.shared.results.result import RunResult
+    from samara.simulations.experiments.experiments import run_federation
+    from samara.simulations.experiments.sweep import Sweep, validation_figures
+    from samara.simulations.experiments.sweep import sweep as run_sweep
+    from samara.simulations.progress.progress import stoppable, watched
 
-    plan, folder = Sweep.read(file), out or Path("runs/sweep")
+    plan = Sweep.read(file)
+    folder = out or Path("runs/sweep")
 
     def run(config: "RunConfig") -> tuple[float, float]:
         ended = run_federation(config, watched(config, brief=True), writes=False)
@@ -181,11 +189,11 @@ def _run(
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
 ) -> Path:
-    from samara.shared.machine import HUGE_PAGES
-    from samara.shared.result import RunResult
-    from samara.simulations.client_curves import write_curves
-    from samara.simulations.experiments import run_federation
-    from samara.simulations.progress import stoppable, watched
+    from samara.shared.machine.process import HUGE_PAGES
+    from samara.shared.results.result import RunResult
+    from samara.simulations.experiments.experiments import run_federation
+    from samara.simulations.progress.progress import stoppable, watched
+    from samara.simulations.report.client_curves import write_curves
     from samara.simulations.report.terminal import print_result
 
     os.environ.update(HUGE_PAGES)
@@ -199,7 +207,7 @@ def _run(
 def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
     from rich.console import Console
 
-    from samara.simulations.fed_avg import fed_avg_beside, figures_table
+    from samara.simulations.comparison.fed_avg import fed_avg_beside, figures_table
 
     console = Console()
     with console.status("FedAvg") as status:
@@ -214,13 +222,13 @@ def _compare_with_fed_avg(folder: Path, learning_rate: float) -> None:
 def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engine) -> None:
     from rich.console import Console
 
-    from samara.shared.result import RunResult
+    from samara.shared.results.result import RunResult
     from samara.simulations.comparison.seeds import (
         describe_seed_verdict,
         describe_seeds,
         seed_intervals,
     )
-    from samara.simulations.experiments import parse_seeds, run_all, with_seeds
+    from samara.simulations.experiments.experiments import parse_seeds, run_all, with_seeds
     from samara.simulations.report.terminal import seeds_table
 
     runs = list(with_seeds(config_of, parse_seeds(seeds)).values())
@@ -235,15 +243,15 @@ def _run_seeds(config_of: "Callable[[int], RunConfig]", seeds: str, engine: Engi
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with figures here.")
+        Path | None, typer.Option("--html", help="Write an HTML page with figures to this file.")
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write every client's figures here.")
+        Path | None, typer.Option("--csv", help="Write every client's numbers to this file.")
     ] = None,
 ) -> None:
     """Compare the models of one run, or several runs, client by client, with tests.
 
-    Runs that differ in their seeds alone are averaged within each client first.
+    Runs that differ only in their seeds are averaged within each client first.
 
     Example: samara compare runs/first runs/second --html report.html
     """
@@ -253,7 +261,7 @@ def compare(
     from samara.simulations.comparison.tables import csv_of, render_comparison
 
     if html is not None:
-        # before the comparison, since it may lack a library
+        # before the comparison, because a library may be missing
         from samara.simulations.report.html import page_of
     comparison = compare_runs(runs)
     for part in render_comparison(comparison):
@@ -265,11 +273,11 @@ def compare(
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a requested file and print its path."""
+    """Write an output file and print its path."""
     from rich.console import Console
     from rich.text import Text
 
-    from samara.shared.files import write_requested
+    from samara.shared.storage.files import write_requested
 
     write_requested(file, text.encode())
     Console().print(Text(f"written: {file}"), soft_wrap=True)

@@ -1,22 +1,23 @@
-"""Finished runs: the result of a command that has run to its end is found without a model.
+"""Finished runs: finding the result of a completed command without loading a model.
 
-A run's id names task and data by their paths. So their content is noted in the folder of a
-simulation, which neither goes on nor stands for another one when it has changed.
+A run's id identifies task and data by their paths only. Hashes of their content are therefore
+stored in a simulation's folder. If the content has changed, the run is neither continued nor
+reused.
 """
 
 import json
 from pathlib import Path
 
 from samara.client.training.client_data import example_reader
-from samara.shared.blobs import file_settings
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, SamaraError
-from samara.shared.files import make_folder, write_durably
 from samara.shared.model.model_folder import model_id_of
-from samara.shared.result import RESULT_FILE, RunResult
-from samara.shared.run_id import hash_identity
-from samara.shared.run_settings import describe_differences, settings_of_run
-from samara.shared.runs import RUNS_FOLDER, identity_bytes, settings_here
+from samara.shared.protocol.run_id import hash_identity
+from samara.shared.results.result import RESULT_FILE, RunResult
+from samara.shared.settings.blobs import file_settings
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.run_settings import describe_differences, settings_of_run
+from samara.shared.settings.runs import RUNS_FOLDER, identity_bytes, settings_here
+from samara.shared.storage.files import make_folder, write_durably
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.rows import hash_whole_examples
 
@@ -24,35 +25,37 @@ INPUTS_FILE = "inputs.json"
 """Name of the file in a run's folder with the hashes of its task and its data."""
 
 _MOVED_TOO = "task", "data.path"
-"""The paths in a run's identity, which may have moved with its folder."""
+"""Paths in a run's identity that may have moved together with its folder."""
 
 
 def find_finished(config: RunConfig) -> Path | None:
-    """Return the folder of the run with these settings, if it has ended.
+    """Return the folder of the run with these settings, if that run has ended.
 
-    No weights are read but for the hash of the model's files, as a run's id has it.
+    Weights are read only to hash the model's files for the run's id.
 
     Args:
         config: settings of the run, with hashes in place of blobs.
 
     Raises:
         ModelError: if the folder of the model is missing or incomplete.
-        ConfigError: if `out` holds a finished run with other settings, which are named, or the run
-            was computed with another content of task or data.
+        ConfigError: if `out` holds a finished run with other settings, which the message names; or
+            if the run was computed with other content of task or data.
     """
     folders = [Path(config.out)] if config.out else sorted(RUNS_FOLDER.glob("*"))
     ended = [folder for folder in folders if (folder / RESULT_FILE).exists()]
     if not ended:
         return None
-    model_id, flat = model_id_of(config.model.path, config.adapter.depth), config.flat()
+    model_id = model_id_of(config.model.path, config.adapter.depth)
+    flat = config.flat()
     for folder in ended:
         try:
             result = RunResult.read(folder)
             here = settings_here(result.config, folder)
             stored = RunConfig.of(here, str(folder))
         except SamaraError:
-            continue  # of `samara tune`, or of an earlier version
-        files, layout_hash = file_settings(config), bytes.fromhex(result.layout_hash)
+            continue  # a run of `samara tune`, or of an earlier version
+        files = file_settings(config)
+        layout_hash = bytes.fromhex(result.layout_hash)
         before = {key: result.config[key] for key in _MOVED_TOO if here.get(key) == flat[key]}
         run_id = hash_identity(identity_bytes(config, before), layout_hash, model_id).hex()
         if (run_id, files) == (result.run_id, file_settings(stored)):
@@ -72,10 +75,10 @@ def find_finished(config: RunConfig) -> Path | None:
 
 
 def hold_inputs(folder: Path, config: RunConfig) -> None:
-    """Note the task and the data that a run begins with.
+    """Record the task and the data with which a run begins.
 
     Raises:
-        ConfigError: if it began with others, or they cannot be noted.
+        ConfigError: if the run began with other content, or the record cannot be written.
     """
     file = folder / INPUTS_FILE
     if file.exists():
@@ -89,19 +92,20 @@ def hold_inputs(folder: Path, config: RunConfig) -> None:
 
 
 def _check_inputs(folder: Path, config: RunConfig) -> None:
-    """Refuse a run whose task or data have changed; earlier versions have noted neither.
+    """Refuse a run whose task or data have changed; earlier versions have not recorded them.
 
     Raises:
-        ConfigError: naming what has changed.
+        ConfigError: naming the changed input.
     """
     try:
-        noted, here = json.loads((folder / INPUTS_FILE).read_text()), inputs_of(config)
+        noted = json.loads((folder / INPUTS_FILE).read_text())
+        here = inputs_of(config)
     except (OSError, ValueError, SamaraError):
-        return  # where data are gone, a result still stands
+        return  # a result remains valid after its data are gone
     if changed := [name for name in here if noted.get(name) != here[name]]:
         raise ConfigError(
-            f"{folder}: the run there was begun with another content of {' and '.join(changed)}; "
-            "restore it, or choose another --out"
+            f"{folder}: the content of {' and '.join(changed)} has changed since the run there "
+            "began; restore it, or choose another --out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tables of scenarios and tasks that come with Samara, and of the runs in a folder."""
+"""Tables of shipped scenarios and tasks, and of the runs in a folder."""
 
 import json
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from samara.shared.result import RESULT_FILE
-from samara.shared.scenarios import shipped_scenarios
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.scenarios import shipped_scenarios
 from samara.shared.tasks.catalog import load_task, shipped_tasks
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 from samara.simulations.project.drafts import PROJECT_RUN, SCENARIO_FILE
@@ -16,11 +16,13 @@ _SHOWN_WORDS = 60
 
 
 _OF_PEERS = ("decomfl", "fedkseed")
-"""The scenarios with the rules of other federations, which are there to compare with."""
+"""Scenarios with the rules of other federations, shipped for comparison."""
 
 
 def scenarios_table() -> Table:
-    """Return a table of the shipped scenarios, each with its first comment; those of peers last."""
+    """Return a table of the shipped scenarios with their first comments; those of peers
+    come last.
+    """
     table = _table("Scenarios: samara simulate NAME", "name", "what it runs")
     shipped = shipped_scenarios()
     own = [name for name in shipped if name not in _OF_PEERS]
@@ -53,11 +55,11 @@ def tasks_table() -> Table:
 
 
 def runs_table(folder: Path) -> Table:
-    """Return a table of the runs in a folder, and in the folders of projects beside it.
+    """Return a table of the runs in a folder, and in project folders beside it.
 
     Args:
-        folder: folder whose folders are looked at. Projects are the folders beside it that
-            ``samara new`` wrote; each has its run in the folder ``run``.
+        folder: folder whose subfolders are searched. Project folders written by ``samara new``
+            beside it are searched too; their run is in the subfolder ``run``.
     """
     table = _table("Runs", "folder", "task", "method", "state")
     projects = folder.parent.glob(f"*/{SCENARIO_FILE}")
@@ -68,7 +70,7 @@ def runs_table(folder: Path) -> Table:
 
 
 def _run_row(run: Path) -> tuple[str, str, str] | None:
-    """Return task, method and state of a run; None for a folder that is none."""
+    """Return task, method and state of a run; None if the folder holds no run."""
     file = run / RESULT_FILE
     if not file.exists():
         begun = (run / "layout.json").exists() or (run / "tune.json").exists()

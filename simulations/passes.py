@@ -1,7 +1,7 @@
 """Counts of the rows that went through the model for each client.
 
-A row is an example under one perturbation. Rows of evaluations are not counted, nor those of
-backward passes. The first pass of a readout counts even if a cache from an earlier run had it.
+A row is an example under one perturbation. Rows of evaluations and of backward passes are not
+counted. The first pass of a readout counts even if an earlier run's cache had it.
 """
 
 from collections import Counter
@@ -18,21 +18,21 @@ _PASSES = "passes"
 
 
 class PassMeter:
-    """A meter of the rows of each client, by the key ``passes`` of events and of the result.
+    """Counts each client's rows under the key ``passes`` of events and of the result.
 
     Args:
-        take_rows: function that returns by client the rows since it was called before.
+        take_rows: function that returns the rows by client since its previous call.
     """
 
     def __init__(self, take_rows: Callable[[], Mapping[int, int]]) -> None:
         self._take_rows = take_rows
 
     def finish_round(self) -> dict[str, Any]:
-        """Return the rows of each client since the round before."""
+        """Return each client's rows since the previous round."""
         return {"passes": {str(client): count for client, count in self._take_rows().items()}}
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the rows in all rounds and in the private ones since."""
+        """Return each client's rows of all rounds, plus the rows of later private rounds."""
         total = Counter(self._take_rows())
         for event in rounds:
             for client, rows in event.get("passes", {}).items():
@@ -41,7 +41,9 @@ class PassMeter:
 
 
 class PassesInProcess:
-    """The rows of clients whose data are in this process, from now on.
+    """A counter of the rows passed through the model by clients in this process.
+
+    Counting starts when the counter is created.
 
     Args:
         clients: data of all clients, in the order of their indices.
@@ -50,18 +52,20 @@ class PassesInProcess:
     def __init__(self, clients: Sequence[ClientData]) -> None:
         self._clients = clients
         for data in clients:
-            data.passes, data.has_passed = 0, False
+            data.passes = 0
+            data.has_passed = False
 
     def take_rows(self) -> dict[int, int]:
-        """Return by client the rows that were not returned yet."""
+        """Return the rows by client since the previous call."""
         return {client: data.take_passes() for client, data in enumerate(self._clients)}
 
 
 class PassesInReplies(DelegatingGrid):
-    """The rows of clients in other processes, which they put beside the frames of their replies.
+    """Counts the rows of clients in other processes, which report them beside the frames of
+    replies.
 
     Args:
-        grid: delivers the messages.
+        grid: grid that delivers the messages.
         clients: number of clients.
     """
 
@@ -71,7 +75,7 @@ class PassesInReplies(DelegatingGrid):
 
     @staticmethod
     def add(reply: Message, data: ClientData) -> None:
-        """Put the rows of a client that were not sent yet into its reply."""
+        """Add a client's unsent row count to its reply."""
         reply.content.metric_records[_PASSES] = MetricRecord(
             {"client": data.client, "rows": data.take_passes()}
         )
@@ -86,6 +90,7 @@ class PassesInReplies(DelegatingGrid):
         return replies
 
     def take_rows(self) -> dict[int, int]:
-        """Return by client the rows that were not returned yet."""
-        taken, self._rows = self._rows, dict.fromkeys(self._rows, 0)
+        """Return the rows by client since the previous call."""
+        taken = self._rows
+        self._rows = dict.fromkeys(self._rows, 0)
         return taken

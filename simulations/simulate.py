@@ -1,4 +1,4 @@
-"""Run a federation on this machine, from a configuration to the folder of a finished run."""
+"""Simulation of a federation on this machine, from a configuration to a finished run's folder."""
 
 import json
 import logging
@@ -12,8 +12,8 @@ from flwr.app import UserConfig
 from threadpoolctl import threadpool_limits
 
 from samara.client.app import app as client_app
-from samara.client.forward.peak_memory import share_heap
-from samara.client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
+from samara.client.forward.peak_memory import give_back_freed_memory, share_heap
+from samara.client.limits.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from samara.client.protocol.simulated_client import RUNS
 from samara.client.training.client_data import ClientData, ClientDataSource
 from samara.client.training.model_runtime import LoadedRun, ModelRuntime
@@ -21,26 +21,26 @@ from samara.client.training.own_examples import OwnExamples
 from samara.devices.live.settings import ClientSettings
 from samara.server.app import serve
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
-from samara.shared.blob_store import BlobStore
-from samara.shared.blobs import publish_blobs
-from samara.shared.choices import automatic_values
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import check_extensions
-from samara.shared.features import check_features, kind_of
-from samara.shared.machine import cores
+from samara.shared.machine.process import cores
 from samara.shared.model.loading import check_torch_device
-from samara.shared.run_settings import check_settings
-from samara.shared.runs import check_results_folder, run_folder, run_id_of
+from samara.shared.settings.blobs import publish_blobs
+from samara.shared.settings.choices import automatic_values
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.features import check_features, kind_of
+from samara.shared.settings.run_settings import check_settings
+from samara.shared.settings.runs import check_results_folder, run_folder, run_id_of
+from samara.shared.storage.blob_store import BlobStore
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import check_labels
 from samara.shared.tasks.kinds import AUTO_FORM
-from samara.simulations.engine import InProcessGrid, ignore_message
+from samara.simulations.engines.in_process import InProcessGrid, ignore_message
 from samara.simulations.finished import find_finished, hold_inputs
 from samara.simulations.passes import PassesInProcess, PassMeter
-from samara.simulations.plan import known_of, log_plan
-from samara.simulations.prompt_form import FormChoice, choose_form
-from samara.simulations.run_size import clients_together
+from samara.simulations.planning.plan import known_of, log_plan
+from samara.simulations.planning.prompt_form import FormChoice, choose_form
+from samara.simulations.planning.run_size import clients_together
 
 log = logging.getLogger("samara.simulation")
 
@@ -54,21 +54,21 @@ def simulate(
     cohorts_from: Path | None = None,
     homes: Sequence[Path] = (),
 ) -> Path:
-    """Train a federation of simulated clients and return the run's folder.
+    """Train a federation of simulated clients, and return the run's folder.
 
-    Model, task and data are loaded first, so that a mistake in them is found before anything is
-    written. A folder that holds the beginning of the same run is continued.
+    Model, task and data are loaded first, so that mistakes in them are found before anything is
+    written. A folder with the beginning of the same run is continued.
 
     Args:
         config: settings of the run.
         on_message: see `InProcessGrid`; Flower's engine does not call it.
         engine: in-process, or Flower's simulation with Ray.
-        cohorts_from: a recorded run whose cohorts are repeated; in-process engine only.
-        homes: folders of the live clients that took part in it; each is simulated with its
+        cohorts_from: folder of a recorded run whose cohorts to repeat; in-process engine only.
+        homes: folders of the live clients that took part in that run; each is simulated with its
             index, model and data.
 
     Raises:
-        SamaraError: if the run cannot begin, or cannot go on.
+        SamaraError: if the run cannot start or continue.
     """
     config = publish_blobs(config, BlobStore())
     cohorts = RecordedCohorts(read_cohorts(cohorts_from)) if cohorts_from else None
@@ -82,9 +82,9 @@ def simulate(
     check_features(features | config.features, "simulate")
     check_extensions(config.flat())
     if homes and not cohorts:
-        raise ConfigError("--client stands for a live client of a recorded run: add --cohorts-from")
+        raise ConfigError("--client names a live client of a recorded run; add --cohorts-from")
     check_results_folder(config.out)
-    # Flower's clients are processes that may have a GPU each; this one computes nothing then.
+    # Flower's clients are processes that may each have a GPU; this process then computes nothing.
     here = config.with_values({"model.torch-device": "cpu"}) if engine == "flower" else config
     check_torch_device(here.model.torch_device)
     chosen = None if emulated or homes else _chosen_form(here)
@@ -106,17 +106,19 @@ def simulate(
     if homes:
         return _repeated(config, on_message, cohorts, homes)
     loaded = load_simulation(here)
-    log_plan(config, loaded.runtime, loaded.shares, loaded.folder)
+    seconds = chosen.seconds if chosen else 0.0
+    log_plan(config, loaded.runtime, loaded.shares, loaded.folder, seconds)
     known = known_of(loaded.shares)
     if chosen and chosen.reason:
         log.info("form = %s: %s", chosen.form, chosen.reason)
         known["automatic"] = automatic_values(config.flat()) | {"form": chosen.reason}
     if engine == "flower":
-        from samara.simulations.flower_engine import simulate_with_flower
+        from samara.simulations.engines.flower import simulate_with_flower
 
         return simulate_with_flower(config, loaded.of_client.threads, loaded.folder, known)
     hold_inputs(loaded.folder, config)
     share_heap()
+    give_back_freed_memory()
     threads = loaded.of_client.threads
     # NumPy's products, too: the threads of clients that wait for each other cost half as much again
     with (
@@ -130,7 +132,7 @@ def simulate(
 
 
 def _chosen_form(config: RunConfig) -> FormChoice | None:
-    """Return the form that a run began with, or one that is chosen; None if there is no choice."""
+    """Return the prompt form that a run began with, or choose one; None if the form is set."""
     if config.form != AUTO_FORM:
         return None
     if recorded := RunConfig.recorded(Path(config.out)) if config.out else {}:
@@ -139,7 +141,7 @@ def _chosen_form(config: RunConfig) -> FormChoice | None:
 
 
 class LoadedSimulation(NamedTuple):
-    """The model and the data of a simulation, as its clients will use them.
+    """The model and the data of a simulation in the form used by its clients.
 
     Attributes:
         of_client: settings of a client.
@@ -157,7 +159,7 @@ class LoadedSimulation(NamedTuple):
 
 
 def load_simulation(config: RunConfig) -> LoadedSimulation:
-    """Load model, task and data of a simulation, and check that they fit; nothing is written.
+    """Load a simulation's model, task and data, and check that they fit together; write nothing.
 
     Args:
         config: settings of the run.
@@ -168,7 +170,8 @@ def load_simulation(config: RunConfig) -> LoadedSimulation:
     threads = config.threads or max(1, cores() // clients_together(config))
     of_client = config.model_copy(update={"threads": threads})
     RUNS.clear_if_changed(of_client)
-    run, clients = RUNS.run_for(of_client), config.data.clients
+    run = RUNS.run_for(of_client)
+    clients = config.data.clients
     shares = [run.data.share_of(client, clients) for client in range(clients)]
     examples = chain.from_iterable(share.examples for share in shares)
     check_labels(examples, load_task(config.task), config.data.path)
@@ -182,13 +185,13 @@ def _repeated(
     cohorts: RecordedCohorts | None,
     homes: Sequence[Path],
 ) -> Path:
-    """Repeat a live run with simulated clients that have its clients' data, one at a time."""
+    """Repeat a live run with simulated clients that have the live clients' data, one at a time."""
     clients = [ClientSettings.read(home) for home in homes]
     for client, home in zip(clients, homes, strict=True):
         if client.config.data.watch or OwnExamples(home).read()[0]:
             raise ConfigError(
-                f"{home}: the data of this client grow, and which ones it had in a round is not "
-                "recorded; only runs of given data can be repeated"
+                f"{home}: this client's data grow, and its examples in each round "
+                "are not recorded; only runs on fixed data can be repeated"
             )
     nodes: list[UserConfig] = [
         {CLIENT_INDEX: client.client_index, DEVICE_SETTINGS_KEY: json.dumps(client.device_settings)}

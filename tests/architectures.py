@@ -23,7 +23,6 @@ from samara.client.forward.streamed import make_forward_engine
 from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.client.spaces.full import FullSpace
 from samara.client.streaming.loading import load_model
-from samara.shared.directions import directions
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.model.layer_selection import adapted_layers
 from samara.shared.model.loading import BaseModel, load_base_model, load_structure
@@ -33,7 +32,8 @@ from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.quantized import Quantization, QuantizedLinear
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
-from samara.shared.sections import AdapterSettings, ModelSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.settings.sections import AdapterSettings, ModelSettings
 
 TOLERANCE = 1e-4
 MOST_PARAMETERS = 20_000_000

@@ -10,11 +10,11 @@ from residents import device_settings
 
 from samara.client.protocol.client import Client
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
-from samara.shared.replay import digest, zero_state
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.settings.config import RunConfig
 
 
 def server_config_for(settings: Settings) -> RunConfig:

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from samara.shared.config import RunConfig
-from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.settings.config import RunConfig
 
 NOTHING = CatchUp()
 

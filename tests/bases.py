@@ -7,7 +7,7 @@ import numpy as np
 from federations import Settings, config_of
 
 from samara.client.training.model_runtime import load_run
-from samara.shared.basis import Basis, BasisOrigin
+from samara.shared.protocol.basis import Basis, BasisOrigin
 
 ORIGIN = BasisOrigin("11" * 32, "22" * 32, "sst2", "random-tokens", 2000, 0.9375)
 

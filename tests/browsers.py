@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-
-from benchmarks.driven_browser import driven, find_chromium
-from benchmarks.driven_firefox import find_firefox
+from driven_browser import driven, find_chromium
+from driven_firefox import find_firefox
 
 JOINED = """(async () => {
   const [{ makeKey }, { openStore }] = [await import("/signing.js"), await import("/store.js")];

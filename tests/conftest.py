@@ -185,6 +185,7 @@ def small(settings: dict[str, Any]) -> dict[str, Any]:
         "adapter.label-bias": True,
         "cohort.newcomers": 1,
         "evaluate.every": 1,
+        "evaluate.limit": 8,  # one pass of a split
     }
 
 

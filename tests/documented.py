@@ -13,9 +13,9 @@ from command_pages import command_line
 from helpers import ROOT
 
 from samara.client.tuning.settings import TuneSettings
-from samara.devices.estimate_settings import StepSettings
+from samara.devices.hardware.estimate_settings import StepSettings
 from samara.devices.live.settings import OWNER_KEYS
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 PAGES = sorted(
     [
@@ -170,7 +170,8 @@ def mistake(command: Command) -> str:
         known = words[0] in NO_COMMANDS.get(command.page, ()) or command.page == HISTORY
         return "" if known else f"{words[0]}: no such command"
     try:
-        context = below.make_context(below.name or "samara", words)
+        name = below.name or "samara"
+        context = below.make_context(name, words, **command_line().context_settings)
     except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
         return "an argument is missing" if command.whole else ""
     except click.exceptions.Exit:

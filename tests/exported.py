@@ -8,7 +8,7 @@ from federations import Live, Settings, config_of
 from residents import device_settings, resident
 from typer.testing import CliRunner
 
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.client.training.model_runtime import ModelRuntime
 from samara.devices.live.commands import app as client_app
 from samara.server.app import serve

@@ -15,13 +15,13 @@ from samara.client.app import app as client_app
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_run
 from samara.server.app import serve
-from samara.shared.blob_store import BlobStore
-from samara.shared.blobs import publish_blobs
-from samara.shared.config import RunConfig
-from samara.shared.frames.report import Report
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.round_delta import RoundDelta
-from samara.simulations.engine import InProcessGrid, ignore_message
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.settings.blobs import publish_blobs
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.blob_store import BlobStore
+from samara.simulations.engines.in_process import InProcessGrid, ignore_message
 
 Settings = dict[str, Any]
 

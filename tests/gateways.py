@@ -7,17 +7,17 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from samara.devices.live.gateway_endpoint import GatewayEndpoint
-from samara.devices.live.gateway_stream import attach
+from samara.devices.gateway.gateway import Gateway
+from samara.devices.gateway.server import start_gateway
+from samara.devices.live.connection.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.connection.gateway_stream import attach
 from samara.devices.live.keys import create_key
-from samara.devices.phone.gateway import Gateway
-from samara.devices.phone.gateway_server import start_gateway
-from samara.shared.certificates import TlsFiles
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.refusal import Refusal
+from samara.shared.network.certificates import TlsFiles
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
-from samara.shared.signing import SigningKey, proof_bytes
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.signing import SigningKey, proof_bytes
 
 SECONDS = 20.0
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from samara.shared.directions import Distribution
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
-from samara.shared.ledger.records import (
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.protocol.ledger.records import (
     LedgerHeader,
     Link,
     Position,
@@ -24,8 +24,8 @@ from samara.shared.ledger.records import (
     Snapshot,
     encode_segment_header,
 )
-from samara.shared.replay import CoefficientBlock, digest, replay, zero_state
-from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.protocol.replay import CoefficientBlock, digest, replay, zero_state
+from samara.shared.protocol.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 ROOT = Path(__file__).parents[1]
 RUN_ID = bytes(range(8))

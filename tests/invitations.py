@@ -13,9 +13,9 @@ from samara.devices.live.keys import create_key
 from samara.server.live.invitations import Invitations, invite_client
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.superlink import AccessFilter
-from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from samara.shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, join_proof
-from samara.shared.signing import SigningKey
+from samara.shared.network.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.network.invitation import JOIN_PATH, InvitationCode, JoinRequest, join_proof
+from samara.shared.protocol.signing import SigningKey
 
 SOON = timedelta(hours=1)
 

@@ -9,13 +9,13 @@ from federations import Settings
 from flwr.app import Message, MessageType
 from private_reports import private
 
-from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.limits.privacy_budget import ChargeLog
 from samara.server.rounds.masking_exchange import MASKING_MESSAGE
 from samara.server.rounds.releases import ReleaseLog
-from samara.shared.config import RunConfig
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.step_size import RecordedStepSize
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.step_size import RecordedStepSize
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 CLIENTS, ROUNDS = 2, 3
 

@@ -24,7 +24,7 @@ def add_known_noise(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Have clients and server in this process add known noise."""
     from samara.client.protocol import private_report
     from samara.server.rounds import private_aggregator
-    from samara.shared.frames.vector_report import hide_report
+    from samara.shared.protocol.frames.vector_report import hide_report
 
     monkeypatch.setattr(
         private_report,

@@ -11,12 +11,13 @@ from helpers import report_to
 
 from samara.client.personal.lbfgs import fit_softmax
 from samara.client.personal.learner import ScoredExamples, State
+from samara.client.personal.own_words import OwnWords
 from samara.client.personal.softmax_fit import Examples
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import Split, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.layout import Layout
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import Split, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay_numpy import NumpyBackend
 
 
 class ExamplesOnly(SimpleNamespace):
@@ -80,6 +81,12 @@ class Modelless:
 
     def score_in_context(self, split: Split) -> None:
         return None
+
+    def own_words(self, state: State) -> None:
+        return None
+
+    def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
+        return self.score(state, split)
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
         scores, labels, _ = self.score(state, Split.TRAIN)

@@ -30,8 +30,6 @@ from helpers import ROOT
 
 from benchmarks.faults.ports import free_address
 from samara.server.live.bundle import build_bundle
-from samara.shared.certificates import TlsFiles
-from samara.shared.config import RunConfig
 from samara.shared.flower_compat import (
     ControlHttpClient,
     Fab,
@@ -42,6 +40,8 @@ from samara.shared.flower_compat import (
     fab_to_proto,
     user_config_to_proto,
 )
+from samara.shared.network.certificates import TlsFiles
+from samara.shared.settings.config import RunConfig
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -137,7 +137,7 @@ class SuperLink:
 
     def start_run(self, config: RunConfig) -> int:
         """Start a run and return Flower's id of it."""
-        data = build_bundle()
+        data = build_bundle(config)
         fab = Fab(hashlib.sha256(data).hexdigest(), data, {})
         request = StartRunRequest(
             fab=fab_to_proto(fab), override_config=user_config_to_proto(config.sent())

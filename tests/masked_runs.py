@@ -4,7 +4,7 @@ from typing import Any
 
 from federations import Settings, config_of
 
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 PRIVATE = {
     "privacy__clip": 2.0,

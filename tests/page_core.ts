@@ -14,6 +14,7 @@ import { bucketOf, neighbourhoodOf } from "./src/neighbours.ts";
 import { discreteGaussian, randomBelow, type Below } from "./src/noise.ts";
 import * as philox from "./src/philox.ts";
 import { readPrivacy } from "./src/privacy-terms.ts";
+import { profiledLoss } from "./src/profiled-loss.ts";
 import * as replay from "./src/replay.ts";
 import * as roundDelta from "./src/round-delta.ts";
 import { splitSecret } from "./src/secret-shares.ts";
@@ -93,7 +94,7 @@ function fieldsOf(decoded: unknown): unknown {
     fields["columns"] = columns.map((one) => ({ ...one, counts: nested(one.counts, labels) }));
     delete fields["labels"];
   }
-  if (fields["jointClip"] === 0) delete fields["jointClip"];
+  for (const later of ["jointClip", "isProfiled"]) if (!fields[later]) delete fields[later];
   return plain(fields);
 }
 
@@ -183,6 +184,8 @@ const functions = {
     const head = Array.from(after.slice(0, 64), String);
     return { sha256: toHex(await sha256(bytesOf(after))), weights: toHex(weights), head };
   },
+  profiledLoss: (scores: number[], labels: number[], width: number) =>
+    profiledLoss(Float32Array.from(scores), Int32Array.from(labels), width),
   quantize: (coefficients: number[]) =>
     plain(replay.quantize(Float64Array.from(coefficients))),
   async layout(text: string) {

@@ -9,7 +9,7 @@ from helpers import ROOT
 from typescript import RunCore
 
 from samara.shared.errors import FrameError
-from samara.shared.wire import Kind, pack
+from samara.shared.protocol.wire import Kind, pack
 
 GOLDEN = ROOT / "tests" / "golden"
 

@@ -9,7 +9,7 @@ from federations import Settings, config_of
 from helpers import History, delta_of, history_of, instruction_with
 from phones import exported, phone_of, splits_of, use_torch_as_runtime
 
-from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
+from samara.client.limits.answer_limits import LIVE_LEAST_BATCH, AnswerLimits
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.manifest import manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
@@ -17,8 +17,8 @@ from samara.devices.phone.reference_client.phone import Phone
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.settings.runs import identity_bytes, run_id_of
 
 CLIENT = 0
 

@@ -7,8 +7,8 @@ from samara.client.personal.personalizer import Personalizer
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.config import RunConfig
-from samara.shared.runs import client_folder
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import client_folder
 
 
 def runtime_personalizer(

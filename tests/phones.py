@@ -27,11 +27,11 @@ from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_calls import ReadoutCalls
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import Split
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import evaluation_column
-from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.frames.report import Report
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
+from samara.shared.tasks.label_scores import evaluation_column
 
 SHAPES = ProgramShapes(queries=2, batch=2, sequence=16)
 Made = Callable[..., tuple[Settings, Path]]

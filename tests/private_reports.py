@@ -8,16 +8,16 @@ from federations import Settings, config_of
 from flwr.app import Message
 from helpers import instruction_with
 
-from samara.client.protocol.answer_log import AnswerLog
-from samara.client.protocol.answered_runs import AnsweredRuns
-from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.limits.answer_log import AnswerLog
+from samara.client.limits.answered_runs import AnsweredRuns
+from samara.client.limits.privacy_budget import ChargeLog
+from samara.client.limits.scalar_counts import ScalarCounts
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.scalar_counts import ScalarCounts
 from samara.client.protocol.session import Session
 from samara.client.protocol.session_store import SessionFolder
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.settings.config import RunConfig
 
 
 def first_instruction(trainer: ResidentTrainer, **changes: Any) -> TrainInstruction:

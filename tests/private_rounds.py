@@ -8,12 +8,12 @@ import numpy as np
 from helpers import instruction_with
 
 from samara.server.rounds.private_aggregator import Noise, PrivateAggregator
-from samara.server.rounds.replies import ValidatedReplies
+from samara.server.rounds.report_validation import ValidatedReplies
 from samara.server.store import RunStore
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import VectorReport, hide_report
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import VectorReport, hide_report
+from samara.shared.settings.config import RunConfig
 
 ASKED = instruction_with(
     steps=2, queries=3, seed_policy=SeedPolicy.SHARED, learning_rate=0.5, curvature_every=1

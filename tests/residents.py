@@ -12,11 +12,11 @@ from typing import Any
 from federations import Live, Settings
 from live import QUIET, attempts
 
-from samara.client.protocol.remote_trainer import RemoteTrainer
 from samara.client.protocol.resident_trainer import ResidentTrainer
+from samara.client.trainer.remote_trainer import RemoteTrainer
 from samara.devices.live.settings import ClientSettings, resolve_device_settings
-from samara.shared.config import RunConfig
-from samara.shared.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.settings.config import RunConfig
 
 CLIENTS = (7, 4_000_000_000)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.config import RunConfig
-from samara.shared.label_scores import Confusion
-from samara.shared.result import RESULT_FILE, SCHEMA_VERSION
+from samara.shared.results.result import RESULT_FILE, SCHEMA_VERSION
+from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.label_scores import Confusion
 
 EXAMPLES = 100
 TAIL = "ab" * 32
@@ -20,7 +20,7 @@ def figures(right: float, rng: np.random.Generator) -> dict[str, Any]:
     """Of a client that has this share of its examples right, about evenly by label."""
     hits = rng.multinomial(round(right * EXAMPLES), [0.5, 0.5])
     misses = rng.multinomial(EXAMPLES - hits.sum(), [0.5, 0.5])
-    return of_confusion(np.array([[hits[0], misses[0]], [misses[1], hits[1]]]))
+    return of_confusion(np.array([[hits[0], misses[0]], [misses[1], hits[1]]])) | {"auc": right}
 
 
 def of_confusion(counts: NDArray[np.int64]) -> dict[str, Any]:
@@ -40,6 +40,7 @@ def column(shares: Mapping[int, float], rng: np.random.Generator) -> dict[str, A
     return of_confusion(whole) | {
         "mean_client_accuracy": np.mean([own["accuracy"] for own in clients.values()]),
         "mean_client_macro_f1": np.mean([own["macro_f1"] for own in clients.values()]),
+        "mean_client_auc": np.mean([own["auc"] for own in clients.values()]),
         "clients": clients,
     }
 

@@ -18,13 +18,13 @@ from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
 from samara.client.spaces.peft_adapter import PeftSpace
 from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import Space
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import scorer_for
-from samara.shared.replay_numba import NumbaBackend
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.label_scores import cross_entropy
 
 BACKEND = NumbaBackend(1)
 

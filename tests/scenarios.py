@@ -4,11 +4,11 @@ from pathlib import Path
 
 from samara.client.protocol.scenario_folder import ScenarioFolder
 from samara.server.live.scenario_signing import create_operator_key
-from samara.shared.blobs import file_settings
-from samara.shared.config import RunConfig
-from samara.shared.runs import identity_bytes
-from samara.shared.signed_scenario import SignedScenario
-from samara.shared.signing import SigningKey
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.settings.blobs import file_settings
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes
+from samara.shared.terms.signed_scenario import SignedScenario
 
 
 def operator_key(folder: Path, name: str = "operator.key") -> SigningKey:

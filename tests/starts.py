@@ -6,7 +6,7 @@ import numpy as np
 from federations import Settings, config_of
 
 from samara.client.training.model_runtime import load_run
-from samara.shared.start import START_FILE, Start
+from samara.shared.protocol.start import START_FILE, Start
 
 
 def start_for(settings: Settings, folder: Path) -> str:

@@ -10,8 +10,8 @@ from samara.server.live import run_supervisor
 from samara.server.live.busy import NoAnswerError
 from samara.server.live.keys import ClientKeys
 from samara.server.live.superlink_process import Node
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
+from samara.shared.settings.config import RunConfig
 
 BUSY = "busy", ""
 """The status of a run whose SuperLink does not answer in time."""
@@ -116,7 +116,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """Return a clock that the supervisor has from now on; it ships no code."""
     clock = Time()
     monkeypatch.setattr(run_supervisor, "time", clock)
-    monkeypatch.setattr(run_supervisor, "build_bundle", lambda: b"")
+    monkeypatch.setattr(run_supervisor, "build_bundle", lambda config: b"")
     return clock
 
 

@@ -14,7 +14,7 @@ from samara.client.tuning.trajectory import make_header
 from samara.client.tuning.trajectory_format import TrajectoryHeader
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
-from samara.shared.replay_numba import NumbaBackend
+from samara.shared.protocol.replay_numba import NumbaBackend
 
 FloatArray = NDArray[np.float32]
 

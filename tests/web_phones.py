@@ -13,13 +13,13 @@ from gateways import SECONDS, Served
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 from websockets.sync.client import ClientConnection, connect
 
-from samara.devices.live.gateway_protocol import MAX_TASK_BYTES
-from samara.devices.phone.page_server.join_relay import JoinRelay
-from samara.devices.phone.page_server.listening import PageServer
-from samara.devices.phone.page_server.page_app import STREAM_PATH, PageApp
-from samara.devices.phone.page_server.published_files import INTEGRITY_FILE, page_files
-from samara.devices.phone.page_server.web_socket_stream import SUBPROTOCOL
-from samara.shared.certificates import TlsFiles
+from samara.devices.gateway.page_server.join_relay import JoinRelay
+from samara.devices.gateway.page_server.listening import PageServer
+from samara.devices.gateway.page_server.page_app import STREAM_PATH, PageApp
+from samara.devices.gateway.page_server.published_files import INTEGRITY_FILE, page_files
+from samara.devices.gateway.page_server.web_socket_stream import SUBPROTOCOL
+from samara.devices.live.connection.gateway_protocol import MAX_TASK_BYTES
+from samara.shared.network.certificates import TlsFiles
 from samara.shared.proto.trainer_pb2 import FromPhone, ToPhone
 
 PAGE = {

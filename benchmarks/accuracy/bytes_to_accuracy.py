@@ -6,7 +6,7 @@
 A level is a data set, a model and an adapter. All methods of a level train the same numbers on the
 same examples of the same eight clients (Dirichlet, α = 5), `EXAMPLES` for training in all.
 
-- Samara: every setting at its default.
+- Samara: every setting at its default; beside it, with directions that all clients share.
 - DeComFL (Li et al., 2025), FedKSeed (Qin et al., 2024): the shipped scenarios `decomfl` and
   `fedkseed`, on a common number of rounds.
 - FedAvg (McMahan et al., 2017): the steps and batches of Samara's clients, by SGD on the gradient;
@@ -48,14 +48,14 @@ from benchmarks.accuracy.rows import Row, Rows
 from samara.client.training.client_data import LabelledPrompts
 from samara.client.training.model_runtime import LoadedRun, load_run
 from samara.server.store import replay_run
-from samara.shared.config import RunConfig
-from samara.shared.directions import batch_order, round_root
-from samara.shared.frames.instructions import Split
-from samara.shared.layout import Layout
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.result import RunResult
-from samara.shared.scenarios import read_scenario, scenario_file
-from samara.shared.settings import flattened
+from samara.shared.protocol.directions import batch_order, round_root
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.layout import Layout
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.scenarios import read_scenario, scenario_file
+from samara.shared.settings.setting import flattened
 from samara.simulations.simulate import simulate
 
 EXAMPLES, CLIENTS, ALPHA = 400, 8, 5.0
@@ -63,7 +63,8 @@ RATES, TRIED = (0.01, 0.1, 1.0, 10.0, 100.0), 2
 MICRO_BATCH = 16
 SHARE = 0.01
 """The share of an update's numbers that top-k sends."""
-SCALARS = {"Samara": "", "DeComFL": "decomfl", "FedKSeed": "fedkseed"}
+SHARED = "Samara, shared seeds"
+SCALARS = {"Samara": "", SHARED: "", "DeComFL": "decomfl", "FedKSeed": "fedkseed"}
 """The federations of scalars, with the scenarios that are their rules; defaults without one."""
 Vector = NDArray[np.float32]
 
@@ -298,6 +299,8 @@ class Bench:
         settings = self._settings | {"rounds": rounds}
         scenario = SCALARS[method]
         rule = flattened(read_scenario(scenario_file(Path(scenario)))) if scenario else {}
+        if method == SHARED:
+            rule["seed-policy"] = "shared"
         config = RunConfig.of(rule | settings, method)
         shutil.rmtree(config.out, ignore_errors=True)
         folder = simulate(config)
@@ -393,7 +396,7 @@ def draw(rows: Rows, file: Path) -> None:
             handles[method] = axes.plot(
                 points[:, 1],
                 100 * points[:, 2],
-                marker="osDv^<"[METHODS.index(method)],
+                marker="opsDv^<"[METHODS.index(method)],
                 markersize=4,
                 color=f"C{METHODS.index(method)}",
             )[0]

@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.rows import Row, Rows
+from benchmarks.arguments import listed as listed
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import TRUNK_CACHES, RunConfig
-from samara.shared.frames.instructions import Split
-from samara.shared.settings import parse_assignment
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.config import TRUNK_CACHES, RunConfig
+from samara.shared.settings.setting import parse_assignment
 
 STRENGTHS = np.logspace(-3, 4, 8)
 """C of the limit, from strong regularisation to weak."""
@@ -168,8 +169,3 @@ def measure_limits(config: RunConfig) -> Row:
             "probe": float(plain.fit(*train).score(*test)),
             "majority": float(np.mean(test[1] == np.bincount(train[1]).argmax())),
         }
-
-
-def listed(text: str) -> list[str]:
-    """Return the parts of a list with commas."""
-    return text.split(",")

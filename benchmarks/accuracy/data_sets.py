@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import held_out
-from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.tasks.messages import EMBEDDED_DATA
 
 Record = dict[str, Any]
+Read = Callable[[Path], dict[str, list[Record]]]
 MOST_TRAINING, MOST_TEST = 3000, 1000
 """The most examples that a data set is cut to, by a hash of their content."""
 # fmt: off
@@ -51,7 +52,7 @@ class DataSet:
 
     name: str
     task: str
-    read: Callable[[Path], dict[str, list[Record]]] | None
+    read: Read | None
     limit: int = 0
 
     def prepare(self, sources: Path, folder: Path) -> dict[str, object]:
@@ -174,8 +175,10 @@ def _nouns_task(count: int) -> str:
     return _task(f"noun{count}", "{text}", f" {GAP} is {{word}}.", labels, labels)
 
 
-def _pairs(words: dict[str, str]) -> tuple[list[str], list[str]]:
-    return list(words.values()), list(words)
+def _described(name: str, sentence: str, words: dict[str, str], read: Read) -> DataSet:
+    """A data set whose labels are words of a sentence after the text."""
+    task = _task(name, "{text}", f" {sentence}", list(words.values()), list(words))
+    return DataSet(name, task, read)
 
 
 DATA_SETS = {
@@ -205,16 +208,8 @@ DATA_SETS = {
         DataSet("sst2rare", "sst2", _rare),
         DataSet("sst2few", "sst2", _sentences, limit=128),
         DataSet("trec6few", "trec6", _folder("trec6"), limit=128),
-        DataSet(
-            "emoji9",
-            _task("emoji9", "{text}", " This is about {word}.", *_pairs(held_out.EMOJI_GROUPS)),
-            held_out.emoji,
-        ),
-        DataSet(
-            "fortunes10",
-            _task("fortunes10", "{text}", " This is about {word}.", *_pairs(held_out.FORTUNES)),
-            held_out.fortunes,
-        ),
+        _described("emoji9", "This is about {word}.", held_out.EMOJI_GROUPS, held_out.emoji),
+        _described("fortunes10", "This is about {word}.", held_out.FORTUNES, held_out.fortunes),
         DataSet(
             "names2",
             _task("names2", "{text}", " is a {word}.", ["woman", "man"], ["female", "male"]),
@@ -225,36 +220,12 @@ DATA_SETS = {
             _task("words2", "{text}", " is {word}.", ["bad", "good"], ["bad", "good"]),
             held_out.words,
         ),
-        DataSet(
-            "mail3",
-            _task("mail3", "{text}", " This is {word}.", *_pairs(held_out.MAIL)),
-            held_out.mail,
-        ),
-        DataSet(
-            "emotion4",
-            _task("emotion4", "{text}", " This is {word}.", *_pairs(held_out.EMOTIONS)),
-            held_out.emotion,
-        ),
-        DataSet(
-            "sentiment3",
-            _task("sentiment3", "{text}", " This is {word}.", *_pairs(held_out.SENTIMENTS)),
-            held_out.sentiment,
-        ),
-        DataSet(
-            "stance3",
-            _task("stance3", "{text}", " This is {word}.", *_pairs(held_out.STANCES)),
-            held_out.stance,
-        ),
-        DataSet(
-            "irony2",
-            _task("irony2", "{text}", " This is {word}.", *_pairs(held_out.IRONY)),
-            held_out.irony,
-        ),
-        DataSet(
-            "banking15",
-            _task("banking15", "{text}", " This is about {word}.", *_pairs(held_out.INTENTS)),
-            held_out.intents,
-        ),
+        _described("mail3", "This is {word}.", held_out.MAIL, held_out.mail),
+        _described("emotion4", "This is {word}.", held_out.EMOTIONS, held_out.emotion),
+        _described("sentiment3", "This is {word}.", held_out.SENTIMENTS, held_out.sentiment),
+        _described("stance3", "This is {word}.", held_out.STANCES, held_out.stance),
+        _described("irony2", "This is {word}.", held_out.IRONY, held_out.irony),
+        _described("banking15", "This is about {word}.", held_out.INTENTS, held_out.intents),
         DataSet("noun60few", _nouns_task(60), _nouns(60, 90), limit=600),
     )
 }

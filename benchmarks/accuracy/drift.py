@@ -5,15 +5,14 @@
 Nothing is scored and no step is taken: only θ + ε·z, θ − ε·z and back, with another z each time.
 """
 
-import argparse
-
 import numpy as np
 import torch
 
+from benchmarks.arguments import arguments
 from samara.client.spaces.full import FullSpace
 from samara.shared.model.loading import Dtype, load_base_model
 from samara.shared.model.replay_torch import backend_for
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.sections import EMBEDDED_MODEL
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 
@@ -33,11 +32,7 @@ def drift(model: str, dtype: Dtype, steps: int, epsilon: float) -> tuple[float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=EMBEDDED_MODEL)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--epsilon", type=float, default=0.001)
-    options = parser.parse_args()
+    options = arguments(__doc__, model=EMBEDDED_MODEL, steps=1000, epsilon=0.001)
     print(f"{'type':9} {'left behind':>12} {'spread':>9} {'ratio':>9}")
     for dtype in DTYPES:
         left, spread = drift(options.model, dtype, options.steps, options.epsilon)

@@ -34,7 +34,7 @@ from samara.shared.model.scorers import CausalScorer
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask
 from samara.shared.tasks.rows import read_rows
-from samara.simulations.adapter import FinishedRun, export
+from samara.simulations.exports.adapter import FinishedRun, export
 
 SCRIPT = Path(__file__).with_suffix(".mjs")
 LogProbabilities = NDArray[np.float64]

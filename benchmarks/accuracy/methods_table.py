@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from samara.shared.config import load_scenario
-from samara.shared.result import RESULT_FILE, RunResult
+from samara.shared.results.result import RESULT_FILE, RunResult
+from samara.shared.settings.config import load_scenario
 from samara.simulations.comparison.comparison import compare_runs
 from samara.simulations.comparison.tables import csv_of, render_comparison
 from samara.simulations.simulate import simulate

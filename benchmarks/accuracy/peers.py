@@ -17,10 +17,15 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from samara.shared.config import load_scenario
-from samara.shared.result import RunResult
-from samara.shared.scenarios import scenario_file
-from samara.simulations.fed_avg import Figures, fed_avg_beside, figures_table, zeroth_order
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import load_scenario
+from samara.shared.settings.scenarios import scenario_file
+from samara.simulations.comparison.fed_avg import (
+    Figures,
+    fed_avg_beside,
+    figures_table,
+    zeroth_order,
+)
 from samara.simulations.simulate import simulate
 
 ROWS = {

@@ -1,7 +1,7 @@
 """A measurement of what owners gain beyond their own base rates, on texts that several label.
 
     python -m benchmarks.accuracy.people --sets FOLDER/popquorn,FOLDER/multipico --model MODEL \\
-        --out OUT [--splits random,text] [--seeds 0,1,2] [--set rounds=20]
+        --out OUT [--splits random,text] [--seeds 0,1,2] [--plot FILE.png] [--set rounds=20]
 
 A set is a folder with `rows.jsonl`, one line per example with `user`, `text` and `label` (or any
 other form that a task and `data.path` can name, such as a CSV file), and with `task.toml`. Every
@@ -30,12 +30,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import SPLITS, Person, references
-from benchmarks.accuracy.pooled_prior import curves, fitted_together
+from benchmarks.accuracy.pooled_prior import fitted_together
 from benchmarks.accuracy.rows import Row, Rows
 from samara.client.personal.softmax_fit import Examples
-from samara.shared.columns import (
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import parse_assignment
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.data import load_examples
+from samara.shared.terms.columns import (
     BASE_RATE,
     GLOBAL,
     INTERCEPT,
@@ -43,13 +49,8 @@ from samara.shared.columns import (
     PERSONALIZED,
     ZERO_SHOT,
 )
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import Split
-from samara.shared.settings import parse_assignment
-from samara.shared.tasks.catalog import load_task
-from samara.shared.tasks.data import load_examples
-from samara.simulations.adapter import FinishedRun
 from samara.simulations.comparison.statistics import paired_difference
+from samara.simulations.exports.adapter import FinishedRun
 from samara.simulations.simulate import load_simulation, simulate
 
 SETTINGS: dict[str, Any] = {
@@ -180,23 +181,6 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
-def curve_table(rows: Sequence[Row], title: str) -> Table:
-    """Return the accuracy by the number of own examples, among users with the largest number."""
-    table = Table("own examples", *rows[0]["curves"], title=title)
-    counts = sorted(rows[0]["curves"][BASE_RATE], key=int)
-    for count in counts:
-        cells = []
-        for method in rows[0]["curves"]:
-            values = [row["curves"][method][count] for row in rows]
-            joined = np.array(values, np.float64)
-            known = ~np.isnan(joined).all(axis=0)
-            users = int(known.sum())
-            mean = np.nanmean(joined[:, known], axis=0).mean() if users else np.nan
-            cells.append(f"{100 * mean:.1f} ({users})")
-        table.add_row(count, *cells)
-    return table
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -206,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--splits", type=lambda text: text.split(","), default=["random", "text"])
     parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2])
+    parser.add_argument("--plot", type=Path, help="PNG of the accuracy by own examples, by text")
     parser.add_argument("--set", action="append", default=[], dest="settings")
     given = parser.parse_args(arguments)
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -220,13 +205,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with_curves = split == "text" and first  # they take as long as all the rest
                 rows.add(measure(cell, given.model, given.out, settings, with_curves))
                 texts.write()
-    console = Console(width=140, highlight=False)
+    console, drawn = Console(width=140, highlight=False), {}
     for folder, split in product(given.sets, given.splits):
         own = [row for row in rows if (row["set"], row["split"]) == (folder.name, split)]
         title = f"{folder.name}, {split}: {own[0]['users']} users, {len(own)} splits"
         console.print(table_of(own, title))
-        if drawn := [row for row in own if row["curves"]]:
-            console.print(curve_table(drawn, f"{folder.name}: accuracy, % (users)"))
+        for row in (row for row in own if row["curves"]):
+            drawn[folder.name] = row["curves"]
+            console.print(curve_table(row["curves"], f"{folder.name}: accuracy, %"))
+    if given.plot and drawn:
+        draw_curves(drawn, given.plot)
 
 
 def _folders(text: str) -> list[Path]:

@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix, hstack
 
 from samara.client.personal.lbfgs import fit_softmax
 from samara.client.personal.softmax_fit import Examples, fit_private_part
-from samara.shared.contrasts import contrasts
+from samara.shared.tasks.contrasts import contrasts
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """C of standardized features, from strong regularisation to weak."""

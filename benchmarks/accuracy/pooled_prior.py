@@ -1,4 +1,4 @@
-"""Priors of private parts that are chosen by sums over clients, and curves by few examples.
+"""Priors of private parts that are chosen by sums over clients.
 
 The rules are those of decision 0048. The fits, the folds and their losses are the product's own.
 """
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.people_references import Person
-from samara.client.personal.label_bias import base_rate
 from samara.client.personal.lbfgs import fit_softmax
 from samara.client.personal.softmax_fit import (
     INTERCEPT_DEVIATIONS,
@@ -23,14 +22,11 @@ from samara.client.personal.softmax_fit import (
     mean_squared_norm,
     reduce_features,
 )
-from samara.shared.columns import BASE_RATE, INTERCEPT, PERSONALIZED
-from samara.shared.contrasts import contrasts
+from samara.shared.tasks.contrasts import contrasts
 
 SLOPE_DEVIATIONS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 SHARES = (0.0, 0.125, 0.25, 0.5, 1.0)
 """Factors of the common model's scores."""
-COUNTS = (5, 10, 20, 40, 80)
-"""Numbers of own training examples."""
 Floats = NDArray[np.float64]
 
 
@@ -75,7 +71,7 @@ def fit_with(prior: Prior, examples: Examples) -> SoftmaxFit:
     reduced, basis = reduce_features(examples)
     squares = mean_squared_norm(examples)
     fit = fit_under_prior(
-        fit_softmax, reduced, _contrasts(examples), prior.intercept, prior.readout, squares
+        fit_softmax, reduced, contrasts_of(examples), prior.intercept, prior.readout, squares
     )
     return fit if basis is None else fit._replace(readout=fit.readout @ basis)
 
@@ -89,11 +85,11 @@ def fitted_together(people: Sequence[Person]) -> tuple[dict[str, list[float]], d
     prior = choose_prior([person.train for person in people])
     alone = prior._replace(readout=0.0)
     found = {
-        "intercept, prior together": [_accuracy(p, fit_with(alone, p.train)) for p in people],
-        "private part, prior together": [_accuracy(p, fit_with(prior, p.train)) for p in people],
+        "intercept, prior together": [accuracy_of(p, fit_with(alone, p.train)) for p in people],
+        "private part, prior together": [accuracy_of(p, fit_with(prior, p.train)) for p in people],
     }
     share, losses = choose_share(people)
-    found["intercept, share together"] = [_accuracy(*fit_beside(p, share)) for p in people]
+    found["intercept, share together"] = [accuracy_of(*fit_beside(p, share)) for p in people]
     return found, prior._asdict() | {"share": share, "losses of shares": losses}
 
 
@@ -121,53 +117,16 @@ def fit_beside(person: Person, share: float) -> tuple[Person, SoftmaxFit]:
     parts = [part._replace(offsets=share * part.offsets) for part in person.parts]
     scaled, train = Person(parts, person.texts), parts[0]
     without = train._replace(features=train.features[:, :0])
-    fit = fit_private_part(without, _contrasts(train), fit_softmax)
+    fit = fit_private_part(without, contrasts_of(train), fit_softmax)
     labels, features = train.offsets.shape[1], train.features.shape[1]
     return scaled, fit._replace(readout=np.zeros((labels - 1, features)))
 
 
-def curves(people: Sequence[Person]) -> dict[str, dict[str, list[float]]]:
-    """Return every user's accuracy with the first own training examples alone, by their number.
-
-    The common model is that of all examples. NaN for users with fewer examples than the largest
-    number for which half of the users have enough, or without test examples.
-    """
-    sizes = np.array([len(person.train.labels) for person in people])
-    counts = [count for count in COUNTS if np.mean(sizes >= count) >= 0.5]
-    random = np.random.default_rng(0)
-    found: dict[str, dict[str, list[float]]] = {
-        name: {str(count): [] for count in counts} for name in (BASE_RATE, INTERCEPT, PERSONALIZED)
-    }
-    for person in people:
-        order = random.permutation(len(person.train.labels))
-        for count in counts:
-            enough = len(order) >= counts[-1] and len(person.test.labels) > 0
-            own = person.train.at(np.sort(order[:count]))
-            told = _accuracies(person, own) if enough else dict.fromkeys(found, np.nan)
-            for name, accuracy in told.items():
-                found[name][str(count)].append(accuracy)
-    return found
-
-
-def _accuracies(person: Person, own: Examples) -> dict[str, float]:
-    """Return the accuracy by a few own examples."""
-    labels = own.offsets.shape[1]
-    rows = _contrasts(own)
-    usual = base_rate(own.labels, labels).argmax()
-    without = own._replace(features=own.features[:, :0])
-    intercept = fit_private_part(without, rows, fit_softmax)
-    wide = intercept._replace(readout=np.zeros((labels - 1, own.features.shape[1])))
-    return {
-        BASE_RATE: float(np.mean(person.test.labels == usual)),
-        INTERCEPT: _accuracy(person, wide),
-        PERSONALIZED: _accuracy(person, fit_private_part(own, rows, fit_softmax)),
-    }
-
-
-def _accuracy(person: Person, fit: SoftmaxFit) -> float:
+def accuracy_of(person: Person, fit: SoftmaxFit) -> float:
+    """Return the accuracy on a user's test examples; NaN without any."""
     if not len(person.test.labels):
         return np.nan
-    added = fit.added_scores(person.test.features, _contrasts(person.test))
+    added = fit.added_scores(person.test.features, contrasts_of(person.test))
     right = (person.test.offsets + added).argmax(axis=1) == person.test.labels
     return float(right.mean())
 
@@ -177,10 +136,11 @@ def _mean_loss(examples: Examples, intercept: float, readout: float) -> float:
     squares = mean_squared_norm(examples)
     reduced = reduce_features(examples)[0] if readout else examples
     losses = held_out_losses(
-        fit_softmax, reduced, _contrasts(examples), intercept, readout, squares
+        fit_softmax, reduced, contrasts_of(examples), intercept, readout, squares
     )
     return float(losses.mean())
 
 
-def _contrasts(examples: Examples) -> Floats:
+def contrasts_of(examples: Examples) -> Floats:
+    """Return the contrasts of the labels, float64 [labels − 1, labels]."""
     return contrasts(examples.offsets.shape[1]).astype(np.float64)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from samara.shared.events import append_event, read_events
+from samara.shared.storage.events import append_event, read_events
 
 Row = dict[str, Any]
 

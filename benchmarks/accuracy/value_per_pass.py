@@ -28,9 +28,9 @@ from benchmarks.accuracy.cells import cells_parser, measure_cells
 from benchmarks.accuracy.rows import Row
 from samara.client.training.model_runtime import load_run
 from samara.server.store import replay_run
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import Split
-from samara.shared.result import RunResult
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 

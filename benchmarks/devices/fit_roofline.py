@@ -9,7 +9,6 @@ Errors are relative; the fit minimises squared logarithms of the ratios. Nothing
 while it is held out: one cell at a time, or all of a model, of a grouping, or of a batch size.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from benchmarks.arguments import arguments
 from samara.devices.hardware.model_shape import ModelShape, model_shape
 from samara.devices.hardware.profile import (
     DeviceProfile,
@@ -200,12 +200,10 @@ def report(name: str, names: Sequence[str], cells: Sequence[Timed]) -> DevicePro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true", help="into the shipped profiles")
-    arguments = parser.parse_args()
+    given = arguments(__doc__, write=False)
     orin = report("orin-nano-8gb", ORIN_PARAMETERS, ORIN_NANO)
     oneplus = report("oneplus-12", ONEPLUS_PARAMETERS, ONEPLUS_12)
-    if arguments.write:
+    if given.write:
         for device in (orin, oneplus):
             save_profile(device, PROFILES / f"{device.name}.toml")
         for name in ("orin-nano-4gb", "orin-nx-16gb", "agx-orin-64gb"):

@@ -7,13 +7,13 @@ operations, an empty pass), the measurement is of whole steps of models with ran
 Pieces and steps are timed in turn in one process, one thread, by the processor's own clock, and
 the best of each counts. Nothing is fitted to a step."""
 
-import argparse
 import json
 from pathlib import Path
 from statistics import fmean, median
 
 import torch
 
+from benchmarks.arguments import arguments
 from benchmarks.speed.shapes import config_of
 from benchmarks.speed.step import Bench, StepBench
 from samara.client.forward.grouping import Schedule
@@ -59,9 +59,7 @@ def steps() -> Microbenchmarks:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, json=Path | None)
     torch.set_num_threads(1)
     stopwatch, works = Stopwatch(1), microbenchmarks() | steps()
     for _ in range(SWEEPS):
@@ -97,8 +95,8 @@ def main() -> None:
         )
     for name, values in errors.items():
         print(f"{name}: mean error {fmean(values):.1%}, median {median(values):.1%}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ first time. Prints the bytes of what it is sent and the seconds in which it stan
 stands and has trained; its digest must be the server's.
 """
 
-import argparse
 import json
 import logging
 import re
@@ -18,15 +17,16 @@ from pathlib import Path
 
 from flwr.app import UserConfig
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from samara.client.app import app as client_app
-from samara.client.protocol.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
+from samara.client.limits.device_settings import CLIENT_INDEX, DEVICE_SETTINGS_KEY
 from samara.devices.live.settings import resolve_device_settings
 from samara.server.app import serve
-from samara.shared.config import RunConfig
-from samara.shared.settings import Scalar
-from samara.simulations.engine import InProcessGrid
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import Scalar
+from samara.simulations.engines.in_process import InProcessGrid
 
 LIVE_ROUNDS = 3
 SETTINGS: dict[str, Scalar] = {
@@ -98,13 +98,10 @@ def catch_up(folder: Path, rounds: int, snapshot_every: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--snapshot-every", type=int, default=0)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, rounds=1000, snapshot_every=0)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        print(catch_up(Path(name), arguments.rounds, arguments.snapshot_every))
+        print(catch_up(Path(name), given.rounds, given.snapshot_every))
 
 
 if __name__ == "__main__":

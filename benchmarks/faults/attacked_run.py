@@ -9,7 +9,7 @@ from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from benchmarks.faults.toy_run import settings_of
-from samara.shared.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.reading import read_ledger
 
 HONEST = 2
 PROCESSES = ("samara.server.live.superlink", "flwr-serverapp")

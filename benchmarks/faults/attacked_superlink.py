@@ -26,13 +26,13 @@ from benchmarks.faults.ports import free_port
 from benchmarks.faults.signed_requests import connect, is_refused, signed_headers
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.superlink_process import SuperLinkProcess
-from samara.shared.certificates import CERTIFICATES_FOLDER, TlsFiles, make_certificates
-from samara.shared.files import make_private_folder
 from samara.shared.flower_compat import (
     ControlHttpClient,
     RuntimeVersionHttpInterceptor,
     StartRunRequest,
 )
+from samara.shared.network.certificates import CERTIFICATES_FOLDER, TlsFiles, make_certificates
+from samara.shared.storage.files import make_private_folder
 
 MAX_BYTES = 2**20
 _SECONDS = 120.0

@@ -34,9 +34,9 @@ from benchmarks.faults.hostile_hellos import CLIENTS, HELLOS, HostileGrid
 from benchmarks.faults.malformed_messages import MalformedDevice
 from benchmarks.scale.key_checks import seconds_of_round
 from samara.server.app import serve
-from samara.shared.config import RunConfig
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.step_size import Observation, RecordedStepSize, StepSize
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.step_size import Observation, RecordedStepSize, StepSize
+from samara.shared.settings.config import RunConfig
 
 MANY_KEYS = 1000
 
@@ -136,8 +136,7 @@ def rows(link: RunningSuperLink) -> list[Row]:
 
 
 ELSEWHERE = (
-    "| one of eight clients reports −100·g | docs/concepts/robustness.md, "
-    "`benchmarks.faults.hostile_reports` |",
+    "| one of eight clients reports −100·g | docs/measurements/robustness.md |",
     "| a server with a made-up run id | docs/concepts/threat-model.md, "
     "tests/client/protocol/test_signed_runs.py |",
 )

@@ -8,7 +8,6 @@ with their own old reports again, with numbers that are none, or with 10 MB. Non
 folded, no process of the server may end, and its memory must not grow.
 """
 
-import argparse
 import logging
 import tempfile
 import threading
@@ -19,10 +18,11 @@ from typing import ClassVar
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.hostile_frames import WAYS
 from benchmarks.faults.toy_clients import Device
-from samara.shared.wire import RECORD
+from samara.shared.protocol.wire import RECORD
 
 FLOOD_BYTES = 10 * 2**20
 
@@ -69,15 +69,12 @@ class HostileDevice(Device):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--hostile", type=int, default=3)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, rounds=60, hostile=3)
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        footprints = attack(Path(name), arguments.rounds, arguments.hostile, HostileDevice)
+        footprints = attack(Path(name), given.rounds, given.hostile, HostileDevice)
     ways = HostileDevice.ways
-    print(f"{ways.total()} forged reports in {arguments.rounds} rounds: {dict(ways)}")
+    print(f"{ways.total()} forged reports in {given.rounds} rounds: {dict(ways)}")
     print("none folded, no process ended; by tenths of the rounds, MiB of memory and KiB of files:")
     for footprint in footprints:
         print(f"  {footprint}")

@@ -7,7 +7,6 @@ they come as far as they can. Half go to the decoders alone, half as reports of 
 run. None may raise anything but a message, none may be folded, and memory must not grow.
 """
 
-import argparse
 import gc
 import logging
 import struct
@@ -21,21 +20,22 @@ import numpy as np
 import psutil
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.toy_client import EXAMPLES, LAYOUT, app
 from samara.server.app import serve
-from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode, SamaraError
 from samara.shared.flower_compat import ErrorCode
-from samara.shared.frames.blob import BlobPart, BlobReceipt
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.round_delta import RoundDelta
-from samara.shared.wire import RECORD, kind_of
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.frames.blob import BlobPart, BlobReceipt
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.protocol.wire import RECORD, kind_of
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 CLIENTS = 50
 DECODERS: tuple[Callable[[bytes], object], ...] = (
@@ -242,16 +242,13 @@ def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--frames", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, frames=100_000, seed=0)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    half = arguments.frames // 2
-    outcomes = attack_decoders(half, arguments.seed)
+    half = given.frames // 2
+    outcomes = attack_decoders(half, given.seed)
     print(f"{half:,} frames to decoders: {dict(outcomes)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        ways, rounds, resident = attack_strategy(half, arguments.seed, Path(name))
+        ways, rounds, resident = attack_strategy(half, given.seed, Path(name))
         files = sum(file.stat().st_size for file in Path(name).rglob("*") if file.is_file())
     print(f"{sum(ways.values()):,} frames to the strategy in {rounds:,} rounds: {dict(ways)}")
     megabytes = [round(size / 2**20) for size in resident]

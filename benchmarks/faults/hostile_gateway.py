@@ -10,7 +10,6 @@ gateway signs itself, with the phone's signature under another frame, and as if 
 of the honest devices. Nothing of it may be folded, and rounds must go on.
 """
 
-import argparse
 import logging
 import tempfile
 from collections import Counter
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
@@ -27,13 +27,13 @@ from benchmarks.faults.toy_phone import ToyPhone
 from benchmarks.faults.toy_run import settings_of
 from samara.devices.live.keys import create_key, read_client_index
 from samara.server.live.keys import ClientKeys
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.signing import SigningKey, answer_bytes
-from samara.shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.signing import SigningKey, answer_bytes
+from samara.shared.protocol.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES, Kind, kind_of
 
 HONEST = 2
 GATEWAY, PHONE = "gateway", "phone"
@@ -170,12 +170,10 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=12)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, rounds=12)
     logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        sound, forged, ways = speak_for_a_phone(Path(name), arguments.rounds)
+        sound, forged, ways = speak_for_a_phone(Path(name), given.rounds)
     print(f"{ways.total()} forged answers: {dict(ways)}")
     print(
         f"rounds with a report in the phone's name: {sound} while it had its key, {forged} after; "

@@ -6,11 +6,11 @@ from dataclasses import replace
 from flwr.app import Message, MessageType
 
 from benchmarks.faults.toy_client import LAYOUT, app
-from samara.shared.config import RunConfig
-from samara.shared.frames.hello import Hello
-from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
-from samara.shared.wire import RECORD
-from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.protocol.wire import RECORD
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, InProcessGrid
 
 CLIENTS = 4
 FOREIGN = replace(LAYOUT, a_seed=7)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samara.devices.live.http_requests import MAX_BODY_BYTES
+from samara.devices.live.owner.http_requests import MAX_BODY_BYTES
 
 TOKEN = "a-token-of-a-benchmark"
 """The token that a request must bring."""

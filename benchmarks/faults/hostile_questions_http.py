@@ -8,7 +8,6 @@ answered; each whole broken one must get the status of its kind and an error of 
 process must stay, write no traceback, and hold little more memory than before.
 """
 
-import argparse
 import http.client
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.hostile_http_requests import KINDS, TOKEN, Hostile, sound
 from benchmarks.serving import serving, write_client
 from samara.devices.live.settings import resolve_device_settings
@@ -101,13 +101,10 @@ def attack(place: Path, requests: int, seed: int) -> tuple[Counter[str], float, 
 
 def main() -> None:
     """Print the outcomes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, requests=10_000, seed=0)
     os.umask(0o077)
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        outcomes, before, after, log = attack(Path(name), arguments.requests, arguments.seed)
+        outcomes, before, after, log = attack(Path(name), given.requests, given.seed)
     assert "Traceback" not in log, log
     by_kind: dict[str, list[str]] = {}
     for outcome, count in sorted(outcomes.items()):

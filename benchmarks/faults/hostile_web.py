@@ -9,7 +9,6 @@ at once by sending and reading little or nothing, and the same again. Printed: h
 how many slow ones were sent away, and the gateway's resident memory.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -28,24 +27,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from samara.devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from samara.devices.phone.page_server.join_relay import JoinRelay
-from samara.devices.phone.page_server.listening import PageServer
-from samara.devices.phone.page_server.page_app import PageApp
-from samara.devices.phone.page_server.published_files import PublishedFile
-from samara.devices.phone.page_server.web_socket_stream import SUBPROTOCOL
-from samara.devices.phone.server_requests import ServerRequests
+from benchmarks.arguments import arguments
+from samara.devices.gateway.gateway import MAX_ANSWER_BYTES, Gateway
+from samara.devices.gateway.page_server.join_relay import JoinRelay
+from samara.devices.gateway.page_server.listening import PageServer
+from samara.devices.gateway.page_server.page_app import PageApp
+from samara.devices.gateway.page_server.published_files import PublishedFile
+from samara.devices.gateway.page_server.web_socket_stream import SUBPROTOCOL
+from samara.devices.gateway.server_requests import ServerRequests
 from samara.server.live.invitations import Invitations, invite_client
 from samara.server.live.join_filter import JoinFilter
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-from samara.shared.certificates import TlsFiles, make_certificates
-from samara.shared.client_index import client_index_of_key
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.refusal import Refusal
-from samara.shared.http.listening import open_tcp, server_config
-from samara.shared.invitation import JOIN_PATH, JoinRequest, join_proof
+from samara.shared.network.certificates import TlsFiles, make_certificates
+from samara.shared.network.http.listening import open_tcp, server_config
+from samara.shared.network.invitation import JOIN_PATH, JoinRequest, join_proof
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult, ToPhone
-from samara.shared.signing import answer_bytes, proof_bytes, public_pem, sign
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.signing import answer_bytes, proof_bytes, public_pem, sign
 
 LARGE = 64 * 2**20
 """Bytes of the file that slow readers ask for."""
@@ -316,12 +316,9 @@ async def attack(folder: Path, connections: int, slow: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--slow", type=int, default=200)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, connections=1000, slow=200)
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        came_out = asyncio.run(attack(Path(name), arguments.connections, arguments.slow))
+        came_out = asyncio.run(attack(Path(name), given.connections, given.slow))
     print(json.dumps(came_out, indent=1))
 
 

@@ -9,7 +9,6 @@ objects, objects that nobody asked for, and bytes that are no message. None of i
 process of the server may end, and its memory and its disk must not grow.
 """
 
-import argparse
 import hashlib
 import logging
 import tempfile
@@ -23,6 +22,7 @@ import httpx
 import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.signed_requests import connect, send_signed
 from benchmarks.faults.toy_clients import Device
@@ -37,8 +37,8 @@ from samara.shared.flower_compat import (
     message_to_proto,
     set_message_id,
 )
-from samara.shared.frames.report import Report
-from samara.shared.wire import RECORD
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.wire import RECORD
 
 PUSHES = 20
 """Messages that a hostile device sends beside each reply."""
@@ -230,14 +230,11 @@ class MalformedDevice(Device):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--messages", type=int, default=1000)
-    parser.add_argument("--hostile", type=int, default=3)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, messages=1000, hostile=3)
     logging.getLogger().setLevel(logging.ERROR)
-    rounds = -(-arguments.messages // (arguments.hostile * (PUSHES + 1)))
+    rounds = -(-given.messages // (given.hostile * (PUSHES + 1)))
     with tempfile.TemporaryDirectory(prefix="w") as name:
-        footprints = attack(Path(name), rounds, arguments.hostile, MalformedDevice)
+        footprints = attack(Path(name), rounds, given.hostile, MalformedDevice)
     sent = MalformedDevice.sent
     print(f"{sent.total():,} messages in {rounds} rounds: {dict(sent)}")
     print(f"answers by status: {dict(MalformedDevice.statuses)}")

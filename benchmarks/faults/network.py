@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 SERVER_ADDRESS = "10.204.0.1"
 
@@ -48,14 +47,6 @@ class Network:
         told = _run(*inside, "cat", f"{link}/tx_bytes", f"{link}/rx_bytes").split()
         return Traffic(int(told[0]), int(told[1]))
 
-    def cut(self, number: int) -> None:
-        """Unplug a client."""
-        _run(*self.server, "ip", "link", "set", f"c{number}", "down")
-
-    def mend(self, number: int) -> None:
-        """Plug it in again."""
-        _run(*self.server, "ip", "link", "set", f"c{number}", "up")
-
     def make(self, undo: ExitStack) -> None:
         """Make all of it."""
         server = self._namespace(f"{self._name}s", undo)
@@ -92,21 +83,6 @@ def network(clients: int) -> Iterator[Network]:
         made = Network(clients)
         made.make(undo)
         yield made
-
-
-@contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A file system in memory with so many bytes, mounted on a folder.
-
-    Raises:
-        RuntimeError: if it is not permitted here.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder))
-    try:
-        yield folder
-    finally:
-        _run_anyway("umount", str(folder))
 
 
 def _run(*command: str) -> str:

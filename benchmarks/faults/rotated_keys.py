@@ -11,7 +11,6 @@ index and its session, and the run must end in the digest of one with the same c
 rotation.
 """
 
-import argparse
 import logging
 import shutil
 import tempfile
@@ -23,23 +22,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import UserConfig
 
-from benchmarks.faults.live_run import LiveRun
+from benchmarks.arguments import arguments
+from benchmarks.faults.live_run import LiveRun, again
 from benchmarks.faults.ports import free_address
-from benchmarks.faults.runs_under_failures import again
 from benchmarks.faults.signed_requests import is_refused
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
 from benchmarks.faults.toy_phone import ToyPhone
 from benchmarks.faults.toy_run import check as check_toy_run
 from benchmarks.faults.toy_run import settings_of as toy_settings
 from benchmarks.scale.mixed_run import GATEWAY, OPEN, samara, start_gateway
-from samara.client.protocol.device_settings import CLIENT_INDEX
-from samara.devices.live.gateway_endpoint import GatewayEndpoint
-from samara.devices.live.gateway_stream import attach
+from samara.client.limits.device_settings import CLIENT_INDEX
+from samara.devices.live.connection.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.connection.gateway_stream import attach
 from samara.devices.live.keys import read_client_index
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.shared.errors import DeviceError
-from samara.shared.settings import Scalar
-from samara.shared.signing import SigningKey
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.settings.setting import Scalar
 
 BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
 FIRST_ROUNDS = 3
@@ -218,13 +217,11 @@ class _Threads:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds with the new key")
-    arguments = parser.parse_args()
+    given = arguments(__doc__, rounds=2)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     for rotate in (rotate_board, rotate_phone):
         with tempfile.TemporaryDirectory(prefix="w") as name:
-            print(rotate(Path(name), arguments.rounds), flush=True)
+            print(rotate(Path(name), given.rounds), flush=True)
 
 
 if __name__ == "__main__":

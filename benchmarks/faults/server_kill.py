@@ -11,7 +11,6 @@ Every round that was acknowledged must be in the ledger with its digest, and the
 an undisturbed run with the same cohort history.
 """
 
-import argparse
 import logging
 import multiprocessing
 import os
@@ -28,13 +27,14 @@ import numpy as np
 import psutil
 from flwr.app import Message
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.toy_client import app
 from benchmarks.faults.toy_run import CLIENTS, ToyRun, check, settings_of
 from samara.server.app import serve
-from samara.shared.config import RunConfig
-from samara.shared.result import RESULT_FILE
-from samara.shared.settings import Scalar
-from samara.simulations.engine import InProcessGrid
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import Scalar
+from samara.simulations.engines.in_process import InProcessGrid
 
 TARGETS = ("server up", "samara.server.live.superlink", "flower-superexec", "flwr-serverapp")
 
@@ -149,17 +149,13 @@ def _process(server: "subprocess.Popen[bytes]", target: str) -> psutil.Process |
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--live", type=int, default=15)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, kills=100, live=15, seed=0)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    for how, kills in ((kill_in_process, arguments.kills), (kill_live, arguments.live)):
+    for how, kills in ((kill_in_process, given.kills), (kill_live, given.live)):
         if kills:
             with tempfile.TemporaryDirectory() as name:
                 begun = time.monotonic()
-                print(how(kills, arguments.seed, Path(name)), flush=True)
+                print(how(kills, given.seed, Path(name)), flush=True)
                 print(f"  in {time.monotonic() - begun:.0f} s", flush=True)
 
 

@@ -12,19 +12,23 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.client.limits.device_settings import CLIENT_INDEX
 from samara.client.protocol.session import Session
-from samara.shared.directions import directions
 from samara.shared.errors import SamaraError
-from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
-from samara.shared.ledger.records import CatchUp, LedgerHeader
-from samara.shared.replay import to_float32
-from samara.shared.wire import RECORD
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import (
+    EvaluateInstruction,
+    TrainInstruction,
+    token_of,
+)
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.wire import RECORD
 
 LAYOUT = Layout((Tensor("toy", 2000, 1, ADAPTER_GROUP),), 1, 1.0, 0, "rademacher")
 MODEL_ID = bytes(32)

@@ -9,7 +9,6 @@ FOLDER/device-i.key. It goes on when the SuperLink dies and comes back, until th
 finished.
 """
 
-import argparse
 import logging
 import socket
 import threading
@@ -23,10 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict, UserConfig
 
+from benchmarks.arguments import arguments
 from benchmarks.faults.toy_client import app
-from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.client.limits.device_settings import CLIENT_INDEX
+from samara.devices.live.connection.supernode import outlast_server_errors
 from samara.devices.live.keys import read_client_index
-from samara.devices.live.supernode import outlast_server_errors
 from samara.shared.flower_compat import (
     ObjectPullError,
     ObjectTree,
@@ -40,7 +40,7 @@ from samara.shared.flower_compat import (
     pull_objects,
     set_message_id,
 )
-from samara.shared.rejection import HEADER, RejectionCode, rejection_in
+from samara.shared.network.rejection import HEADER, RejectionCode, rejection_in
 
 _POLL_SECONDS = 0.3
 
@@ -154,17 +154,12 @@ def _keys(file: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePubli
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--superlink", required=True)
-    parser.add_argument("--devices", type=int, default=4)
-    parser.add_argument("--ca", type=Path)
-    parser.add_argument("--keys", type=Path)
-    arguments = parser.parse_args()
+    given = arguments(__doc__, superlink=str, devices=4, ca=Path | None, keys=Path | None)
     logging.basicConfig(level=logging.WARNING)
     outlast_server_errors()
-    for number in range(arguments.devices):
-        key = arguments.keys / f"device-{number}.key" if arguments.keys else None
-        Device(number, arguments.devices, arguments.superlink, arguments.ca, key).start()
+    for number in range(given.devices):
+        key = given.keys / f"device-{number}.key" if given.keys else None
+        Device(number, given.devices, given.superlink, given.ca, key).start()
     while True:
         time.sleep(1)
 

@@ -3,14 +3,18 @@
 from benchmarks.faults.toy_client import answer, hello_of
 from samara.client.protocol.session import Session
 from samara.shared.errors import FrameError
-from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.protocol.frames.instructions import (
+    EvaluateInstruction,
+    TrainInstruction,
+    token_of,
+)
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
 
 
 class ToyPhone:
-    """A phone as `samara.devices.live.gateway_stream.attach` wants one.
+    """A phone as `samara.devices.live.connection.gateway_stream.attach` wants one.
 
     Args:
         client: client index.

@@ -14,17 +14,17 @@ from flwr.app import UserConfig
 
 from benchmarks.faults.ports import free_port
 from benchmarks.faults.toy_client import app
-from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.client.limits.device_settings import CLIENT_INDEX
 from samara.server.app import serve
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from samara.server.store import METRICS_FILE, read_layout, replay_run
-from samara.shared.config import RunConfig
-from samara.shared.events import EventFollower
-from samara.shared.replay import digest
-from samara.shared.result import read_result
-from samara.shared.settings import Scalar
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import Scalar
+from samara.shared.storage.events import EventFollower
+from samara.simulations.engines.in_process import InProcessGrid
 
 CLIENTS = 4
 _ROUND_SECONDS = 20.0

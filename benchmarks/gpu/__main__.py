@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.parts import PARTS, ROOT, Given, Part, Row
-from samara.shared.events import append_event, read_events
-from samara.shared.files import write_durably
+from samara.shared.storage.events import append_event, read_events
+from samara.shared.storage.files import write_durably
 
 RESULTS, PAGE, ALL_CELLS = "results.jsonl", "gpu.md", "all cells"
 FINISHED, FAILED, LIMIT, INTERRUPTED = (

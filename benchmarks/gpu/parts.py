@@ -68,8 +68,8 @@ def digests(given: Given) -> Iterator[Cell]:
     """Replay and directions on the GPU beside the CPU's bits."""
     import numpy as np
 
-    from samara.shared.directions import Distribution
-    from samara.shared.replay import default_backend, digest
+    from samara.shared.protocol.directions import Distribution
+    from samara.shared.protocol.replay import default_backend, digest
 
     def compare(name: str, size: int, distribution: Distribution) -> Iterator[Row]:
         rng = np.random.default_rng(size)
@@ -132,7 +132,7 @@ def replay(given: Given) -> Iterator[Cell]:
         fold = partial(backend.fold, state, seeds, coefficients, "gaussian")
         draw = partial(backend.draw_on_device, seeds[:2], size, "gaussian")
         for work, directions, run in (
-            ("fold, state from the host and back", seed_count, fold),
+            ("fold, the sum to the host", seed_count, fold),
             ("draw two", 2, draw),
         ):
             yield row | {"work": work, "10⁹ elements/s": rate(size * directions, run)}
@@ -480,7 +480,7 @@ def _gpu_backend(name: str) -> Any:
 
     if name == "triton":
         from samara.shared.model.replay_cuda import CudaBackend
-        from samara.shared.replay import default_backend
+        from samara.shared.protocol.replay import default_backend
 
         return CudaBackend(torch.device(DEVICE), default_backend(1))
     from samara.shared.model.replay_torch import TorchBackend

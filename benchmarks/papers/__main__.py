@@ -48,8 +48,8 @@ from samara.devices.hardware.offload_estimate import (
 from samara.devices.hardware.profile import load_device
 from samara.devices.hardware.roofline import Workload
 from samara.shared.errors import ConfigError, ModelError, SamaraError, TaskError
-from samara.shared.files import write_durably
-from samara.shared.settings import parse_assignment
+from samara.shared.settings.setting import parse_assignment
+from samara.shared.storage.files import write_durably
 
 _LONGEST_NAME = 100
 Figures = dict[str, float]

@@ -18,28 +18,29 @@ the audit has to find. With every guess right the bound is the logarithm of a th
 FOLDER/audit.jsonl has a line per run; the same command continues, and prints the table.
 """
 
-import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.rows import Row, Rows
-from benchmarks.privacy.federation import (
-    make_config,
-    open_aggregator,
-    still_instruction,
-    vector_reports,
-)
+from benchmarks.arguments import arguments
+from samara.server.rounds.private_aggregator import PrivateAggregator
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.report import Report
+from samara.server.rounds.report_validation import ValidatedReplies
+from samara.server.store import RunStore
 from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import VectorReport, hide_report
+from samara.shared.protocol.replay import check_fits, zero_state
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.settings.config import RunConfig
 
 ROUNDS, QUERIES, CANARIES = 10, 256, 2048
 GUESSED = 0.2
@@ -51,6 +52,25 @@ NOISES: dict[str, Noise] = {
     "none": lambda count, sigma: np.zeros(count, object),
 }
 """The noise of a run, by its name."""
+
+
+@dataclass(frozen=True)
+class _Ledger:
+    """A state of one number in place of a ledger on the disk."""
+
+    state: NDArray[np.int64] = field(default_factory=lambda: zero_state(1))
+
+    def check(self, delta: RoundDelta) -> None:
+        """Raise an error if a delta does not fit the state."""
+        check_fits(self.state, [group.scalars for group in delta.groups])
+
+
+@dataclass(frozen=True)
+class _Store:
+    """The parts of a run's store that a private aggregator uses."""
+
+    folder: Path
+    ledger: _Ledger = field(default_factory=_Ledger)
 
 
 def chance_of_guesses(
@@ -122,21 +142,29 @@ def audit(
         canaries: number of canaries, a multiple of `QUERIES`; they have a scalar each.
         rounds: rounds of the run.
     """
-    own: dict[str, Any] = {"privacy.mode": "central", "privacy.epsilon": epsilon, "seed": seed}
-    own |= {"rounds": rounds, "steps": canaries // QUERIES, "queries": QUERIES}
-    config = make_config(own)
+    settings: dict[str, Any] = {"method": "global", "seed-policy": "shared", "seed": seed}
+    settings |= {"privacy.mode": "central", "privacy.epsilon": epsilon, "aggregation.rule": "mean"}
+    settings |= {"adapter.layers": "readout", "evaluate.best": False, "personal.rounds": 0}
+    settings |= {"rounds": rounds, "steps": canaries // QUERIES, "queries": QUERIES}
+    config = RunConfig.of(settings, "benchmark")
+    clip = config.privacy.clip
     is_present = np.random.default_rng(seed).random(canaries) < 0.5
     with TemporaryDirectory() as folder:
-        aggregator = open_aggregator(config, Path(folder), 1, noise=noise)
+        store = cast(RunStore, _Store(Path(folder)))
+        aggregator = PrivateAggregator(config, store, noise=noise)
         for number in range(1, rounds + 1):
-            instruction = still_instruction(config, number)
-            reports = []
+            own = (bytes(8), number, bytes(32), bytes(32))
+            instruction = config.terms.instruction(
+                *own, learning_rate=0.0, clip=0.0, curvature_every=0
+            )
+            reports = {}
             for canary in np.flatnonzero(is_present).tolist():
                 gradients = np.zeros((instruction.steps, QUERIES), np.float32)
-                gradients.ravel()[canary] = 2 * config.privacy.clip
-                token = token_of(instruction.encode())
-                reports.append(Report(token, canary, 1, 0.0, gradients))
-            replies = vector_reports(reports, config.privacy.clip)
+                gradients.ravel()[canary] = 2 * clip
+                report = Report(token_of(instruction.encode()), canary, 1, 0.0, gradients)
+                frame = hide_report(report, clip, 0).encode()
+                reports[canary] = VectorReport.decode(frame)
+            replies = ValidatedReplies[VectorReport](answers=reports)
             aggregator.check_budget(instruction)
             aggregator.aggregate(instruction, replies, 1, canaries)
         releases = read_releases(Path(folder) / RELEASES_FILE)
@@ -173,14 +201,10 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+def main(words: Sequence[str] | None = None) -> None:
+    given = arguments(
+        __doc__, words, out=Path, epsilons=["8", "2", "0.5"], seeds=["0", "1", "2", "3", "4"]
     )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epsilons", type=listed, default=["8", "2", "0.5"])
-    parser.add_argument("--seeds", type=listed, default=["0", "1", "2", "3", "4"])
-    given = parser.parse_args(arguments)
     rows = Rows(given.out / "audit.jsonl")
     for noise, source in NOISES.items():
         for epsilon in map(float, given.epsilons):

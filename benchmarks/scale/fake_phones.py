@@ -24,16 +24,16 @@ import psutil
 import typer
 
 from benchmarks.faults.slow_connections import all_held
+from samara.devices.gateway.gateway import MAX_ANSWER_BYTES, Gateway
+from samara.devices.gateway.server import start_gateway
 from samara.devices.live.keys import create_key
-from samara.devices.phone.gateway import MAX_ANSWER_BYTES, Gateway
-from samara.devices.phone.gateway_server import start_gateway
-from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from samara.shared.client_index import client_index_of_key
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.refusal import Refusal
+from samara.shared.network.certificates import CERTIFICATES_FOLDER, make_certificates
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
-from samara.shared.signing import SigningKey, answer_bytes, proof_bytes
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.signing import SigningKey, answer_bytes, proof_bytes
 
 ROUND_SECONDS = 5.0
 LET_IN_SECONDS = 15.0

@@ -26,15 +26,15 @@ import grpc
 from benchmarks.faults.live_run import ROOT
 from benchmarks.faults.toy_client import LAYOUT, MODEL_ID, answer, hello_of
 from samara.client.protocol.session import Session
-from samara.devices.live.gateway_protocol import FINISHED, KEEPALIVE
-from samara.shared.client_index import client_index_of_key
-from samara.shared.files import write_durably
-from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
-from samara.shared.layout import Layout
-from samara.shared.ledger.records import CatchUp
+from samara.devices.live.connection.gateway_protocol import FINISHED, KEEPALIVE
 from samara.shared.proto.trainer_pb2 import FromPhone, Proof, Task, TaskKind, TaskResult
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
-from samara.shared.signing import SigningKey, answer_bytes, proof_bytes
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.signing import SigningKey, answer_bytes, proof_bytes
+from samara.shared.storage.files import write_durably
 
 AT_ONCE = 32
 """Most streams of a process that are being opened."""

@@ -37,7 +37,7 @@ from benchmarks.scale.light_clients import Plan, started
 from benchmarks.scale.round_parts import FILE_VARIABLE
 from samara.server.live.key_pairs import encode_key, new_key
 from samara.server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
-from samara.shared.settings import Scalar
+from samara.shared.settings.setting import Scalar
 
 OPEN = "phones attach at port"
 """The gateway's log line when clients can attach."""
@@ -220,7 +220,7 @@ def name_of(command: str) -> str:
         "samara.server.live.superlink": "SuperLink",
         "flower-superexec": "SuperExec",
         "server up": "server up",
-        "samara.devices.live.supernode": "SuperNodes of gateways",
+        "samara.devices.live.connection.supernode": "SuperNodes of gateways",
         "gateway up": "gateways",
     }
     if command.startswith("ip "):

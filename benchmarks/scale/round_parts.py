@@ -37,15 +37,15 @@ PARTS = {
     "signature checks": ("samara.server.transport.phone_answers:is_signed_by",),
     "waiting": ("samara.server.transport.deadline_grid:SystemClock.wait", "time:sleep"),
     "validation": (
-        "samara.server.rounds.replies:ReplyValidator.validate_reports",
+        "samara.server.rounds.report_validation:ReplyValidator.validate_reports",
         "samara.server.rounds.planner:Request.has_enough",
     ),
     "aggregation": ("samara.server.rounds.aggregation:RoundAggregator.aggregate",),
-    "replay": ("samara.shared.ledger.ledger:replay",),
+    "replay": ("samara.shared.protocol.ledger.ledger:replay",),
     "fsync": ("os:fsync",),
     "ledger": (
-        "samara.shared.ledger.ledger:Ledger.append",
-        "samara.shared.ledger.ledger:Ledger.compact",
+        "samara.shared.protocol.ledger.ledger:Ledger.append",
+        "samara.shared.protocol.ledger.ledger:Ledger.compact",
     ),
     "events": ("samara.server.rounds.event_log:EventLog.append_round",),
 }

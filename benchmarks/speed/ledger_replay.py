@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from samara.shared.directions import round_root
-from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.replay import quantize
-from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.protocol.directions import round_root
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout, Tensor
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.replay import quantize
+from samara.shared.protocol.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 MIB = 2**20
 

@@ -28,12 +28,12 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.spaces.full import FullSpace
 from samara.client.tuning.descent import SGD, Descent, UpdateStep
 from samara.client.tuning.training_loss import summed_loss
-from samara.shared.label_scores import cross_entropy
-from samara.shared.machine import peak_memory_bytes
+from samara.shared.machine.process import peak_memory_bytes
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import CausalScorer, Prompt
-from samara.shared.replay_numba import NumbaBackend
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.tasks.label_scores import cross_entropy
 
 METHODS = ("inference", "MeZO, in place", "MeZO, copy", "forward mode", "SGD", "Adam")
 EPSILON, RATE = 1e-3, 1e-6

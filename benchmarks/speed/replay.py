@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from samara.shared.directions import Distribution
 from samara.shared.errors import ConfigError
 from samara.shared.model.replay_torch import TorchBackend
-from samara.shared.replay import Backend
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.replay import Backend
+from samara.shared.protocol.replay_numpy import NumpyBackend
 
 Shapes = list[tuple[int, int]]
 
@@ -125,7 +125,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _backends(threads: int) -> list[Backend]:
-    from samara.shared.replay_numba import NumbaBackend
+    from samara.shared.protocol.replay_numba import NumbaBackend
 
     backends: list[Backend] = [NumpyBackend(), NumbaBackend(threads)]
     backends.append(TorchBackend(torch.device("cpu")))

@@ -3,8 +3,8 @@
     python -m benchmarks.speed.run_cost [--model MINILM --data SHARED] [--only NAME ...]
 
 Every run is a new process. `FITTED` are the runs that the constants of
-`samara.simulations.run_cost` follow from: with one step a round and with 16, what differs is
-`STEP`; with 16 directions and with 64, `SCORE` and `PRODUCT`; evaluations of rows that are kept
+`samara.simulations.planning.run_cost` follow from: with one step a round and with 16, what differs
+is `STEP`; with 16 directions and with 64, `SCORE` and `PRODUCT`; evaluations of rows that are kept
 are `MESSAGE`; forty clients and eight, `EXAMPLE` and `TOKEN`. `CHECKED` are others, which need a
 sentence encoder and a folder of data sets, and whose figures decide nothing.
 """
@@ -20,8 +20,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from samara.shared.config import RunConfig, load_scenario
-from samara.shared.scenarios import scenario_file
+from samara.shared.settings.config import RunConfig, load_scenario
+from samara.shared.settings.scenarios import scenario_file
 
 FITTED: dict[str, list[str]] = {
     "as it comes": [],
@@ -53,10 +53,10 @@ def cpu_seconds() -> float:
 
 def measure(config: RunConfig) -> dict[str, tuple[float, float]]:
     """Return the expected and the real processor seconds of a run, by part and in all."""
-    from samara.shared.result import RunResult
-    from samara.simulations.client_curves import write_curves
+    from samara.shared.results.result import RunResult
+    from samara.simulations.planning.run_progress import PLAN
+    from samara.simulations.report.client_curves import write_curves
     from samara.simulations.report.terminal import print_result
-    from samara.simulations.run_progress import PLAN
     from samara.simulations.simulate import simulate
 
     spent: defaultdict[str, float] = defaultdict(float)

@@ -18,63 +18,27 @@ from samara.shared.model.quantized import Quantization, quantize_linear
 from samara.shared.model.structure import blocks_of, body_of
 from samara.shared.tasks.kinds import ClassificationTask
 
+
+def _llama(
+    vocabulary: int, hidden: int, intermediate: int, blocks: int, heads: int, key_heads: int
+) -> dict[str, int]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+    }
+
+
 SHAPES: dict[str, dict[str, int]] = {
-    "llama-tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 176,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-    },
-    "llama-34m": {
-        "vocab_size": 8_192,
-        "hidden_size": 512,
-        "intermediate_size": 1_376,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-    },
-    "llama-110m": {
-        "vocab_size": 16_000,
-        "hidden_size": 768,
-        "intermediate_size": 2_048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-    },
-    "llama-small": {
-        "vocab_size": 1_024,
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-    },
-    "llama-deep": {
-        "vocab_size": 2_048,
-        "hidden_size": 256,
-        "intermediate_size": 704,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-    },
-    "llama-shared-keys": {
-        "vocab_size": 4_096,
-        "hidden_size": 768,
-        "intermediate_size": 2_048,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-    },
-    "llama-wide": {
-        "vocab_size": 2_048,
-        "hidden_size": 1_024,
-        "intermediate_size": 2_816,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-    },
+    "llama-tiny": _llama(512, 64, 176, 4, 4, 4),
+    "llama-34m": _llama(8_192, 512, 1_376, 8, 8, 8),
+    "llama-small": _llama(1_024, 128, 352, 6, 4, 4),
+    "llama-deep": _llama(2_048, 256, 704, 12, 8, 8),
+    "llama-shared-keys": _llama(4_096, 768, 2_048, 4, 12, 4),
+    "llama-wide": _llama(2_048, 1_024, 2_816, 2, 16, 4),
     "opt-tiny": {
         "vocab_size": 512,
         "hidden_size": 32,

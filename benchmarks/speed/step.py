@@ -31,19 +31,19 @@ from samara.client.forward.peak_memory import keep_freed_memory, measure_peak_me
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.trunk_cache import make_trunk_cache
 from samara.client.training.execution import StepBenchmark, choose_schedule
-from samara.shared.config import RunConfig
-from samara.shared.directions import DIRECTION_BITS
 from samara.shared.errors import ConfigError
-from samara.shared.files import write_durably
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter, inject
 from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.quantized import Quantization
-from samara.shared.model.replay_torch import backend_for
+from samara.shared.model.replay_torch import backend_for, draw_directions
 from samara.shared.model.scorers import CausalScorer, Prompt
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import DIRECTION_BITS
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import AdapterSettings
+from samara.shared.storage.files import write_durably
+from samara.shared.tasks.label_scores import cross_entropy
 
 EPSILON, LEARNING_RATE = 0.01, 1e-6
 CACHE_BYTES = 2**30
@@ -96,14 +96,14 @@ class Bench:
     def p_rge(self, prompts: list[Prompt], schedule: Schedule) -> Callable[[], None]:
         """A step with the master copy."""
         labels = np.arange(len(prompts)) % 2
-        center = np.zeros(self.layout.size, np.float32)
+        center = torch.zeros(self.layout.size, device=self.device)
 
         def step() -> None:
             z = self._directions()
-            perturbations = Perturbations.from_arrays(self.layout, center, z, EPSILON, self.device)
+            perturbations = Perturbations(self.layout, center, z, EPSILON)
             gradients = _gradients(self.forward.scores(perturbations, prompts, schedule), labels)
             scale = LEARNING_RATE * 2.0**-DIRECTION_BITS / len(z)
-            center[:] -= (scale * gradients).astype(np.float32) @ z.astype(np.float32)
+            center.sub_(torch.from_numpy(gradients).to(self.device) * scale @ z.float())
 
         return step
 
@@ -111,7 +111,8 @@ class Bench:
         """A step with all copies, in one pass."""
         labels = np.arange(len(prompts)) % 2
         center = np.zeros(self.layout.size, np.float32)
-        begun = DualForwarding.begin(self.layout, center, self._directions(), EPSILON)
+        first = self._directions().cpu().numpy()
+        begun = DualForwarding.begin(self.layout, center, first, EPSILON)
         adapters = DualForwarding(self.layout, begun.b.to(self.device))
 
         def step() -> None:
@@ -167,10 +168,14 @@ class Bench:
             config, StepBenchmark(self.forward, self.layout, weight_map, config, prompts, prompts)
         )
 
-    def _directions(self) -> np.ndarray[Any, np.dtype[np.int16]]:
+    def _directions(self) -> Tensor:
+        """Return directions that were not drawn before, int16 [q, d], on the device."""
         self._seed += self.settings.queries
         seeds = np.arange(self._seed, self._seed + self.settings.queries, dtype=np.uint64)
-        return self._backend.directions(seeds, self.layout.size, self.layout.distribution)
+        layout = self.layout
+        return draw_directions(
+            self._backend, seeds, layout.size, layout.distribution, 0, self.device
+        )
 
     def rows(self, batch: int, length: int, first_order: bool = True) -> list[Row]:
         """Measure every way to take a step on one shape of batch.

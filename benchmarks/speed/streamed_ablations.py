@@ -30,11 +30,10 @@ from samara.client.spaces.streamed import StreamedFullSpace
 from samara.client.streaming.loading import load_model
 from samara.client.streaming.stream import Scheduling
 from samara.client.tuning.descent import SGD, Descent, UpdateStep
-from samara.shared.label_scores import cross_entropy
-from samara.shared.model.loading import BaseModel
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import CausalScorer, Prompt
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
+from samara.shared.tasks.label_scores import cross_entropy
 
 EPSILON, RATE = 1e-3, 1e-6
 CPU = torch.device("cpu")
@@ -49,13 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 Step = Callable[[], object]
 
 
-def make_step(
-    folder: Path,
-    blocks: Path,
-    variant: str,
-    tokens: int,
-    watch: Callable[[BaseModel], None] = lambda base: None,
-) -> Step:
+def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
     """Return a step on one example, resident or streamed from the disk.
 
     Args:
@@ -63,7 +56,6 @@ def make_step(
         blocks: folder for its trained blocks.
         variant: resident, or a name in `VARIANTS`.
         tokens: length of the example.
-        watch: function that is given the model before the first step.
     """
     stream = "off" if variant == RESIDENT else "disk"
     settings = {"path": str(folder), "stream": stream}
@@ -79,7 +71,6 @@ def make_step(
         store = loaded.make_trainable_store(blocks)
         space = StreamedFullSpace(base, store, backend, **VARIANTS[variant])
         forward = make_forward_engine(base, space.adapter, scorer, True, None, space)
-    watch(base)
     return mezo_step(space, forward, 1, tokens)
 
 

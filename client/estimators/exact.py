@@ -1,15 +1,15 @@
 """Exact directional derivatives, by a backward pass or by forward-mode differentiation.
 
 For every query i, g_i = z_i·∇L(B), the limit of central differences for ε → 0 (MeZO, section 2.1).
-With a backward pass, a step takes one of them and one forward pass for any number of queries. In
-forward mode it takes one pass for each.
+The backward mode takes one forward and one backward pass per step, for any number of queries. The
+forward mode takes one pass per query.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samara.client.estimators.prge import Estimator, GradientEstimate, LossRequest, prge_estimator
-from samara.shared.directions import DIRECTION_BITS
+from samara.shared.protocol.directions import DIRECTION_BITS
 
 
 def exact_estimator(
@@ -20,11 +20,11 @@ def exact_estimator(
     Args:
         seeds: uint64 [q], seeds of the directions.
         batch: int64 [B], indices of the examples.
-        epsilon: size ε > 0 of the perturbations that the curvature is measured with.
-        curvature: estimate the curvature too, from losses as `prge_estimator` does.
+        epsilon: size ε > 0 of the perturbations for the curvature.
+        curvature: also estimate the curvature, from losses as in `prge_estimator`.
 
     Yields:
-        A request for the exact derivatives, answered by float64 [1 + q], L₀ and z·∇L of every
+        A request for the exact derivatives; its answer is float64 [1 + q], L₀ and z·∇L of every
         direction. If the curvature is requested, the requests of `prge_estimator` follow.
 
     Returns:
@@ -33,7 +33,7 @@ def exact_estimator(
     unperturbed, *derivatives = yield LossRequest(seeds, epsilon, batch, exact=True)
     gradients = np.array(derivatives).astype(np.float32)
     measured = None
-    if curvature:  # L₀ again: a second difference needs three losses with the same rounding
+    if curvature:  # L₀ again, because a second difference needs three losses with the same rounding
         measured = (yield from prge_estimator(seeds, batch, epsilon, True)).curvature
     return GradientEstimate(gradients, float(unperturbed), measured)
 
@@ -44,19 +44,19 @@ def mezo_exact_estimator(
     epsilon: float,
     curvature: bool = False,
 ) -> Estimator:
-    """Compute the exact projected gradients of one step, every direction on a batch of its own.
+    """Compute the exact projected gradients of one step, with a separate batch for every direction.
 
     Args:
         seeds: uint64 [n], seeds of the directions.
         batches: int64 [n, B], indices of the examples of every direction.
-        epsilon: size ε of the perturbations that the curvature is measured with.
-        curvature: estimate the curvature too.
+        epsilon: size ε of the perturbations for the curvature.
+        curvature: also estimate the curvature.
 
     Yields:
         The requests of `exact_estimator` for every direction.
 
     Returns:
-        The n projected gradients, with the mean of the L₀ as the mean loss.
+        The n projected gradients, with the mean of all L₀ as the mean loss.
     """
     found = []
     for j, batch in enumerate(batches):
@@ -73,7 +73,7 @@ def mezo_exact_estimator(
 def directional_derivatives(
     gradient: NDArray[np.float64], z: NDArray[np.int16]
 ) -> NDArray[np.float64]:
-    """Return z·∇L of every direction, float64 [q], each product and sum in float64.
+    """Return z·∇L of every direction, float64 [q].
 
     Args:
         gradient: ∇L, float64 [d].

@@ -1,8 +1,8 @@
-"""MeZO: n-SPSA with a batch for every direction, and what changes from step to step.
+"""MeZO: n-SPSA with a separate batch for every direction, and the schedules of n and η.
 
 Malladi et al., "Fine-tuning language models with just forward passes" (2023): definition 1 and
-algorithm 2 for the estimate, appendix A.2 for the schedules of n. Where all directions share one
-batch, n-SPSA is `samara.client.estimators.prge`.
+algorithm 2 for the estimate, appendix A.2 for the schedules of n. `samara.client.estimators.prge`
+is n-SPSA with one batch for all directions.
 """
 
 import math
@@ -23,7 +23,7 @@ def mezo_estimator(
     epsilon: float,
     curvature: bool = False,
 ) -> Estimator:
-    """Estimate the gradient of one step, every direction on a batch of its own.
+    """Estimate the projected gradients of one step, with a separate batch for every direction.
 
     For every j, g_j = (L(θ + ε·z_j; B_j) − L(θ − ε·z_j; B_j)) / 2ε.
 
@@ -31,11 +31,11 @@ def mezo_estimator(
         seeds: uint64 [n], seeds of the directions.
         batches: int64 [n, B], indices of the examples of every direction.
         epsilon: size ε > 0 of the perturbations.
-        curvature: estimate the curvature too, which takes the unperturbed loss on every batch.
+        curvature: also estimate the curvature, which takes the unperturbed loss on every batch.
 
     Yields:
-        A request for every direction, answered by losses float64 [2], + first, then −. If the
-        curvature is requested, each is followed by a request for the unperturbed loss, answered by
+        A request for every direction; its answer is the losses float64 [2], + first, then −. If the
+        curvature is requested, a request for the unperturbed loss follows each; its answer is
         float64 [1].
 
     Returns:
@@ -60,23 +60,24 @@ def one_point_estimator(
     epsilon: float,
     previous: float | None,
 ) -> Estimator:
-    """Estimate the gradient of one step by one loss for every direction.
+    """Estimate the projected gradients of one step from one loss per direction.
 
-    For every j, g_j = (L(θ + ε·z_j; B_j) − l) / ε, where l is the mean of these losses one step
-    earlier, at the θ of then: MeZO, definition 8 and appendix B.5, with one direction, of Zhang et
-    al., "A new one-point residual-feedback oracle for black-box learning and control" (2022).
+    For every j, g_j = (L(θ + ε·z_j; B_j) − l) / ε, where l is the mean of these losses in the
+    previous step, at that step's θ. Sources: MeZO, definition 8 and appendix B.5, with one
+    direction; Zhang et al., "A new one-point residual-feedback oracle for black-box learning and
+    control" (2022).
 
     Args:
         seeds: uint64 [n], seeds of the directions.
         batches: int64 [n, B], indices of the examples of every direction.
         epsilon: size ε > 0 of the perturbations.
-        previous: l; None in a first step, whose own mean loss takes its place.
+        previous: l, the mean loss of the previous step; None in the first step, which uses its own.
 
     Yields:
-        A request for every direction, answered by one loss, float64 [1].
+        A request for every direction; its answer is one loss, float64 [1].
 
     Returns:
-        The n projected gradients, with the mean loss, which is l of the next step.
+        The n projected gradients, with the mean loss, which is the next step's l.
     """
     losses = np.empty(len(seeds))
     for j, batch in enumerate(batches):
@@ -89,7 +90,7 @@ def one_point_estimator(
 def queries_at(step: int, steps: int, most: int, schedule: QuerySchedule) -> int:
     """Return n, the number of directions in a step.
 
-    The linear schedule of appendix A.2 rises from 1 or more to `most`: ⌈most·(t + 1)/T⌉.
+    The linear schedule of appendix A.2 is ⌈most·(t + 1)/T⌉, which rises to `most`.
 
     Args:
         step: index t of the step, from 0.
@@ -105,8 +106,8 @@ def learning_rate_at(
 ) -> float:
     """Return η, the learning rate of a step.
 
-    It rises by equal parts to the highest in W warm-up steps. Then it is constant, or falls towards
-    zero, the value for step T: linearly, or as half a period of a cosine.
+    The learning rate rises linearly to the highest value in W warm-up steps. Then it stays
+    constant, or falls to zero at step T, linearly or along half a period of a cosine.
 
     Args:
         step: index t of the step, from 0.

@@ -1,18 +1,18 @@
 """P-RGE: the projected gradients of q directions on one mini-batch (P-RGE, section 3).
 
-For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε, or with forward differences
-(L(B + ε·z_i) − L(B)) / ε (Ghadimi and Lan, 2013): q + 1 losses in place of 2·q, for an error of ε/2
-times the curvature along z_i. An estimator only requests losses; how the rows behind them are
-grouped into forward passes is decided by the forward engine.
+For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε. With forward differences, g_i =
+(L(B + ε·z_i) − L(B)) / ε (Ghadimi and Lan, 2013). They need q + 1 losses instead of 2·q, and have
+an error of ε/2 times the curvature along z_i. An estimator only requests losses. The forward engine
+decides how to group their rows into forward passes.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.directions import BOTH_SIDES, Differences
+from samara.shared.protocol.directions import BOTH_SIDES, Differences
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +26,9 @@ class LossRequest:
         batch: int64 [B], indices of the examples.
         signs: signs s of the perturbations s·ε·z, in the order of the losses: all seeds with the
             first sign, then all seeds with the next.
-        exact: whether L₀ and the exact directional derivatives z·∇L are requested instead of the
-            losses under perturbations.
+        exact: whether to request L₀ and the exact directional derivatives z·∇L instead of losses
+            under perturbations.
+        unperturbed: whether to request L₀ too, after the losses under perturbations.
     """
 
     seeds: NDArray[np.uint64]
@@ -35,6 +36,7 @@ class LossRequest:
     batch: NDArray[np.int64]
     signs: tuple[int, ...] = BOTH_SIDES
     exact: bool = False
+    unperturbed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +55,10 @@ class GradientEstimate:
 
 
 Estimator = Generator[LossRequest, NDArray[np.float64], GradientEstimate]
-"""A generator that yields loss requests, is sent their losses, and returns an estimate."""
+"""A generator that yields loss requests, receives their losses, and returns an estimate."""
 EstimatorFunction = Callable[[NDArray[np.uint64], NDArray[np.int64], float], Estimator]
-"""A registered estimator: seeds uint64 [q], batch int64 [B] and ε of a step to its estimator. All
-clients of a step yield as many requests."""
+"""A function from a step's seeds, uint64 [q], batch, int64 [B], and ε to its estimator. All clients
+of a step yield equally many requests."""
 
 
 def prge_estimator(
@@ -66,35 +68,34 @@ def prge_estimator(
     curvature: bool = False,
     differences: Differences = "central",
 ) -> Estimator:
-    """Estimate the gradient of one step on a batch that all directions share.
+    """Estimate the projected gradients of one step on a batch that all directions share.
 
     Args:
         seeds: uint64 [q], seeds of the directions.
         batch: int64 [B], indices of the examples.
         epsilon: size ε > 0 of the perturbations.
-        curvature: estimate the curvature too, which takes both signs and the unperturbed loss.
-        differences: kind of the differences where the curvature is not requested.
+        curvature: also estimate the curvature, which takes both signs and the unperturbed loss.
+        differences: central or forward; the curvature always takes central differences.
 
     Yields:
-        A request for all directions, answered by losses float64 [2q], + first, then −, or [q] if
-        only + is requested. Then a request for the unperturbed loss where it is needed, answered
-        by float64 [1].
+        A request for all directions; its answer is the losses float64 [2q], + first, then −, or [q]
+        if only + is requested. The unperturbed loss follows them if it is needed.
 
     Returns:
         The q projected gradients.
     """
     if differences == "forward" and not curvature:
-        plus = yield LossRequest(seeds, epsilon, batch, signs=(1,))
-        (unperturbed,) = yield LossRequest(seeds[:0], epsilon, batch)
+        losses = yield LossRequest(seeds, epsilon, batch, signs=(1,), unperturbed=True)
+        plus, unperturbed = losses[:-1], losses[-1]
         gradients = ((plus - unperturbed) / epsilon).astype(np.float32)
         return GradientEstimate(gradients, float(unperturbed))
-    losses = yield LossRequest(seeds, epsilon, batch)
-    plus, minus = np.split(losses, 2)
+    answer = yield LossRequest(seeds, epsilon, batch, unperturbed=curvature)
+    losses = answer[: 2 * len(seeds)]
+    plus, minus = losses[: len(seeds)], losses[len(seeds) :]
     gradients = ((plus - minus) / (2 * epsilon)).astype(np.float32)
     mean_curvature = None
     if curvature:
-        unperturbed = yield LossRequest(seeds[:0], epsilon, batch)
-        mean_curvature = float(np.mean(plus + minus - 2 * unperturbed)) / epsilon**2
+        mean_curvature = float(np.mean(plus + minus - 2 * answer[-1])) / epsilon**2
     return GradientEstimate(gradients, float(losses.mean()), mean_curvature)
 
 
@@ -105,22 +106,31 @@ def run_estimator(
 
     Args:
         estimator: a generator that has not been started.
-        losses_of: function that returns the losses of a request, float64 [signs · q] in the order
-            of the request's signs, or [1] for the unperturbed loss.
+        losses_of: function that returns a request's losses, float64 [signs · q] in the order of the
+            request's signs, or [1] for the unperturbed loss. It answers a request for both in two
+            calls.
     """
-    return run_estimators([estimator], lambda requests: [losses_of(requests[0])])[0]
+
+    def answers(requests: Sequence[LossRequest]) -> list[NDArray[np.float64]]:
+        (request,) = requests
+        perturbed = replace(request, unperturbed=False)
+        losses = losses_of(perturbed)
+        if request.unperturbed:
+            losses = np.append(losses, losses_of(replace(perturbed, seeds=request.seeds[:0])))
+        return [losses]
+
+    return run_estimators([estimator], answers)[0]
 
 
 def run_estimators(
     estimators: Sequence[Estimator],
     losses_of: Callable[[Sequence[LossRequest]], Sequence[NDArray[np.float64]]],
 ) -> list[GradientEstimate]:
-    """Run several estimators of one kind in step, and return the estimate of each.
+    """Run several estimators of one kind in lockstep and return their estimates.
 
     Args:
         estimators: generators that have not been started and yield equally many requests.
-        losses_of: function that is given one request of each estimator and returns the losses of
-            each.
+        losses_of: function that takes one request per estimator and returns the losses of each.
     """
     requests = [next(estimator) for estimator in estimators]
     results: list[GradientEstimate] = []

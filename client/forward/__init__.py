@@ -1,1 +1,1 @@
-"""Forward engines: rows in, scores out."""
+"""Forward engines, which compute the scores of prompts under perturbations."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: block by block, the backward pass computes activations again."""
+"""Activation checkpointing: a backward pass that recomputes activations block by block."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,15 +16,15 @@ def checkpointing(
     blocks: Sequence[nn.Module],
     recomputing: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Have forward passes inside the context keep no more than each block's inputs.
+    """Make forward passes inside the context keep only each block's inputs.
 
-    The backward pass runs a block's forward pass again before its own (Chen et al., "Training deep
-    nets with sublinear memory cost", 2016), with the same bits. The last block keeps its
-    activations: the backward pass begins with it, so that nothing would be gained.
+    For each block, the backward pass repeats the forward pass first, with the same bits (Chen et
+    al., "Training deep nets with sublinear memory cost", 2016). The last block keeps its
+    activations: the backward pass begins there, so recomputing them would save no memory.
 
     Args:
         blocks: blocks of the model, lowest first; dropout must be off.
-        recomputing: function that returns the context which a block's second forward pass needs.
+        recomputing: function that returns the context for a block's second forward pass.
     """
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -1,4 +1,4 @@
-"""Losses of perturbations whose objective is a metric of decoded answers."""
+"""Losses of perturbations when the objective is a metric of decoded answers."""
 
 from collections.abc import Sequence
 
@@ -21,15 +21,15 @@ def answer_losses(
     accepted: Sequence[Sequence[str]],
     micro_batch: int = 0,
 ) -> NDArray[np.float32]:
-    """Return minus the metric of the answers that are decoded under each perturbation.
+    """Return the negated metric of the answers decoded under each perturbation.
 
     Args:
         forward: forward engine.
-        task: task that names the metric.
-        perturbations: P perturbations of one client; each decodes alone.
-        prompts: n prompts without their answers.
+        task: task that defines the metric.
+        perturbations: P perturbations of one client, each decoded separately.
+        prompts: n prompts without answers.
         accepted: accepted answers of every prompt.
-        micro_batch: most examples in a pass; 0 puts all into one.
+        micro_batch: maximum number of examples in a pass; 0 puts all examples into one pass.
 
     Returns:
         float32 [P].

@@ -1,14 +1,15 @@
-"""A model's body over the rows of several perturbations, sharing what is equal under all of them.
+"""A model's body under several perturbations, with shared computation where they are equal.
 
-Blocks below the lowest adapter (the trunk) give the same output under every perturbation, so they
-run once per example, alone, and their outputs are cached under a byte budget. The blocks above run
-over all rows, P perturbations × m sequences, at once. The last block runs only at the positions
-whose output is read. Short sequences may share a row (`samara.client.forward.rows`).
+Blocks below the lowest adapter (the trunk) give the same output under every perturbation. They run
+once per example, on that example alone, and their outputs are cached under a byte budget. The
+blocks above run over all rows, P perturbations × m sequences, at once. The last block runs only at
+the positions whose output is read. Short sequences may share a row (`samara.client.forward.rows`).
 
-Not every architecture can be computed so. `samara.client.forward.self_check` tells, and the others
-run as a whole over all rows, or over those of one length at a time, or are refused.
+`samara.client.forward.self_check` finds the architectures that cannot be computed in this way. Such
+a model runs as a whole, over all rows or over the rows of one length at a time, or is refused.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -36,20 +37,20 @@ from samara.shared.model.layer_selection import is_linear
 from samara.shared.model.loading import BaseModel
 
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""The errors of a model that does not take its inputs in another form."""
+"""Errors raised by models that do not accept inputs in a changed form."""
 
 
 class PerturbedBody(ProvenBody):
-    """A base model's body over sequences under several perturbations, which share the trunk.
+    """A base model's body, run on sequences under several perturbations that share the trunk.
 
     Args:
         base: model, with or without adapters.
-        first_block: lowest block that differs between perturbations.
-        cache: cache of the trunk's outputs; without it the trunk runs inside each pass.
-        packs: whether passes may be packed, if the model gives the same output then.
+        first_block: index of the lowest block that differs between perturbations.
+        cache: cache of the trunk's outputs; without a cache the trunk runs in each pass.
+        packs: whether sequences share rows if packing does not change the model's output.
 
     Raises:
-        ModelError: if the model computes something else in every way.
+        ModelError: if no way of computing the body reproduces the model's output.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class PerturbedBody(ProvenBody):
             self._way = self._known_way(packs)
 
     def _prepare(self, way: Way, packs: bool) -> None:
-        """Find what the body does with its parts when it is computed in a way."""
+        """Choose how to treat the body's parts for a given way of computing it."""
         by_block = way is Way.BY_BLOCK
         self._way = way
         if by_block:
@@ -96,14 +97,14 @@ class PerturbedBody(ProvenBody):
 
         Args:
             sequences: m token sequences.
-            perturbations: P, number of active perturbations.
-            supervised: positions of each sequence that will be read; None for all.
+            perturbations: number P of active perturbations.
+            supervised: positions to be read in each sequence; None for all.
             use_cache: whether to use the cache of the trunk's outputs, if there is one.
-            pack: whether sequences of which some positions are read may share rows.
+            pack: whether sequences may share rows if `supervised` is given.
 
         Returns:
             [P·m, S, hidden] in the compute type, ordered by perturbation and padded on the right;
-            positions that are not supervised hold arbitrary finite numbers.
+            unsupervised positions hold arbitrary finite numbers.
 
         Raises:
             ModelError: if a sequence is longer than the model's context.
@@ -127,43 +128,91 @@ class PerturbedBody(ProvenBody):
         return self._restore_positions(hidden, supervised, perturbations, rows)
 
     def continue_texts(self, tokens: Sequence[Ids], cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the last hidden states of a causal model's texts, and their keys and values.
+        """Return the hidden states at the ends of a causal model's texts, and their KV cache.
 
         Args:
-            tokens: tokens of m texts of one length; with a cache, those after the ones in it.
-            cache: keys and values of the texts so far, as the call before returned them.
+            tokens: tokens of m texts of equal length; with a cache, only the tokens not yet in it.
+            cache: keys and values of the texts so far, as returned by the previous call.
 
         Returns:
-            [m, hidden], and the cache for the next call; None if the model has none, or none that
-            gives the states of the whole text.
+            [m, hidden], and the cache for the next call. The cache is None if the model has none,
+            or if states computed with it differ from those of a pass over the whole text.
         """
         ids = torch.tensor(tokens, device=self._base.network.device)
         if self._find_once("cache", self._caching_is_exact):
-            return self._continue(ids, cache)
+            hidden, cache = self._continue(ids, cache)
+            return hidden[:, -1], cache
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
 
     def _caching_is_exact(self) -> bool:
-        """Return whether a text that continues from a cache has the states of the whole text."""
+        """Return whether a pass from a cache gives the same states as one over the whole text."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
         try:
             _, cache = self._continue(whole[:, :-1])
-            ends, _ = self._continue(whole[:, -1:], cache)
+            last, _ = self._continue(whole[:, -1:], cache)
         except _UNSUITABLE:
             return False
         expected = self._base.body(input_ids=whole).last_hidden_state[:, -1]
-        return cache is not None and differ_by_rounding(ends, expected)
+        return cache is not None and differ_by_rounding(last[:, -1], expected)
 
     def _continue(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Return the hidden states of the tokens after a cache, and the extended cache."""
         output = self._base.body(input_ids=ids, past_key_values=cache, use_cache=True)
-        return output.last_hidden_state[:, -1], getattr(output, "past_key_values", None)
+        return output.last_hidden_state, getattr(output, "past_key_values", None)
 
-    def forward_padded(self, ids: Tensor, perturbations: int) -> Tensor:
-        """Return the hidden states of padded sequences, for a causal model that is exported.
+    def read_prefix(self, prefix: Ids) -> Any:
+        """Return the keys and values of a common prefix of texts, for `continue_prefix`.
+
+        Returns:
+            A KV cache; None if states computed with it differ from those of whole texts.
+        """
+        if not self._find_once("prefix", self._sharing_is_exact):
+            return None
+        return self._continue(torch.tensor([prefix], device=self._base.network.device))[1]
+
+    def continue_prefix(self, cache: Any, sequences: Sequence[Ids]) -> Tensor:
+        """Return the hidden states of texts after a common prefix.
 
         Args:
-            ids: int64 [m, S], padded on the right, where causal attention does not see the padding.
-            perturbations: P, number of active perturbations.
+            cache: result of `read_prefix`, which is not changed.
+            sequences: tokens of m texts after the prefix.
+
+        Returns:
+            [m, S, hidden], padded on the right.
+        """
+        own = copy.deepcopy(cache)
+        own.batch_repeat_interleave(len(sequences))
+        rows = [torch.tensor(sequence) for sequence in sequences]
+        # causal attention does not see the padding, which is on the right
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._base.network.device)
+        return self._continue(ids, own)[0]
+
+    def _sharing_is_exact(self) -> bool:
+        """Return whether passes after a cached prefix give the same states as whole texts."""
+        length = min(PROBE_TOKENS, self._base.context)
+        whole = tuple(range(1, 1 + length))
+        prefix, rest = whole[: length // 2], whole[length // 2 :]
+        other = tuple(reversed(rest))[:-1] or rest
+        try:
+            _, cache = self._continue(torch.tensor([prefix], device=self._base.network.device))
+            found = self.continue_prefix(cache, [rest, other])
+        except _UNSUITABLE:
+            return False
+        return all(
+            differ_by_rounding(
+                found[index, : len(text)], self._run_whole([prefix + text], 1)[0, len(prefix) :]
+            )
+            for index, text in enumerate([rest, other])
+        )
+
+    def forward_padded(self, ids: Tensor, perturbations: int) -> Tensor:
+        """Return the hidden states of padded sequences, for export of a causal model.
+
+        Args:
+            ids: int64 [m, S], padded on the right, so that causal attention does not see the
+                padding.
+            perturbations: number P of active perturbations.
 
         Returns:
             [P·m, S, hidden], ordered by perturbation.
@@ -181,7 +230,7 @@ class PerturbedBody(ProvenBody):
         return self(sequences, perturbations, read)
 
     def _run_whole(self, sequences: Sequence[Ids], perturbations: int) -> Tensor:
-        """Run the model over rows that are repeated before it: all, or those of one length."""
+        """Run the whole model over repeated rows: all at once, or one length at a time."""
         lengths = [len(sequence) for sequence in sequences]
         groups = [list(range(len(sequences)))]
         if self._way is Way.BY_LENGTH:
@@ -202,7 +251,7 @@ class PerturbedBody(ProvenBody):
     def _rows(
         self, sequences: Sequence[Ids], supervised: Sequence[Sequence[int]] | None, pack: bool
     ) -> Rows:
-        """Return the rows of a pass, packed where that is asked for and exact."""
+        """Return the rows of a pass, packed if that is requested and exact."""
         packed = pack and self._can_pack and supervised is not None
         return Rows.of(self._base, sequences, packed)
 
@@ -235,7 +284,7 @@ class PerturbedBody(ProvenBody):
     def _sharing_before_adapters(
         self, perturbations: int, ids: Tensor
     ) -> AbstractContextManager[None]:
-        """Have the first adapted block compute once what is equal under all perturbations."""
+        """Make the first adapted block compute adapter-free parts once for all perturbations."""
         if perturbations == 1 or not self._parts_without_adapters:
             return nullcontext()
         first = self._blocks[self._first_block]
@@ -245,10 +294,10 @@ class PerturbedBody(ProvenBody):
     def _perturbations_before_last(
         self, perturbations: int, supervised: Sequence[Sequence[int]] | None
     ) -> int:
-        """Return the number of perturbations that rows are repeated for before the last block.
+        """Return the number of copies of each row before the last block, one per perturbation.
 
-        If perturbations differ only after the attention of that block, rows are repeated there,
-        and only the rows that are read.
+        If perturbations differ only after the attention of that block, only the rows that are read
+        are repeated, after the attention.
         """
         return 1 if self._repeats_late and supervised is not None else perturbations
 
@@ -256,10 +305,10 @@ class PerturbedBody(ProvenBody):
     def _last_block_at(
         self, supervised: Sequence[Sequence[int]], perturbations: int, rows: Rows
     ) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Have the last block compute only supervised positions where the others are not needed.
+        """Make the parts of the last block that need only supervised positions compute only these.
 
         Yields:
-            Function that selects these positions in the block's input.
+            A function that selects these positions in the block's input.
         """
         early = self._perturbations_before_last(perturbations, supervised)
         chosen = rows.indices(supervised, early)
@@ -279,11 +328,11 @@ class PerturbedBody(ProvenBody):
         perturbations: int,
         rows: Rows,
     ) -> Tensor:
-        """Return hidden states at the positions of their own sequences, [P·m, S, hidden]."""
+        """Put hidden states back at the positions of their sequences, [P·m, S, hidden]."""
         if supervised is None or not (self._can_select or rows.are_packed):
             return hidden
         one_each = all(len(positions) == 1 for positions in supervised)
-        if one_each and not rows.are_packed:  # the others may hold anything
+        if one_each and not rows.are_packed:  # the other positions may hold anything
             return hidden.expand(-1, rows.ids.shape[1], -1)
         read = hidden[:, 0] if self._can_select else hidden[rows.indices(supervised, perturbations)]
         shape = perturbations * len(supervised), rows.ids.shape[1], hidden.shape[2]
@@ -292,7 +341,7 @@ class PerturbedBody(ProvenBody):
         return whole
 
     def _known_full_input_parts(self) -> list[nn.Module] | None:
-        """Return the parts of `_find_full_input_parts`, which are found once."""
+        """Return the result of `_find_full_input_parts`, which is cached."""
         block = self._blocks[-1]
 
         def names() -> list[str] | None:
@@ -305,10 +354,10 @@ class PerturbedBody(ProvenBody):
         return known if known is None else [block.get_submodule(name) for name in known]
 
     def _find_full_input_parts(self) -> list[nn.Module] | None:
-        """Find the parts of the last block, with linear layers, that need all positions.
+        """Find the parts of the last block that have linear layers and need all positions.
 
-        The probe with NaN has shown that the other parts need no more than supervised positions.
-        The comparison here only shows that hidden states take the expected way through the block.
+        The probe with NaN has shown that the other parts need only supervised positions. The
+        comparison here only shows that hidden states take the expected path through the block.
 
         Returns:
             The parts, or None if selecting positions does not give the right output.
@@ -333,9 +382,9 @@ class PerturbedBody(ProvenBody):
         return selector.full_input_parts if differ_by_rounding(selected, expected) else None
 
     def _packing_is_exact(self) -> bool:
-        """Return whether packed sequences have the hidden states that they have alone.
+        """Return whether packed sequences have the same hidden states as unpacked ones.
 
-        Blocks differ in some models, and one of each kind is tried.
+        Some models have blocks of several kinds, so one block of each kind is tried.
         """
         length = min(PROBE_TOKENS, self._base.context)
         begins = 0, length // 2, length // 2 + 1  # the last two fit into one row
@@ -358,7 +407,7 @@ class PerturbedBody(ProvenBody):
     def _repeating_rows(
         self, shape: torch.Size, perturbations: int, trunk: Tensor | None
     ) -> Iterator[None]:
-        """Repeat the rows for every perturbation at the first adapted block, and masks from there.
+        """Repeat rows and masks for every perturbation, from the first adapted block on.
 
         Args:
             shape: (m, S) of the token ids.
@@ -405,7 +454,7 @@ class PerturbedBody(ProvenBody):
 
 @contextmanager
 def _changed_input(block: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Apply a function to the hidden states that a block is called with."""
+    """Apply a function to a block's input hidden states inside the context."""
 
     def hook(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,8 +3,8 @@
 A step scores B examples under 2·q perturbations. `sequential` runs 2·q passes of B rows; `inner`
 puts both signs of a query into one pass; `outer` puts all queries of a sign into one pass; `both`
 runs one pass of 2·q·B rows. E = q·B is the effective batch size of P-RGE: steps of equal E cost the
-same. Each pass can be cut further into micro-batches of examples. All groupings give the same
-projected gradients up to rounding; which one is fastest depends on the device and the shapes.
+same. A pass can be divided further into micro-batches of examples. All groupings give the same
+projected gradients up to rounding. The fastest grouping depends on the device and the shapes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ Grouping = Literal["sequential", "inner", "outer", "both"]
 GROUPINGS: tuple[Grouping, ...] = ("sequential", "inner", "outer", "both")
 
 _RETIMING_FACTOR = 1.25
-"""Candidates whose time is within this factor of the shortest are timed again."""
+"""Candidates within this factor of the shortest time are timed again."""
 _RETIMINGS = 3
 
 
@@ -29,8 +29,8 @@ class Schedule:
     """The division of a step into forward passes.
 
     Attributes:
-        grouping: perturbations that share a pass.
-        micro_batch: most examples in a pass; 0 puts all examples of the step into one.
+        grouping: rule for the perturbations that share a pass.
+        micro_batch: maximum number of examples in a pass; 0 puts all examples of the step into one.
     """
 
     grouping: Grouping = "both"
@@ -40,14 +40,14 @@ class Schedule:
 def split_by_grouping(
     perturbations: PerturbedAdapters, grouping: Grouping
 ) -> Iterator[tuple[NDArray[np.int64], PerturbedAdapters]]:
-    """Split the perturbations of a step into those that share a pass.
+    """Split a step's perturbations into the groups that share a pass.
 
     Args:
-        perturbations: both signs of q directions, or a single one.
-        grouping: perturbations that share a pass.
+        perturbations: both signs of q directions, or a single perturbation.
+        grouping: rule for the perturbations that share a pass.
 
     Yields:
-        Indices of the perturbations of a pass, and these perturbations.
+        Indices of a pass's perturbations, and the perturbations themselves.
     """
     if grouping == "both" or not perturbations.queries:
         yield np.arange(perturbations.count), perturbations
@@ -69,23 +69,23 @@ def perturbations_per_pass(grouping: Grouping, queries: int) -> int:
 
 
 def distinct_groupings(queries: int) -> tuple[Grouping, ...]:
-    """Return the groupings that differ: with one query, `outer` is `sequential`."""
+    """Return the distinct groupings: with one query, `outer` equals `sequential`."""
     return GROUPINGS if queries > 1 else ("sequential", "inner")
 
 
 def find_largest_micro_batch(peak_bytes: Callable[[int], int], budget: int, most: int) -> int:
-    """Find the largest micro-batch that is known to fit a byte budget.
+    """Find the largest micro-batch whose pass fits a byte budget, by measured passes.
 
     Memory grows at most in proportion to the examples in a pass, so a measured pass bounds larger
-    ones. No pass that may exceed the budget is tried, except the first, of a single example.
+    passes. Only the first measured pass, with one example, may exceed the budget.
 
     Args:
-        peak_bytes: function that measures the memory of a pass of so many examples.
-        budget: bytes that a pass may take.
-        most: examples of a step.
+        peak_bytes: function that measures the memory of a pass with a given number of examples.
+        budget: maximum memory of a pass, in bytes.
+        most: number of examples in a step.
 
     Returns:
-        Number of examples; 0 if not even one fits.
+        The number of examples; 0 if not even one fits.
     """
     fitting, candidate = 0, 1
     while (peak := peak_bytes(candidate)) <= budget:
@@ -97,7 +97,7 @@ def find_largest_micro_batch(peak_bytes: Callable[[int], int], budget: int, most
 
 
 def candidate_micro_batches(largest: int) -> Iterator[int]:
-    """Yield the sizes to be timed: the largest, and its halves down to single examples."""
+    """Yield the micro-batch sizes to time: the largest, then halves of it down to one example."""
     while largest > 0:
         yield largest
         largest = 0 if largest == 1 else -(-largest // 2)
@@ -106,14 +106,14 @@ def candidate_micro_batches(largest: int) -> Iterator[int]:
 def choose_fastest(
     candidates: Iterable[Schedule], seconds: Callable[[Schedule], float]
 ) -> tuple[Schedule, dict[Schedule, float]]:
-    """Choose the schedule with the shortest time; close candidates are timed again, in turn.
+    """Choose the fastest schedule; candidates with close times are timed several times in turn.
 
     Args:
-        candidates: schedules to be timed, at least one.
+        candidates: schedules to time, at least one.
         seconds: function that times one step.
 
     Returns:
-        The fastest schedule, and the shortest time of each.
+        The fastest schedule, and the shortest time of each candidate.
     """
     times = {candidate: seconds(candidate) for candidate in candidates}
     limit = min(times.values()) * _RETIMING_FACTOR

@@ -1,9 +1,9 @@
 """Selection of supervised positions in the last block, after its attention.
 
-Attention is the last part of a model that mixes positions. Its output is needed only at the
-positions that are read, and so are the sums and norms that follow. A block adds the output of
-attention to its own input, so the input is reduced to the same positions, while the parts that
-receive this input directly still see all of it.
+Attention is the last part of a model that mixes positions. Its output, and the sums and norms that
+follow, are needed only at the positions that are read. A block adds the output of attention to the
+block's input, so the input is reduced to the same positions. The parts that receive this input
+directly still see all of it.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,17 +17,17 @@ from samara.shared.model.layer_selection import is_linear
 
 
 class PositionSelector:
-    """Reduces the hidden states of a block to chosen positions.
+    """Reduction of a block's hidden states to chosen positions.
 
     Args:
-        shape: (R, S), rows and tokens of the whole hidden states.
+        shape: (R, S), rows and tokens of the complete hidden states.
         rows: int64 [n], rows of the chosen positions.
         positions: int64 [n], chosen positions in these rows.
-        repeats: how often rows are repeated, once per perturbation, when positions are selected; 1
-            if they are repeated already.
+        repeats: number of copies of each row, one per perturbation, made at the selection; 1 if the
+            rows are already repeated.
 
     Attributes:
-        full_input_parts: parts of the block with linear layers that received all positions.
+        full_input_parts: parts of the block that have linear layers and received all positions.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class PositionSelector:
         self.full_input_parts: list[nn.Module] = []
 
     def select(self, hidden: Tensor) -> Tensor:
-        """Return the block's reduced input, [repeats·n, 1, hidden], of [R, S, hidden]."""
+        """Return a block's input [R, S, hidden] at the chosen positions, [repeats·n, 1, hidden]."""
         self._whole, self._selected = hidden, self._reduce(hidden)
         return self._selected
 
     @contextmanager
     def applied_to(self, block: nn.Module) -> Iterator[None]:
-        """Have a block give, for the reduced input, its output at the chosen positions."""
+        """Make a block compute its output at the chosen positions from the reduced input."""
         with ExitStack() as stack:
             for part in block.children():
                 stack.enter_context(replace_forward(part, self._wrap(part, part.forward)))

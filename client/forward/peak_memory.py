@@ -1,4 +1,4 @@
-"""The memory of forward passes: its peak, and its reuse between steps."""
+"""Peak memory of forward passes, and reuse of memory between steps."""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,30 +13,30 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """Have the C library reuse the memory that a step frees for the next step.
+    """Make the C library reuse the memory freed by a step for the next step.
 
-    By default glibc returns every large tensor to the system at once, and the system maps the pages
-    of the next one again. Passes of other lengths leave holes in what is kept; where PyTorch lays
-    large tensors into huge pages (`samara.shared.machine.HUGE_PAGES`), these are fewer. Without
-    glibc this does nothing.
+    By default glibc returns a freed large tensor's memory to the system at once, and the system has
+    to map new pages for the next tensor. With this function, passes of different lengths leave
+    holes in the kept memory. There are fewer holes if PyTorch puts large tensors into huge pages
+    (`samara.shared.machine.process.HUGE_PAGES`). Without glibc this does nothing.
     """
     _mallopt(_M_MMAP_MAX, 0)
     _mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def share_heap() -> None:
-    """Have threads that start from now on share one heap of the C library.
+    """Make threads started from now on share one heap of the C library.
 
-    By default each has one of its own, whose freed memory serves no other thread. Without glibc
-    this does nothing.
+    By default each thread has a separate heap, and other threads cannot reuse its freed memory.
+    Without glibc this does nothing.
     """
     _mallopt(_M_ARENA_MAX, 1)
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system the memory that is free in the C library's heap.
+    """Return free memory in the C library's heap to the system.
 
-    Passes of batches of different lengths leave holes in it that later ones do not fit. Without
+    Batches of different lengths leave holes in the heap that do not fit later batches. Without
     glibc this does nothing.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -54,7 +54,7 @@ class PeakMemory:
     """The result of `measure_peak_memory`.
 
     Attributes:
-        bytes: most bytes that tensors created inside the context held at once.
+        bytes: peak size in bytes of the tensors created inside the context.
     """
 
     bytes: int = 0
@@ -62,10 +62,10 @@ class PeakMemory:
 
 @contextmanager
 def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Measure the most bytes that tensors created inside this context hold at once.
+    """Measure the peak size in bytes of the tensors created inside this context.
 
-    On CUDA the allocator counts them. On a CPU every tensor that an operation returns is counted
-    until it is freed; temporary memory inside an operation is not.
+    On CUDA the allocator counts. On a CPU every tensor returned by an operation counts until it is
+    freed; temporary memory inside an operation does not count.
     """
     peak = PeakMemory()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The way to compute a model's body, found by trying each against transformers' own pass."""
+"""Choice of a way to compute a model's body with the same output as transformers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +28,14 @@ from samara.shared.model.lora_fa import LoRAFALinear
 
 PROBE_TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.05
-"""Largest difference between two ways to compute a probe, relative to its largest number."""
+"""Largest accepted difference between two computations of a probe, relative to the largest
+value."""
 _CHECK_CACHE_BYTES = 2**24
 _Found = TypeVar("_Found")
 
 
 class Way(Enum):
-    """A way to compute a model's body; the first that is exact is taken."""
+    """The ways to compute a model's body, in the order in which they are tried."""
 
     BY_BLOCK = "rows are repeated at the first adapted block, and read positions selected"
     WHOLE = "rows are repeated before the model"
@@ -42,11 +43,11 @@ class Way(Enum):
 
 
 class _FirstBlockDoneError(Exception):
-    """The end of a pass of which nothing but the first block's output is needed."""
+    """Ends a pass early once the first block's output is known."""
 
 
 class ProvenBody(ABC):
-    """A body of blocks that is computed in the first of several ways that is exact."""
+    """A body of blocks, computed in the first way whose output equals the network's."""
 
     ways, remedy = tuple(Way), ""
 
@@ -58,14 +59,14 @@ class ProvenBody(ABC):
 
     @abstractmethod
     def _prepare(self, way: Way, packs: bool) -> None:
-        """Find what the body does with its parts when it is computed in a way."""
+        """Choose how to treat the body's parts for a given way of computing it."""
 
     @abstractmethod
     def _hidden_states(self, rows: Rows) -> Tensor:
-        """Return the body's output of rows as they are."""
+        """Return the body's output for unmodified rows."""
 
     def _known_way(self, packs: bool) -> Way:
-        """Prepare and return the way to compute this model, which is found once."""
+        """Return the way to compute this model, prepared; the search for it runs once."""
         key = type(self), self._first_block, self._cache is None, self._kinds()
         verdicts = self._base.verdicts
         if key not in verdicts:
@@ -79,7 +80,7 @@ class ProvenBody(ABC):
         return tuple(type(module) for module in self._base.network.modules())
 
     def _find_once(self, what: str, find: Callable[[], _Found]) -> _Found:
-        """Return a property of this model that probes reveal; they run once."""
+        """Return the stored result of a probe of this model, after running the probe once."""
         key, verdicts = (what, type(self), self._kinds()), self._base.verdicts
         if key not in verdicts:
             verdicts[key] = find()
@@ -87,10 +88,10 @@ class ProvenBody(ABC):
         return found
 
     def _find_way(self, packs: bool) -> Way:
-        """Find the first way in which the body gives what the network gives.
+        """Find the first way in which the body's output equals the network's.
 
         Raises:
-            ModelError: if there is none.
+            ModelError: if there is no such way.
         """
         found: list[Way] = []
 
@@ -118,18 +119,18 @@ class ProvenBody(ABC):
         return found[0]
 
     def _cannot(self, not_a_chain: str) -> str:
-        """Return the reason why no way is tried, if there is one."""
+        """Return the reason why no way can work; empty if the ways are worth trying."""
         return ""
 
     def _difference(
         self, sequences: Sequence[Ids], expected: Sequence[Tensor], pair: PerturbedPair | None
     ) -> str:
-        """Return what the body computes otherwise than the network; nothing if all is equal.
+        """Describe how the body's output differs from the network's; empty if it does not.
 
         Args:
             sequences: sequences of different lengths.
-            expected: hidden states that the network gives each of them, alone.
-            pair: two perturbations of the adapters, if there are any.
+            expected: the network's hidden states of each sequence, computed alone.
+            pair: two perturbations of the adapters; None without adapters.
         """
         neighbours = (
             "what it computes of a text depends on the texts beside it, or on their padding"
@@ -158,12 +159,12 @@ class ProvenBody(ABC):
         expected: Sequence[Sequence[Tensor]],
         read: Sequence[Sequence[int]] | None,
     ) -> bool:
-        """Return whether a pass gives expected hidden states.
+        """Return whether a pass gives the expected hidden states.
 
         Args:
             sequences: m token sequences.
             expected: hidden states of each sequence under each of P perturbations.
-            read: positions that are read of each sequence; None for all.
+            read: positions to read in each sequence; None for all.
         """
         cache = self._cache
         self._cache = None if cache is None else MemoryCache(_CHECK_CACHE_BYTES)
@@ -186,10 +187,10 @@ class ProvenBody(ABC):
         perturbations: int,
         read: Sequence[Sequence[int]] | None,
     ) -> Tensor:
-        """Run the pass that is checked."""
+        """Run the pass that `_gives` checks, and return its hidden states."""
 
     def _find_position_wise(self) -> list[nn.Module]:
-        """Return the parts of the last block that need only supervised positions, found once."""
+        """Return the last block's parts that need only supervised positions, cached."""
 
         def run() -> Tensor:
             with self._skipping_blocks(0, len(self._blocks) - 1):
@@ -203,7 +204,7 @@ class ProvenBody(ABC):
         return [block.get_submodule(name) for name in verdicts[key]]
 
     def _count_block_outputs(self) -> int:
-        """Return the length of the tuple that blocks return; 0 if they return a tensor."""
+        """Return the length of the tuple returned by blocks; 0 if they return a tensor."""
         count = 0
 
         def record(_: nn.Module, __: Any, output: Any) -> None:
@@ -220,12 +221,12 @@ class ProvenBody(ABC):
         return count
 
     def _as_block_output(self, hidden: Tensor) -> Any:
-        """Return hidden states as a block does; whatever else it returns is None."""
+        """Return hidden states in the form of a block's output, with None for other outputs."""
         others = [None] * (self._outputs_of_block - 1)
         return (hidden, *others) if self._outputs_of_block else hidden
 
     def _difference_from_a_chain(self) -> str:
-        """Return how blocks do otherwise than run once, in order, each on the output before it."""
+        """Describe how the blocks deviate from a simple chain; empty if they do not."""
         self._outputs_of_block = self._count_block_outputs()
         ran: list[int] = []
         given: list[Tensor] = []
@@ -250,7 +251,10 @@ class ProvenBody(ABC):
 
     @contextmanager
     def _one_block_of_each_kind(self) -> Iterator[None]:
-        """Skip blocks like one before, but for the first adapted block and the last one."""
+        """Skip blocks inside the context so that one of each kind runs.
+
+        The first adapted block and the last block always run.
+        """
         kinds = [_kind(block) for block in self._blocks]
         kept = self._first_block, len(self._blocks) - 1
         with ExitStack() as stack:
@@ -264,7 +268,7 @@ class ProvenBody(ABC):
 
     @contextmanager
     def _skipping_blocks(self, start: int, stop: int) -> Iterator[None]:
-        """Have blocks start … stop − 1 return their input."""
+        """Make blocks start … stop − 1 return their input."""
 
         def identity(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -277,7 +281,7 @@ class ProvenBody(ABC):
 
 
 def _kind(block: nn.Module) -> list[object]:
-    """Return what tells blocks apart that compute otherwise: their modules and modules' choices."""
+    """Return the types and settings of a block's modules; blocks of one kind have equal ones."""
     return [
         (
             type(module),
@@ -288,14 +292,14 @@ def _kind(block: nn.Module) -> list[object]:
 
 
 def differ_by_rounding(one: Tensor, other: Tensor) -> bool:
-    """Return whether two ways to compute the same numbers differ by rounding alone."""
+    """Return whether two results differ only by rounding."""
     error = (one - other).abs().max() / other.abs().max()
     tolerance = _TOLERANCE if one.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
     return float(error) <= tolerance
 
 
 def has_adapters(parts: Sequence[nn.Module] | None) -> bool:
-    """Return whether some of these parts have adapters; True if the parts are unknown."""
+    """Return whether any of these parts has adapters; True if the parts are unknown."""
     if parts is None:
         return True
     return any(isinstance(module, LoRAFALinear) for part in parts for module in part.modules())

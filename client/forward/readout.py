@@ -1,13 +1,15 @@
-"""The forward engine for a readout alone: the model runs once per example.
+"""The forward engine for adapters that are only a readout: the model runs once per example.
 
-Nothing inside the model is trained, so an example's scores under the base and its representation
-never change. They are computed once and kept; then a query is a small matrix product. A forward
-pass depends in its last bits on the examples that share it. So the examples of a split are always
-divided in the same way, whatever is kept already and whichever of them a step asks for.
+Nothing inside the model is trained, so an example's scores under the base model and its
+representation never change. They are computed once and stored. A query is then a small matrix
+product. The last bits of a forward pass depend on the examples that share the pass. So a split's
+examples are always divided into passes in the same way, regardless of the stored results and of the
+examples in a step.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,28 +22,34 @@ from samara.client.forward.representation_store import RepresentationStore, Spli
 from samara.client.forward.resident import SINGLE_PASS, ResidentForward
 from samara.client.forward.streamed import make_forward_engine
 from samara.client.forward.trunk_cache import Ids
-from samara.shared.layout import Layout
-from samara.shared.model.damping import RANDOM_SEED, RANDOM_TEXTS, load_damping, random_examples
+from samara.shared.model.damping import (
+    RANDOM_SEED,
+    RANDOM_TEXTS,
+    load_damping,
+    random_examples,
+    texts_to_measure,
+)
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import LABEL_BIAS, empty_adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.readout import Readout, representations
 from samara.shared.model.scorers import Prompt, Scorer
-from samara.shared.profiled_loss import shifts_of_rows
+from samara.shared.protocol.layout import Layout
 from samara.shared.tasks.base_task import Span
 from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.profiled_loss import shifts_of_rows
 from samara.shared.tasks.rows import Example
 
 UNIT = 256
-"""The number of examples that are computed, and kept on disk, together."""
+"""Number of examples computed and stored on disk together."""
 DAMPING_MICRO_BATCH = 16
-"""The number of random texts in a forward pass; fixed, since all settings share their damping."""
+"""Number of random texts in a forward pass; fixed, because all settings share one damping."""
 SCORES_BYTES = 64 * 2**20
-"""Most bytes of the scores of a matrix product."""
+"""Largest size of a matrix product's scores, in bytes."""
 
 
 class RepresentationScorer(Scorer):
-    """A scorer whose rows are the scores of another one, followed by the representation.
+    """A scorer that returns another scorer's scores, followed by the representation.
 
     Args:
         scorer: the other scorer.
@@ -62,18 +70,18 @@ class RepresentationScorer(Scorer):
 
 
 class ReadoutForward:
-    """A forward engine that scores prompts under perturbations of a readout.
+    """A forward engine for scoring prompts under perturbations of a readout.
 
     Args:
         engine: engine of the model without adapters, whose scorer is a `RepresentationScorer`.
         layout: layout of the readout.
         labels: number of labels.
-        readout: computation of the readout's part of the scores.
+        readout: computation of the readout's contribution to the scores.
         store: store of the representations.
-        micro_batch: function that returns the most examples in a forward pass.
+        micro_batch: function that returns the maximum number of examples in a forward pass.
 
     Attributes:
-        passes: number of examples that went through the model so far.
+        passes: number of examples run through the model so far.
     """
 
     def __init__(
@@ -90,9 +98,9 @@ class ReadoutForward:
         self._has_bias = any(tensor.name == LABEL_BIAS for tensor in layout.tensors)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Compute the representations of a split, from which its examples are taken from now on.
+        """Compute a split's representations, and use them for its examples from now on.
 
-        Call it with all examples of a split before asking for some of them.
+        Call this method with all examples of a split before requesting some of them.
         """
         if prompts:
             self._numbers_of(self._store.split(prompts))
@@ -105,8 +113,12 @@ class ReadoutForward:
         """Return the scores of n prompts under the base model, float32 [n, labels]."""
         return self._gather(prompts)[:, : self._labels].cpu().numpy().copy()
 
+    def texts_to_measure(self) -> Sequence[Prompt]:
+        """Return the random texts that run through the model before the first example."""
+        return self._readout.texts_to_measure()
+
     def run_pass(self, prompts: Sequence[Prompt]) -> None:
-        """Run the model once over prompts, to measure it; what it gives is discarded."""
+        """Run the model once over prompts for a measurement, discarding the results."""
         run_base(self._engine, prompts, 0)
 
     @torch.inference_mode()
@@ -119,13 +131,13 @@ class ReadoutForward:
     ) -> NDArray[np.float32]:
         """Return the scores of every prompt under every perturbation.
 
-        Prompts that belong to no split yet are taken as one.
+        Prompts that no split contains are stored as a new split.
 
         Args:
             perturbations: P perturbations of each of C clients.
             prompts: C · n prompts, client by client.
-            schedule: not read; there are no forward passes to divide.
-            whole: not read; what is kept of the base model are log-likelihoods.
+            schedule: ignored, because there are no forward passes to divide.
+            whole: ignored, because the base model's stored scores are log-likelihoods.
 
         Returns:
             float32 [P, C·n, labels].
@@ -144,7 +156,7 @@ class ReadoutForward:
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> NDArray[np.float32]:
-        """Return the scores of prompts that belong to no data; see `ResidentForward`."""
+        """Return the scores of prompts outside the data; see `ResidentForward`."""
         damping = self._readout.load_damping()
         raw = self._engine.score_question(empty_adapter()[1], prompts)
         numbers = torch.from_numpy(raw).to(damping.mean.device)
@@ -156,17 +168,17 @@ class ReadoutForward:
     def next_logits(
         self, perturbation: PerturbedAdapters, tokens: Sequence[int], cache: Any = None
     ) -> tuple[NDArray[np.float32], Any]:
-        """Return the logits of the base model, which a readout leaves as they are."""
+        """Return the logits of the base model, which a readout does not change."""
         return self._engine.next_logits(empty_adapter()[1], tokens, cache)
 
     def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
-        """Score prompts at once, with gradients where autograd is on.
+        """Score prompts together, with gradients if autograd is on.
 
-        Call `prepare` with the whole split before, outside of inference mode.
+        First call `prepare` with the whole split, outside of inference mode.
 
         Args:
             perturbations: P perturbations of each of C clients.
-            prompts: n prompts in all, equally many of each client, client by client.
+            prompts: n prompts in total, equally many per client, client by client.
 
         Returns:
             float32 [P, n, labels] on the model's device.
@@ -189,8 +201,8 @@ class ReadoutForward:
             center: unperturbed readouts of C clients.
             prompts: C · n prompts, client by client.
             labels: int64 [C, n].
-            micro_batch: not read; there are no forward passes to divide.
-            is_profiled: whether the loss is `profiled_cross_entropy` instead.
+            micro_batch: ignored, because there are no forward passes to divide.
+            is_profiled: whether to use `profiled_cross_entropy` instead.
 
         Returns:
             Losses, float64 [C], and their gradients, float64 [C, d].
@@ -222,7 +234,7 @@ class ReadoutForward:
         return scores
 
     def _gather(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Return the scores of the base and the features, float32 [n, labels + features]."""
+        """Return the base model's scores and the features, float32 [n, labels + features]."""
         if (split := self._store.whole(prompts)) is not None:
             return self._numbers_of(split)
         located = self._store.locate(prompts)
@@ -237,15 +249,15 @@ class ReadoutForward:
         division = self._micro_batch(), torch.get_num_threads()
         return self._store.numbers(split, division, self._compute)
 
-    @torch.no_grad()  # not inference mode: exact gradients flow past these numbers
+    @torch.no_grad()  # not inference mode, because exact gradients use these numbers
     def _compute(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute a split: the units of its examples in the order of their lengths."""
+        """Return a split's numbers, computed in units of examples sorted by length."""
         order = sorted(range(len(prompts)), key=lambda i: max(map(len, prompts[i].sequences)))
         damping = self._readout.load_damping()
         numbers = torch.empty(
             len(prompts), self._labels + len(damping.mean), device=damping.mean.device
         )
-        # the longest first, so that the memory of its passes is enough for all that follow
+        # the longest first, so that later passes fit into the memory of its passes
         for start in reversed(range(0, len(prompts), UNIT)):
             chosen = order[start : start + UNIT]
             raw = self._raw([prompts[index] for index in chosen]).to(numbers.device)
@@ -265,7 +277,7 @@ class ReadoutForward:
 
 
 def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> ResidentForward:
-    """Make an engine that gives scores and representations of a model without its adapters."""
+    """Make an engine for a model's scores and representations without adapters."""
     adapter, _ = empty_adapter()
     return make_forward_engine(base, adapter, RepresentationScorer(scorer), streamed)
 
@@ -273,9 +285,9 @@ def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> Residen
 def run_base(
     engine: ResidentForward, prompts: Sequence[Prompt], micro_batch: int
 ) -> NDArray[np.float32]:
-    """Return the rows of prompts under the model without adapters, float32 [n, width]."""
+    """Return an engine's scores of prompts without adapters, float32 [n, width]."""
     _, no_adapters = empty_adapter()
-    if engine.base.depth:  # nothing is read of an example's other sequences
+    if engine.base.depth:  # an example's other sequences are not read
         prompts = [prompt.only(0) for prompt in prompts]
     scores: NDArray[np.float32] = engine.scores(
         no_adapters, prompts, Schedule("both", micro_batch)
@@ -291,17 +303,18 @@ def make_readout(
     tokenize: Callable[[Example], Prompt],
     streamed: bool = False,
 ) -> Readout:
-    """Make the readout of a model and a task; its damping is read or measured at the first use.
+    """Make the readout of a model and a task; the damping is loaded or measured on first use.
 
     Args:
         base: the model.
-        task: task that random tokens are put into.
+        task: task; prompts of its form with random tokens measure the damping.
         scorer: scorer of the model's family.
         damping: value of ``adapter.damping``.
         tokenize: function that turns an example into a prompt.
         streamed: whether the model's blocks are streamed.
     """
 
+    @cache
     def prompts() -> list[Prompt]:
         examples = random_examples(base, task, RANDOM_TEXTS, RANDOM_SEED)
         return [tokenize(example) for example in examples]
@@ -310,12 +323,16 @@ def make_readout(
         engine = make_base_engine(base, scorer, streamed)
         return run_base(engine, texts, DAMPING_MICRO_BATCH)[:, scorer.labels :]
 
-    device = base.network.device
-    return Readout(scorer.labels, lambda: load_damping(damping, base, prompts, represent), device)
+    return Readout(
+        scorer.labels,
+        lambda: load_damping(damping, base, prompts, represent),
+        base.network.device,
+        lambda: texts_to_measure(damping, base, prompts),
+    )
 
 
 def _unit_key(prompts: Sequence[Prompt], micro_batch: int) -> Ids:
-    """Return the content of prompts, and their division into passes, as one list of numbers."""
+    """Return the content of prompts and their division into passes as one tuple of numbers."""
     numbers = [micro_batch]
     for prompt in prompts:
         for ids, positions, targets in zip(

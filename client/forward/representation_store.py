@@ -1,4 +1,4 @@
-"""The representations of a readout's examples, kept split by split under a byte budget."""
+"""A store of the representations of a readout's examples, by split, under a byte budget."""
 
 import threading
 from collections import OrderedDict
@@ -19,20 +19,21 @@ _KIND = "representations 2"
 
 
 Division = tuple[int, int]
-"""Examples in a forward pass, and torch's threads."""
+"""Number of examples in a forward pass, and number of torch threads."""
 
 
 @dataclass(eq=False)
 class SplitRows:
-    """Examples whose forward passes are shared.
+    """Examples that share forward passes.
 
     Attributes:
-        prompts: the examples; while they are referred to here, an id means one of them.
-        first: index of the first example among those of all splits.
-        numbers: scores of the base and features, float32 [n, labels + features]; None if they are
-            not in memory.
-        division: how the work was divided that gave them, on which their last bits depend.
-        computing: lock of whoever computes them.
+        prompts: the examples. They stay referenced here, because they are found by Python id.
+        first: index of the first example among the examples of all splits.
+        numbers: base model's scores and features, float32 [n, labels + features]; None if not in
+            memory.
+        division: micro-batch and number of threads that computed the numbers; the last bits depend
+            on them.
+        computing: lock held while the numbers are computed.
     """
 
     prompts: tuple[Prompt, ...]
@@ -43,13 +44,13 @@ class SplitRows:
 
 
 class RepresentationStore:
-    """The splits whose representations are in memory, under a byte budget; threads share it.
+    """A thread-safe store of splits with representations in memory, under a byte budget.
 
-    The least recently used split is dropped first, and computed again when it is needed.
+    The least recently used split is evicted first, and computed again when needed.
 
     Args:
-        limit: most bytes in memory; the latest split stays in any case.
-        disk: cache on disk, if any, of scores and representations as they are.
+        limit: maximum size in memory, in bytes; the latest split always stays.
+        disk: cache on disk, if any, of unmodified scores and representations.
     """
 
     def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
@@ -65,8 +66,8 @@ class RepresentationStore:
 
         Args:
             prompts: the examples.
-            lasting: whether an example that is in another split too is taken from this one from
-                now on.
+            lasting: whether this split also serves those of its examples that another split
+                contains, from now on.
         """
         ids = tuple(map(id, prompts))
         with self._lock:
@@ -81,17 +82,16 @@ class RepresentationStore:
             return split
 
     def whole(self, prompts: Sequence[Prompt]) -> SplitRows | None:
-        """Return the split whose examples are the very sequence of these, if there is one."""
+        """Return the split whose tuple `prompts` is the given object; None if there is none."""
         with self._lock:
             split = self._by_sequence.get(id(prompts))
         return split if split is not None and split.prompts is prompts else None
 
     def locate(self, prompts: Sequence[Prompt]) -> tuple[list[SplitRows], NDArray[np.int64]] | None:
-        """Return the splits that examples are taken from; None if an example has no split.
+        """Return the splits that contain the given examples; None if an example has no split.
 
         Returns:
-            The distinct splits, and the row of each example in their numbers, one split's after
-            the other's: int64 [n].
+            The distinct splits, and each example's row in their concatenated numbers, int64 [n].
         """
         with self._lock:
             indices = list(map(self._index_of.get, map(id, prompts)))
@@ -108,7 +108,7 @@ class RepresentationStore:
         return used, rows + (starts - firsts)[which]
 
     def keep_only(self, splits: Sequence[Sequence[Prompt]]) -> None:
-        """Discard all splits but these."""
+        """Discard all splits except these."""
         with self._lock:
             kept = {tuple(map(id, prompts)) for prompts in splits}
             for ids in self._splits.keys() - kept:
@@ -125,7 +125,7 @@ class RepresentationStore:
         division: Division,
         compute: Callable[[Sequence[Prompt]], Tensor],
     ) -> Tensor:
-        """Return the numbers of a split, which are computed unless they are in memory."""
+        """Return a split's numbers; compute them if memory has none of the same division."""
         with split.computing:
             numbers = split.numbers
             if numbers is None or split.division != division:
@@ -160,7 +160,7 @@ def make_representation_store(
     Args:
         base: the model.
         scorer: scorer of the task.
-        limit: most bytes in memory, and again on disk.
+        limit: maximum size in bytes in memory, and the same on disk.
         folder: folder for a cache on disk, if any.
 
     Raises:

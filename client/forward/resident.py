@@ -1,4 +1,4 @@
-"""The forward engine for a model that is in memory as a whole."""
+"""The forward engine for a model that is entirely in memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from samara.shared.model.lora_fa import LABEL_BIAS, Adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.readout import Readout, representations
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
-from samara.shared.profiled_loss import shifts_of_rows
+from samara.shared.tasks.profiled_loss import shifts_of_rows
 
 SINGLE_PASS = Schedule()
 
@@ -30,11 +30,11 @@ class PassBatch:
     """The perturbations and prompts of one forward pass.
 
     Attributes:
-        perturbation_indices: indices of the pass's perturbations among all of them.
+        perturbation_indices: indices of the pass's perturbations among all perturbations.
         perturbations: perturbations of the pass.
-        prompt_indices: indices of the pass's prompts among all of them.
+        prompt_indices: indices of the pass's prompts among all prompts.
         prompts: prompts of the pass.
-        whole: whether scores are log-likelihoods also where steps only compare them.
+        whole: whether scores must be log-likelihoods even if steps only compare them.
     """
 
     perturbation_indices: NDArray[np.int64]
@@ -45,18 +45,18 @@ class PassBatch:
 
 
 class ResidentForward:
-    """A forward engine that scores prompts under perturbations.
+    """A forward engine for scoring prompts under perturbations.
 
     Args:
         adapter: adapters in the model.
         scorer: scorer of the model's family.
-        body: body of the same model.
-        readout: computation of the readout's part of the scores, if there is a readout.
+        body: body of the model.
+        readout: computation of the readout's contribution to the scores; None without a readout.
 
     Attributes:
         base: the model.
-        passes: number of rows, examples times perturbations, that went through the model so far;
-            backward passes do not count, and every token of a decoded answer is a row.
+        passes: number of rows, examples times perturbations, run through the model so far. Backward
+            passes do not count. Every token of a decoded answer counts as a row.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class ResidentForward:
         Args:
             perturbations: P perturbations of each of C clients.
             prompts: C · n prompts, client by client.
-            schedule: division into passes. Examples of similar length share a pass, so that there
-                is little padding.
-            whole: whether scores are log-likelihoods also where steps only compare them.
+            schedule: division into passes; examples of similar length share a pass to limit
+                padding.
+            whole: whether scores must be log-likelihoods even if steps only compare them.
 
         Returns:
-            float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than others.
+            float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than other rows.
 
         Raises:
             ValueError: if the clients' examples cannot share a pass; see `have_equal_row_counts`.
@@ -96,11 +96,11 @@ class ResidentForward:
         if clients > 1 and not have_equal_row_counts(prompts, clients):
             raise ValueError(f"the examples of {clients} clients have different numbers of rows")
         if self._readout is not None:
-            self._readout.load_damping()  # it may take forward passes of its own
+            self._readout.load_damping()  # loading may run separate forward passes
         self.passes += perturbations.count * len(prompts)
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        # the longest first, so that the memory of its pass is enough for all that follow
+        # the longest first, so that later passes fit into the memory of its pass
         micro_batches = reversed(list(_micro_batches(prompts, clients, schedule.micro_batch)))
         batches = [
             PassBatch(indices, group, chosen, [prompts[index] for index in chosen], whole)
@@ -112,21 +112,61 @@ class ResidentForward:
             scores[*rows, : results.shape[2]] = results
         return scores
 
+    @torch.inference_mode()
+    def scores_after(
+        self,
+        adapters: PerturbedAdapters,
+        prefix: Ids,
+        prompts: Sequence[Prompt],
+        micro_batch: int,
+    ) -> NDArray[np.float32] | None:
+        """Return the scores of prompts with a common prefix, which runs only once.
+
+        The last bits differ from those of `scores`.
+
+        Args:
+            adapters: a single perturbation, or the unperturbed adapter.
+            prefix: the common tokens; no position in the prefix is read.
+            prompts: n prompts.
+            micro_batch: maximum number of prompts in a pass.
+
+        Returns:
+            float32 [n, width of the rows], −∞ where a row has fewer scores than other rows; None if
+                there is no prefix, or the model cannot continue one.
+        """
+        if not prefix:
+            return None
+        with forward_pass(), self._adapter.using(adapters):
+            cache = self._body.read_prefix(prefix)
+        if cache is None:
+            return None
+        rests = [prompt.after(len(prefix)) for prompt in prompts]
+        scores = np.full((len(prompts), self._scorer.width(prompts)), -np.inf, np.float32)
+        for chosen in _micro_batches(rests, 1, micro_batch):
+            some = [rests[index] for index in chosen]
+            sequences = [sequence for rest in some for sequence in rest.sequences]
+            with forward_pass(), self._adapter.using(adapters):
+                hidden = self._body.continue_prefix(cache, sequences)
+                own = self._score_hidden(hidden, adapters, some, whole=True)[0]
+            self.passes += len(chosen)
+            scores[chosen, : own.shape[1]] = own.float().cpu().numpy()
+        return scores
+
     def decode_answers(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:
-        """Decode the model's answers greedily: every token is the likeliest.
+        """Decode the model's answers greedily, taking the most likely token each time.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
-            prompts: n prompts of a generation task, made without their answers.
-            micro_batch: most examples in a pass; 0 puts all into one.
+            prompts: n prompts of a generation task, without answers.
+            micro_batch: maximum number of examples in a pass; 0 puts all into one.
 
         Returns:
-            n texts, each without the stop text that ends it.
+            n texts, each without its final stop text.
 
         Raises:
-            TaskError: if the task is of another kind.
+            TaskError: if the task is not a generation task.
         """
         scorer = self._scorer
         if not isinstance(scorer, GenerationScorer):
@@ -148,10 +188,10 @@ class ResidentForward:
         sequences: Sequence[Ids],
         size: int,
     ) -> list[list[int]]:
-        """Return the likeliest tokens after sequences, perhaps with some after the answer.
+        """Return the most likely tokens after sequences; tokens after the answer's end may follow.
 
-        Sequences of one length run together, so that nothing is padded, and each token after the
-        first needs a pass of one token.
+        Sequences of equal length run together, so there is no padding. Each token after the first
+        needs a pass of one token.
         """
         written: list[list[int]] = [[] for _ in sequences]
         for group in _of_one_length(sequences, size):
@@ -175,16 +215,16 @@ class ResidentForward:
         use_cache: bool = True,
         whole: bool = False,
     ) -> Tensor:
-        """Score prompts in one forward pass, with gradients where autograd is on.
+        """Score prompts in one forward pass, with gradients if autograd is on.
 
         Args:
             perturbations: P perturbations of each of C clients.
-            prompts: n prompts in all, equally many of each client, client by client.
+            prompts: n prompts in total, equally many per client, client by client.
             use_cache: whether to use the cache of the trunk's outputs, if there is one.
-            whole: whether scores are log-likelihoods also where steps only compare them.
+            whole: whether scores must be log-likelihoods even if steps only compare them.
 
         Returns:
-            float32 [P, n, width of these rows] on the model's device.
+            float32 [P, n, width of the rows] on the model's device.
         """
         sequences = [sequence for prompt in prompts for sequence in prompt.sequences]
         supervised = [positions for prompt in prompts for positions in prompt.supervised]
@@ -205,9 +245,9 @@ class ResidentForward:
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> NDArray[np.float32]:
-        """Return the scores of prompts that belong to no data, in one forward pass.
+        """Return the scores of prompts outside the data, in one forward pass.
 
-        Nothing of them is kept, in memory or on disk, and they do not count as passes.
+        Nothing about them is stored, in memory or on disk, and they do not count as passes.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
@@ -226,20 +266,44 @@ class ResidentForward:
     def next_logits(
         self, perturbation: PerturbedAdapters, tokens: Sequence[int], cache: Any = None
     ) -> tuple[NDArray[np.float32], Any]:
-        """Return the logits of the token after a text, in one forward pass.
+        """Return the logits for a text's next token, in one forward pass.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
-            tokens: tokens of the text; with a cache, those after the ones in it.
-            cache: keys and values of the text so far, as the call before returned them.
+            tokens: tokens of the text; with a cache, only the tokens not yet in it.
+            cache: keys and values of the text so far, as returned by the previous call.
 
         Returns:
-            float32 [vocabulary], and the cache for the next call; None if the model has none.
+            float32 [vocabulary], and the cache for the next call; None if the model has no cache.
         """
         with self._adapter.using(perturbation):
             hidden, cache = self._body.continue_texts([tuple(tokens)], cache)
         (logits,) = tiled_logits(self._scorer.base, hidden)
         return logits[0].cpu().numpy(), cache
+
+    @torch.inference_mode()
+    def answer_logits(
+        self, perturbation: PerturbedAdapters, prompt: Prompt
+    ) -> Iterator[NDArray[np.float32]]:
+        """Yield the logits at the tokens of a text's answer, in one forward pass.
+
+        Args:
+            perturbation: a single perturbation, or the unperturbed adapter.
+            prompt: prompt of a generation task with its answer.
+
+        Yields:
+            float32 [tokens, vocabulary], tile by tile as from `tiled_logits`.
+        """
+        self.passes += 1
+        with forward_pass(), self._adapter.using(perturbation):
+            hidden = self._body(prompt.sequences, 1, prompt.supervised)
+        tiles = tiled_logits(self._scorer.base, hidden[0, list(prompt.supervised[0])])
+        while True:
+            with forward_pass():  # the head does not take a turn itself
+                logits = next(tiles, None)
+            if logits is None:
+                return
+            yield logits.cpu().numpy()
 
     def loss_gradients(
         self,
@@ -251,18 +315,19 @@ class ResidentForward:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean cross-entropy of each client's prompts and its gradient.
 
-        Every pass over the model is one forward and one backward pass. The shift of a profiled loss
-        is one of all examples of a client, so that their scores are computed in passes before.
+        Each micro-batch takes one forward and one backward pass. A profiled loss has one shift for
+        all of a client's examples, so all their scores are computed before, in passes without
+        gradients.
 
         Args:
             center: unperturbed adapters of C clients.
             prompts: C · n prompts, client by client.
             labels: int64 [C, n].
-            micro_batch: most examples of a client in a pass; 0 puts all into one.
-            is_profiled: whether the loss is `profiled_cross_entropy` instead.
+            micro_batch: maximum number of a client's examples in a pass; 0 puts all into one.
+            is_profiled: whether to use `profiled_cross_entropy` instead.
 
         Returns:
-            Losses, float64 [C], and their gradients, float64 [C, d]; float32 gradients of passes
+            Losses, float64 [C], and their gradients, float64 [C, d]; the passes' float32 gradients
             are summed in float64.
 
         Raises:
@@ -332,12 +397,14 @@ class ResidentForward:
 def _micro_batches(
     prompts: Sequence[Prompt], clients: int, micro_batch: int
 ) -> Iterator[list[int]]:
-    """Yield the indices of the prompts of each pass, client by client, similar lengths together.
+    """Yield the prompt indices of each pass, client by client.
+
+    Prompts of similar length share a pass.
 
     Args:
         prompts: C · n prompts, client by client.
-        clients: number of clients, C.
-        micro_batch: most examples of a client in a pass; 0 puts all into one.
+        clients: number C of clients.
+        micro_batch: maximum number of a client's examples in a pass; 0 puts all into one.
     """
     per_client = len(prompts) // clients
     by_length = [
@@ -353,18 +420,18 @@ def _micro_batches(
 
 
 def have_equal_row_counts(prompts: Sequence[Prompt], clients: int) -> bool:
-    """Return whether several clients' examples can share passes: all have equally many rows.
+    """Return whether all prompts have equally many rows, so that clients can share passes.
 
     Args:
         prompts: prompts, client by client.
-        clients: number of clients, C.
+        clients: number C of clients.
     """
     row_counts = {(len(p.sequences), tuple(map(len, p.supervised))) for p in prompts}
     return len(prompts) % clients == 0 and len(row_counts) == 1
 
 
 def _of_one_length(sequences: Sequence[Ids], size: int) -> Iterator[list[int]]:
-    """Yield indices of at most so many sequences of one length at a time."""
+    """Yield indices of sequences of equal length, in batches of limited size."""
     indices = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
     for _, alike in groupby(indices, key=lambda index: len(sequences[index])):
         group = list(alike)

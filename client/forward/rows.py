@@ -1,9 +1,9 @@
 """The rows of a forward pass: token sequences padded to one length, or packed.
 
-Packed, several short sequences share a row, so that less of a pass is padding. The positions of
-each begin at 0 and its tokens attend to those of the same sequence alone: `transformers` makes the
-block-diagonal mask from positions that begin again. So a sequence's hidden states are those that
-it has in a row of its own, but for rounding.
+When packed, several short sequences share a row, which reduces padding. Each sequence's positions
+start at 0, and its tokens attend only to the same sequence: `transformers` builds the
+block-diagonal mask from positions that restart. So a sequence's hidden states are the same as in a
+separate row, up to rounding.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +23,8 @@ class Place(NamedTuple):
     """The place of a sequence in a pass.
 
     Attributes:
-        row: row of the pass.
-        first: position of its first token in that row.
+        row: index of the row in the pass.
+        first: position of the sequence's first token in that row.
     """
 
     row: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def pack(lengths: Sequence[int]) -> list[Place]:
-    """Place sequences in rows that are no longer than the longest: first fit, the longest first.
+    """Pack sequences into rows as long as the longest sequence, by first fit, longest first.
 
     Args:
         lengths: number of tokens of each sequence, at least one.
@@ -54,12 +54,11 @@ def pack(lengths: Sequence[int]) -> list[Place]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a pass and where each of m sequences is.
+    """The rows of a pass, and the places of its m sequences.
 
     Attributes:
-        ids: token ids, int64 [R, S]; padded on the right, S being the length of the longest
-            sequence.
-        inputs: what a body is called with beside the ids, by name.
+        ids: token ids, int64 [R, S], padded on the right; S is the length of the longest sequence.
+        inputs: the body's other inputs by name.
         places: place of each sequence.
     """
 
@@ -72,9 +71,9 @@ class Rows:
         """Put sequences into rows.
 
         Args:
-            base: model that reads them.
+            base: model that reads the rows.
             sequences: m token sequences.
-            packed: whether several may share a row; only if that saves rows.
+            packed: whether sequences may share a row if that saves rows.
 
         Raises:
             ModelError: if a sequence is longer than the model's context.
@@ -90,7 +89,7 @@ class Rows:
         count = 1 + max(place.row for place in places)
         if count == len(sequences):
             places = own
-        # in numpy, which takes a tenth of torch's time for tensors of a few numbers
+        # numpy takes a tenth of torch's time for such small tensors
         ids = np.full((count, max(lengths)), base.padding, np.int64)
         is_packed = count < len(sequences)
         of_tokens = np.arange(max(lengths)) if is_packed else np.ones(max(lengths), np.int64)
@@ -108,7 +107,7 @@ class Rows:
         )
 
     def repeat(self, times: int) -> "Rows":
-        """Return rows of which all are repeated, each as it is."""
+        """Return several copies of all rows, copy after copy."""
         inputs = {name: value.repeat(times, 1) for name, value in self.inputs.items()}
         return replace(self, ids=self.ids.repeat(times, 1), inputs=inputs)
 
@@ -118,13 +117,13 @@ class Rows:
         return len(self.ids) < len(self.places)
 
     def arrange(self, outputs: Iterable[Tensor]) -> Tensor:
-        """Return what was computed of each sequence alone in its place.
+        """Arrange outputs computed for separate sequences at their places in the rows.
 
         Args:
-            outputs: [length, hidden] of each sequence.
+            outputs: each sequence's output, [length, hidden].
 
         Returns:
-            [R, S, hidden], zeros where there is no sequence.
+            [R, S, hidden], zero outside of sequences.
         """
         if not self.are_packed:
             return nn.utils.rnn.pad_sequence(list(outputs), batch_first=True)
@@ -139,18 +138,18 @@ class Rows:
     def indices(
         self, supervised: Sequence[Sequence[int]], perturbations: int
     ) -> tuple[Tensor, Tensor]:
-        """Return rows and positions of what is read of the sequences, int64 [n] each.
+        """Return rows and positions of the tokens to read, int64 [n] each.
 
         Args:
-            supervised: positions that are read, for each sequence.
-            perturbations: P, how often all rows are repeated.
+            supervised: positions to read in each sequence.
+            perturbations: number P of copies of all rows.
         """
         return self._indices(self.places, len(self.ids), supervised, perturbations)
 
     def own_indices(
         self, supervised: Sequence[Sequence[int]], perturbations: int
     ) -> tuple[Tensor, Tensor]:
-        """Return what `indices` does, for rows in which each sequence is alone."""
+        """Return the result of `indices` as if every sequence had a separate row."""
         own = [Place(row, 0) for row in range(len(self.places))]
         return self._indices(own, len(own), supervised, perturbations)
 

@@ -1,9 +1,11 @@
-"""The check, before anything is trained, that a model is computed as transformers computes it.
+"""A check before training that a model's outputs equal those of transformers.
 
-A few short sequences go through the network as it is, one at a time. The same sequences go together
-through a `PerturbedBody`, padded, each row repeated, and with perturbed adapters where there are
-any. Whatever differs is not computed that way (`samara.client.forward.body`). A family that the
-model does not compute, and a head that cannot be applied alone, are found too.
+A few short sequences go through the unmodified network, one at a time. The same sequences go
+together through a `PerturbedBody`: padded, with repeated rows, and with perturbed adapters if there
+are any. If the results differ, the next way to compute the body is tried
+(`samara.client.forward.proven_body`).
+The check also finds a model that does not match its family, and a head that cannot be applied
+separately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,36 +17,36 @@ import torch
 from torch import Tensor, nn
 
 from samara.client.forward.trunk_cache import Ids
-from samara.shared.directions import DIRECTION_BITS
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.model.head import tiled_logits
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter, LoRAFALinear
 from samara.shared.model.perturbations import Perturbations
+from samara.shared.protocol.directions import DIRECTION_BITS
 
 TOKENS = 7
-"""Most tokens of a sequence of the check."""
+"""Maximum number of tokens in a sequence of the check."""
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
-"""Largest length of a difference, relative to what it is a difference of."""
+"""Largest accepted norm of a difference, relative to the norm of the expected tensor."""
 _VISIBLE = 0.02
-"""Relative length of an effect of adapters that rounding cannot hide."""
+"""Relative norm of an adapter's effect that rounding cannot hide."""
 _MAGNITUDES = 0.1, 1.0, 10.0
-"""Sizes of the adapters' numbers that are tried until their effect is visible."""
+"""Magnitudes of the adapters' values, tried until their effect is visible."""
 _HEAD = "head"
-"""Verdict of `check_head`."""
+"""Key of the verdict on a model's head."""
 
 
 class _BodyDoneError(Exception):
-    """The end of a pass whose head need not run."""
+    """Ends a forward pass before the model's head."""
 
 
 class PerturbedPair(NamedTuple):
-    """Two perturbations of a model's adapters, and what they give.
+    """Two perturbations of a model's adapters, and the resulting hidden states.
 
     Attributes:
         adapter: the adapters.
         both: the two perturbations.
-        hidden: hidden states of each sequence under each of them, [S, hidden].
+        hidden: hidden states of each sequence under each perturbation, [S, hidden].
     """
 
     adapter: Adapter
@@ -53,10 +55,10 @@ class PerturbedPair(NamedTuple):
 
 
 def reason_from(function: Callable[[], str]) -> str:
-    """Return the reason that a function returns, or the error that a model raises inside of it.
+    """Return the reason that a function returns, or the text of the error that it raises.
 
-    Transformers' models raise any error for inputs in a form that they do not expect. A refusal of
-    ours, and missing memory, are none of these.
+    Models of transformers may raise any error for inputs in an unexpected form. Samara's errors and
+    errors of too little memory are raised again.
     """
     try:
         return function()
@@ -72,7 +74,7 @@ def reason_from(function: Callable[[], str]) -> str:
 
 
 def probe_sequences(base: BaseModel) -> tuple[Ids, Ids, Ids]:
-    """Return three sequences of ordinary tokens; the second is the beginning of the first."""
+    """Return three sequences of ordinary tokens; the second is a prefix of the first."""
     config = base.network.config
     taken = {
         value
@@ -90,16 +92,16 @@ def probe_sequences(base: BaseModel) -> tuple[Ids, Ids, Ids]:
 
 
 def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
-    """Return the hidden states that the network's own pass over one sequence has, [S, hidden]."""
+    """Return the hidden states of the network's own pass over one sequence, [S, hidden]."""
     with _recording(base.body) as recorded, suppress(_BodyDoneError):
         _run_network(base, sequence)
     return _hidden(base, recorded)
 
 
 def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
-    """Return how a network does otherwise than its family; nothing if it does the same.
+    """Describe how a network's head deviates from its family; empty if it does not.
 
-    A model is checked once.
+    The result is stored, so a model is checked once.
 
     Args:
         base: the model.
@@ -132,7 +134,7 @@ def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
 
 
 def refusal(base: BaseModel, reason: str) -> ModelError:
-    """Return the error of a model that cannot be computed."""
+    """Return the error for a model that cannot be computed."""
     kind = {"causal": "causal LM", "masked": "masked LM", "encoder": "sentence encoder"}[
         base.family
     ]
@@ -147,7 +149,7 @@ def _run_network(base: BaseModel, sequence: Ids) -> Any:
 
 @contextmanager
 def _recording(body: nn.Module) -> Iterator[list[Tensor]]:
-    """Record a body's hidden states, and end the pass behind it."""
+    """Record a body's hidden states, and end the pass after the body."""
     recorded: list[Tensor] = []
 
     def record(_: nn.Module, __: Any, output: Any) -> None:
@@ -173,12 +175,12 @@ def _hidden(base: BaseModel, recorded: Sequence[Tensor]) -> Tensor:
 def perturbed_pair(
     base: BaseModel, sequences: Sequence[Ids], unchanged: Sequence[Tensor]
 ) -> PerturbedPair | None:
-    """Return two perturbations of a model's adapters and what the network gives under each.
+    """Return two perturbations of a model's adapters, with the network's output under each.
 
     Args:
         base: the model.
         sequences: token sequences.
-        unchanged: hidden states of each without its adapters.
+        unchanged: hidden states of each sequence without adapters.
 
     Returns:
         None if the model has no adapters.
@@ -211,16 +213,17 @@ def perturbed_pair(
 
 
 def are_equal(base: BaseModel, one: Tensor, other: Tensor) -> bool:
-    """Return whether two ways to compute what a model gives differ by rounding alone."""
+    """Return whether two outputs of a model differ only by rounding."""
     exact = base.network.dtype == torch.float32
     tolerance = _TOLERANCE if exact else _HALF_PRECISION_TOLERANCE
     return one.shape == other.shape and relative_length(one, other) <= tolerance
 
 
 def relative_length(one: Tensor, other: Tensor) -> float:
-    """Return the length of a difference relative to the second of two tensors of one shape.
+    """Return the norm of the difference of two tensors, relative to the second tensor's norm.
 
-    A single token that a mixture of experts sends elsewhere, after rounding, changes it little.
+    The norm is robust to a single token that a mixture of experts routes differently after
+    rounding.
     """
     difference, whole = float((one.float() - other.float()).norm()), float(other.float().norm())
     return difference / whole if whole else difference

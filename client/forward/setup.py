@@ -1,4 +1,4 @@
-"""The forward set-up of a loaded model: its scorer, and the engine that scores with an adapter."""
+"""Set-up of a loaded model's scorer and forward engine."""
 
 from collections.abc import Callable
 
@@ -10,34 +10,35 @@ from samara.client.forward.representation_store import RepresentationStore
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.streamed import BlockwiseParameters, make_forward_engine
 from samara.client.forward.trunk_cache import TrunkCache
-from samara.shared.layout import ADAPTER_GROUP, READOUT_GROUP
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
+from samara.shared.protocol.layout import ADAPTER_GROUP, READOUT_GROUP
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
-"""Examples in a forward pass of an evaluation."""
+"""Number of examples in a forward pass of an evaluation."""
 
 ForwardEngine = ResidentForward | ReadoutForward
-"""Scores prompts under perturbations; the second one runs the model once per example."""
+"""An engine that scores prompts under perturbations; `ReadoutForward` runs the model only once per
+example."""
 
 
 def make_scorer(base: BaseModel, task: Task, max_length: int, compares: bool = False) -> Scorer:
-    """Make the scorer of a model without adapters and a task.
+    """Make the scorer for a model without adapters and a task.
 
     Args:
         base: the model.
         task: the task.
-        max_length: most tokens of a sequence.
-        compares: whether the scores of a row are only compared with each other, so that of a
-            language model's head the label words' rows are enough.
+        max_length: maximum number of tokens in a sequence.
+        compares: whether a row's scores are only compared with each other. Then a language model's
+            head is needed only for the label words.
 
     Raises:
         SamaraError: if the model cannot answer the task.
     """
-    # not inference mode: gradients may flow past what a scorer keeps
+    # not inference mode, because gradients may use the scorer's tensors
     with torch.no_grad():
         return scorer_for(base, task, max_length, PerturbedBody(base, 0), compares)
 
@@ -56,16 +57,18 @@ def make_forward(
     store: RepresentationStore | None = None,
     micro_batch: Callable[[], int] = lambda: EVALUATION_MICRO_BATCH,
 ) -> ForwardEngine:
-    """Make the forward engine of a model with an adapter, a readout alone or others.
+    """Make the forward engine of a model with an adapter, which may be only a readout.
 
     Args:
-        base: model that the adapter is in.
+        base: model with the adapter.
         task, scorer, tokenize, damping, streamed: as for `make_readout`.
         adapter: the adapter.
         cache: cache of the outputs of the layers below the adapters.
-        parameters: parameters that are perturbed in place, of a streamed model.
-        store: store of the representations of a readout alone; by default the latest split's.
-        micro_batch: function that returns the most examples in a pass of a readout alone.
+        parameters: parameters of a streamed model that are perturbed in place.
+        store: store of representations for an adapter that is only a readout; by default it keeps
+            the latest split.
+        micro_batch: function that returns the maximum number of examples in a pass, for an adapter
+            that is only a readout.
     """
     layout, readout = adapter.layout, None
     if layout.group(READOUT_GROUP):

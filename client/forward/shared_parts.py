@@ -1,8 +1,8 @@
-"""Parts of the first adapted block that are equal under all perturbations and are computed once.
+"""Parts of the first adapted block that are computed once for all perturbations.
 
-At the input of that block, the rows of a pass are the rows of one perturbation, repeated. They
-differ from the first adapted layer on. Where only feed-forward layers have adapters, the whole
-attention comes before it.
+At the block's input, a pass consists of repeated copies of one perturbation's rows. The copies
+differ only from the first adapted layer on. If only feed-forward layers have adapters, the whole
+attention comes before that layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ from samara.shared.model.lora_fa import LoRAFALinear
 
 
 def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
-    """Find the largest parts of a block that have linear layers and no adapted one.
+    """Find the largest parts of a block with linear layers but no adapted layers.
 
-    Returns an empty list if no layer of the block is adapted, since it is then unknown where
+    Returns an empty list if no layer of the block is adapted, because it is then unknown where
     perturbations begin to differ.
     """
 
@@ -38,12 +38,12 @@ def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
 def share_across_perturbations(
     block: nn.Module, parts: list[nn.Module], perturbations: int, shape: tuple[int, int]
 ) -> Iterator[None]:
-    """Have parts that run before the first adapted layer compute the rows of one perturbation.
+    """Make parts before the first adapted layer compute only one perturbation's rows.
 
     Args:
         block: the first adapted block.
         parts: parts of it, from `find_parts_without_adapters`.
-        perturbations: P; the rows of a pass are ordered by perturbation.
+        perturbations: number P of perturbations, by which a pass's rows are ordered.
         shape: (rows, tokens) of a pass.
     """
     rows, length = shape

@@ -1,9 +1,9 @@
 """The forward engine for streamed blocks: a loaded block computes all passes of a step.
 
 ZO2 (Wang et al., section 4) computes both forwards of a perturbation with a block while it is
-loaded. Here a loaded block computes all passes of a step: every perturbation and micro-batch,
-2·q·B rows. A pass is divided into stages: the body's work before its blocks, each block, and the
-work after the blocks. All passes finish a stage before any begins the next. The stages run the same
+loaded. Here a loaded block computes all passes of a step: every perturbation and micro-batch, 2·q·B
+rows. A pass is divided into stages: the body's work before its blocks, each block, and the work
+after the blocks. All passes finish a stage before any pass begins the next. The stages run the same
 operations on the same shapes as an undivided pass, so the scores have the same bits.
 """
 
@@ -33,22 +33,24 @@ from samara.shared.model.readout import Readout
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 BEFORE_BLOCKS = -1
-"""Stage of the body's work before its blocks; block i is stage i, and the last stage follows."""
+"""Number of the stage before the blocks; block i is stage i, and one stage follows the blocks."""
 HIDDEN_STATES_BYTES = 128 * 2**20
-"""Most bytes of hidden states of passes that are computed together."""
+"""Largest total size of hidden states, in bytes, of passes computed together."""
 
 Result = TypeVar("Result")
 StagedPass = Generator[int, None, Result]
-"""A pass in stages: yields the stage that it computes when it is resumed; returns its result."""
+"""A pass in stages: it yields the number of its next stage, computes the stage when resumed, and
+finally returns its result."""
 StageContext = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Context of a stage; gives a function to be called with a pass's index before it is resumed."""
+"""Context of a stage; it provides a function to call with a pass's index before resuming that
+pass."""
 
 
 class BlockwiseParameters(Protocol):
     """Parameters that are perturbed in place, one stage of the model at a time."""
 
     def at_stage(self, stage: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Prepare the parameters of a stage; gives a function that applies a perturbation."""
+        """Prepare a stage's parameters, and provide a function that perturbs them by index."""
 
 
 class StreamedBody(PerturbedBody):
@@ -77,7 +79,7 @@ class StreamedBody(PerturbedBody):
         supervised: Sequence[Sequence[int]] | None = None,
         pack: bool = False,
     ) -> StagedPass[Tensor]:
-        """Compute what a call of the body does, with the same arguments, in stages."""
+        """Compute `PerturbedBody.__call__` in stages, with the same arguments."""
         yield BEFORE_BLOCKS
         rows = self._rows(sequences, supervised, pack)
         trunk, first = None, 0
@@ -106,7 +108,7 @@ class StreamedBody(PerturbedBody):
         return self._restore_positions(hidden, supervised, perturbations, rows)
 
     def fill_cache_in_stages(self, sequence: Ids) -> StagedPass[None]:
-        """Compute the trunk's output of one sequence, alone, and put it into the cache."""
+        """Compute the trunk's output for one sequence alone, and put it into the cache."""
         assert self._cache is not None
         yield BEFORE_BLOCKS
         calls = self._record_block_calls(Rows.of(self._base, [sequence]), 1, None)
@@ -123,7 +125,7 @@ class StreamedBody(PerturbedBody):
         return int(tokens * network.config.get_text_config().hidden_size * network.dtype.itemsize)
 
     def uncached(self, sequences: Sequence[Ids]) -> list[Ids]:
-        """Return the distinct sequences that the cache lacks; none if there is no cache."""
+        """Return the distinct sequences missing from the cache; empty without a cache."""
         cache = self._cache
         if cache is None:
             return []
@@ -132,11 +134,11 @@ class StreamedBody(PerturbedBody):
     def _record_block_calls(
         self, rows: Rows, perturbations: int, trunk: Tensor | None
     ) -> list[tuple[Tensor, Callable[[Tensor], Any]]]:
-        """Run the body with blocks that return their input, and record the call of each block.
+        """Record the calls of all blocks in a run of the body in which they return their input.
 
         Returns:
-            For each block, the hidden states that it was called with, and a function that calls it
-            with others.
+            For each block, its input hidden states, and a function that calls the block with other
+            hidden states.
         """
         calls: list[tuple[Tensor, Callable[[Tensor], Any]]] = []
 
@@ -169,7 +171,7 @@ class StreamedBody(PerturbedBody):
         return result
 
     def _run_after_blocks(self, rows: Rows, hidden: Tensor) -> Tensor:
-        """Run the part of the body after its last block, whose output is given."""
+        """Run the part of the body after its last block, given that block's output."""
 
         def give(*args: Any, **kwargs: Any) -> Any:
             return self._as_block_output(hidden)
@@ -182,14 +184,14 @@ class StreamedBody(PerturbedBody):
 
 
 class StreamedForward(ResidentForward):
-    """A forward engine that scores prompts under perturbations block by block.
+    """A forward engine for scoring prompts under perturbations block by block.
 
     Args:
         adapter: adapters in the model.
         scorer: scorer of the model's family.
-        body: body of the same model.
-        parameters: parameters that are perturbed in place, if any; each perturbation is then a pass
-            of its own.
+        body: body of the model.
+        parameters: parameters that are perturbed in place, if any; each perturbation is then a
+            separate pass.
         readout: as for `ResidentForward`.
     """
 
@@ -213,7 +215,7 @@ class StreamedForward(ResidentForward):
     ) -> NDArray[np.float32]:
         """Return the scores of every prompt under every perturbation; see `ResidentForward`.
 
-        Parameters that are perturbed in place are scored with the grouping `sequential`.
+        With parameters perturbed in place, the grouping is always `sequential`.
         """
         if self._parameters is not None:
             schedule = replace(schedule, grouping="sequential")
@@ -225,7 +227,7 @@ class StreamedForward(ResidentForward):
         """Decode the model's answers greedily; see `ResidentForward`.
 
         Raises:
-            TaskError: if parameters are to be perturbed in place, or the task is of another kind.
+            TaskError: if parameters are perturbed in place, or the task is not a generation task.
         """
         if perturbation.queries and self._parameters is not None:
             raise TaskError(
@@ -243,10 +245,10 @@ class StreamedForward(ResidentForward):
         sequences: Sequence[Ids],
         size: int,
     ) -> list[list[int]]:
-        """Return the likeliest tokens after sequences.
+        """Return the most likely tokens after sequences.
 
-        All sequences of a pass read each block once, whatever their lengths: moving a block takes
-        longer than computing it anew for the tokens before.
+        All sequences of a pass use each block in one load, regardless of their lengths, because
+        transferring a block takes longer than recomputing it for earlier tokens.
         """
         by_length = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
         written: list[list[int]] = [[] for _ in sequences]
@@ -281,10 +283,10 @@ class StreamedForward(ResidentForward):
     def _run_perturbing_in_place(
         self, parameters: BlockwiseParameters, batches: Sequence[PassBatch]
     ) -> list[NDArray[np.float32]]:
-        """Return the scores of all passes; within a stage, passes are ordered by perturbation.
+        """Run all passes, ordered by perturbation within a stage, and return their scores.
 
-        Each stage's parameters are so perturbed once for every perturbation, also where moving them
-        leaves rounding errors behind.
+        By this order a stage's parameters are perturbed exactly once per perturbation. Otherwise
+        rounding errors of repeated perturbing could add up.
         """
         applied = [int(batch.perturbation_indices[0]) for batch in batches]
         distinct = list(dict.fromkeys(applied))
@@ -314,7 +316,7 @@ class StreamedForward(ResidentForward):
         return self._score_hidden(hidden, batch.perturbations, batch.prompts, batch.whole)
 
     def _fill_cache(self, batches: Sequence[PassBatch]) -> None:
-        """Compute the trunk's output of every sequence that the cache lacks, stage by stage."""
+        """Compute the trunk's output of every sequence missing from the cache, stage by stage."""
         sequences = [
             ids for batch in batches for prompt in batch.prompts for ids in prompt.sequences
         ]
@@ -324,7 +326,7 @@ class StreamedForward(ResidentForward):
             run_in_lockstep(passes, _no_context)
 
     def _split_by_memory(self, batches: Sequence[PassBatch]) -> Iterator[Sequence[PassBatch]]:
-        """Split passes into groups whose hidden states fit into `HIDDEN_STATES_BYTES`."""
+        """Split passes into groups with hidden states within `HIDDEN_STATES_BYTES`."""
         group: list[PassBatch] = []
         total = 0
         for batch in batches:
@@ -374,10 +376,10 @@ def run_in_lockstep(
 
     Args:
         passes: passes, in the order in which they run within a stage.
-        stage_context: context that each stage runs in.
+        stage_context: context for running each stage.
 
     Returns:
-        Results of the passes.
+        The results of the passes.
     """
     results: dict[int, Result] = {}
     next_stages = {index: next(staged) for index, staged in enumerate(passes)}
@@ -407,7 +409,7 @@ def _run_through(staged: StagedPass[Result]) -> Result:
 def _run_inside(
     staged: StagedPass[Result], context: Callable[[], AbstractContextManager[None]]
 ) -> StagedPass[Result]:
-    """Return the same pass, with a context entered whenever it is resumed."""
+    """Return the pass wrapped so that each resumption enters a context."""
     while True:
         with context():
             try:

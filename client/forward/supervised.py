@@ -1,10 +1,10 @@
 """Computation of the last block only at the positions that are read.
 
-After the last attention no information passes between positions, and of a prompt only a few
-positions are read. So the layers that follow it, and its queries, need only these positions; keys
-and values need all. Which parts of a block these are differs between architectures and is found by
-trying: a part is position-wise if NaN in its input and output at all other positions does not
-reach the position that is read.
+After the last attention no information passes between positions, and only a few positions of a
+prompt are read. So the attention's queries, and the layers after it, need only these positions.
+Keys and values need all positions. Architectures differ in the parts of a block, so the parts are
+found by trial. A part is position-wise if NaN in its input and output at all other positions does
+not reach the position that is read.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,14 +20,14 @@ Forward = Callable[..., Tensor]
 def find_position_wise_modules(
     block: nn.Module, is_linear: Callable[[nn.Module], bool], run: Callable[[], Tensor]
 ) -> list[nn.Module]:
-    """Find the largest parts of a block that need only the positions that are read.
+    """Find a block's largest parts that need only the positions to be read.
 
     Args:
         block: the last block.
-        is_linear: function that tells linear layers; parts without any are left out, since they
-            cost little.
+        is_linear: function that recognizes linear layers; parts without linear layers are left out,
+            because they cost little.
         run: function that runs the body, including the block, on one sequence of at least three
-            tokens, and returns its output [1, S, hidden].
+            tokens, and returns the body's output [1, S, hidden].
     """
 
     def is_position_wise(module: nn.Module) -> bool:
@@ -53,9 +53,9 @@ def find_position_wise_modules(
 def run_at_positions(
     modules: Iterable[nn.Module], shape: tuple[int, ...], rows: Tensor, positions: Tensor
 ) -> Iterator[None]:
-    """Have modules compute chosen positions only, as [n, 1, …], and give 0 elsewhere.
+    """Make modules compute only chosen positions, as [n, 1, …], and return 0 elsewhere.
 
-    Inputs of another shape, which belong to other rows, are computed as a whole.
+    For inputs of another shape, which belong to other rows, the modules compute all positions.
 
     Args:
         modules: modules that map tensors [R, S, …] to tensors [R, S, …].
@@ -86,7 +86,7 @@ def run_at_positions(
 
 @contextmanager
 def _nan_at_other_positions(module: nn.Module) -> Iterator[None]:
-    """Put NaN into a module's input and output at all positions but the middle one."""
+    """Put NaN into a module's input and output at all positions except the middle one."""
     forward = module.forward
 
     def with_nan(value: Any) -> Any:
@@ -109,7 +109,7 @@ def _nan_at_other_positions(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's forward."""
+    """Replace a module's forward function inside the context."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -122,7 +122,7 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def has_hidden_shape(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value is a tensor [R, S, …] with the shape (R, S)."""
+    """Return whether a value is a tensor [R, S, …] for the given shape (R, S)."""
     return isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == shape
 
 

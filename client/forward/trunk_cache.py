@@ -1,8 +1,8 @@
 """Caches of the trunk's outputs between passes, steps and runs, under a byte budget.
 
-The outputs of the layers below the adapters are equal under all perturbations and never change. In
-memory they are kept exactly. On disk they are kept in half precision, and then a new output is
-rounded too, so that results do not depend on the content of the cache.
+The outputs of the layers below the adapters are equal under all perturbations and never change. A
+cache in memory stores them exactly. A cache on disk stores them in half precision. It also rounds
+outputs that were just computed, so that results do not depend on the content of the cache.
 """
 
 import os
@@ -28,23 +28,23 @@ _CHECKSUM_BYTES = 4
 class TrunkCache(ABC):
     """A thread-safe cache of one tensor [S, hidden] per token sequence.
 
-    The least recently used tensor is dropped first.
+    The least recently used tensor is evicted first.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def get(self, ids: Ids) -> Tensor | None:
-        """Return a sequence's output as `put` returned it; None if it is missing or damaged."""
+        """Return a sequence's output, as returned by `put`; None if it is missing or damaged."""
         with self._lock:
             return self._get(ids)
 
     def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Add an output, and return what a later `get` returns.
+        """Add an output, and return it rounded, as `get` will return it.
 
         Raises:
-            ModelError: if a number is beyond the range of the cache's type.
-            ConfigError: if it cannot be written.
+            ModelError: if a value is outside the range of the cache's type.
+            ConfigError: if the output cannot be written.
         """
         with self._lock:
             return self._put(ids, output)
@@ -57,10 +57,10 @@ class TrunkCache(ABC):
 
 
 class MemoryCache(TrunkCache):
-    """A cache in memory, which keeps outputs exactly, and always the latest one.
+    """A cache in memory, which stores outputs exactly and never evicts the latest output.
 
     Args:
-        limit: most bytes that the outputs take.
+        limit: maximum total size of the outputs, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -87,22 +87,23 @@ class MemoryCache(TrunkCache):
 
 
 class DiskCache(TrunkCache):
-    """A cache of files, one per sequence, each with a checksum; usually in half precision.
+    """A cache of files with checksums, one per sequence, usually in half precision.
 
-    A file's name is a hash of the sequence and of everything else that the output depends on, so
-    the files of another model or task are never read; as the oldest, they are removed first.
+    A file's name is a hash of the sequence and of everything else that determines the output, such
+    as the model. So files of another model or task are never read. Over time they become the
+    oldest files, which are evicted first.
 
     Args:
-        folder: folder of the files, which runs and processes may share.
-        limit: most bytes that all files take.
-        identity: key of everything that the outputs depend on, beside the sequence and the number
+        folder: folder of the files; runs and processes may share it.
+        limit: maximum total size of the files, in bytes.
+        identity: key of everything that determines the outputs, except the sequence and the number
             of threads.
         hidden: number of columns of an output.
-        exact: whether outputs are kept in single precision, and may have another number of rows
-            than the sequence that they belong to.
+        exact: whether outputs are stored in single precision and may have a different number of
+            rows than their sequence.
 
     Raises:
-        ConfigError: if the folder cannot be made or read.
+        ConfigError: if the folder cannot be created or read.
     """
 
     def __init__(
@@ -146,8 +147,8 @@ class DiskCache(TrunkCache):
         rounded = output.to("cpu", torch.float32 if self._exact else torch.float16)
         if not bool(torch.isfinite(rounded).all()):
             raise ModelError(
-                "an output of the layers below the adapters is beyond half precision; "
-                "leave trunk-cache-folder empty to keep them in memory as they are"
+                "an output of the layers below the adapters is outside the range of half "
+                "precision; leave trunk-cache-folder empty to keep the outputs in memory, unrounded"
             )
         content = rounded.numpy().astype(self._dtype).tobytes()
         data = zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little") + content
@@ -192,8 +193,8 @@ def make_trunk_cache(
 
     Args:
         base: the model.
-        first_block: lowest block that differs between perturbations.
-        limit: most bytes that the outputs take.
+        first_block: index of the lowest block that differs between perturbations.
+        limit: maximum total size of the outputs, in bytes.
         folder: folder for a cache on disk, in half precision; None keeps outputs in memory.
 
     Raises:

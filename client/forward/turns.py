@@ -1,9 +1,9 @@
-"""Turns of forward passes: a device trains pass by pass, and a question goes before the next one.
+"""Turns of forward passes: questions go before training's next pass.
 
-Training and questions use one model, so only one of them may run it at a time. Work that may be
-interrupted takes a turn for each forward pass (`forward_pass`). Whoever asks waits at most until
-the pass that is running ends; training goes on when no question is open. What training computes
-does not depend on the questions in between.
+Training and questions use one model, and only one of them may run it at a time. Interruptible work
+takes a turn for each forward pass (`forward_pass`). A question waits at most until the running pass
+ends. Training continues when no question is open. The results of training do not depend on
+questions in between.
 """
 
 import threading
@@ -12,24 +12,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 TurnTaker = Callable[[], AbstractContextManager[None]]
-"""Returns the context that one forward pass runs in."""
+"""A function that returns the context of one forward pass."""
 
 _taker: ContextVar[TurnTaker] = ContextVar("turn taker", default=nullcontext)
 
 
 def forward_pass() -> AbstractContextManager[None]:
-    """Return the context that a forward pass of this thread runs in: it waits for its turn."""
+    """Return the context of a forward pass of this thread, which waits for its turn."""
     return _taker.get()()
 
 
 def take_turns(taker: TurnTaker) -> None:
-    """Have all forward passes of this thread take turns from now on."""
+    """Make all forward passes of this thread take turns from now on."""
     _taker.set(taker)
 
 
 @contextmanager
 def checked_passes(check: Callable[[], None]) -> Iterator[None]:
-    """Have this thread call a function before each forward pass for as long as the context lasts.
+    """Make this thread call a function before each forward pass inside the context.
 
     Args:
         check: function that raises an exception to end the work before its next pass.
@@ -48,11 +48,11 @@ def checked_passes(check: Callable[[], None]) -> Iterator[None]:
 
 
 class Turns:
-    """The turns of one thread that trains and of any number of questions, which go first.
+    """The turns of one training thread and any number of questions, which go first.
 
     Args:
-        before_training: function that is called before every pass of training; it may wait, or
-            raise an error that ends what is computed.
+        before_training: function called before every training pass; it may wait, or raise an error
+            that ends the training.
     """
 
     def __init__(self, before_training: Callable[[], None] = lambda: None) -> None:
@@ -62,9 +62,9 @@ class Turns:
 
     @contextmanager
     def training_pass(self) -> Iterator[None]:
-        """Wait until no question is open, and keep questions waiting for the one pass inside.
+        """Wait until no question is open, then keep questions waiting during one pass.
 
-        A pass inside another one, by the same thread, belongs to its turn.
+        A nested pass of the same thread belongs to the outer pass's turn.
         """
         if self._training:
             yield
@@ -82,7 +82,7 @@ class Turns:
 
     @contextmanager
     def question(self) -> Iterator[None]:
-        """Wait until the pass of training ends, and keep training waiting for what is inside."""
+        """Wait until the training pass ends, then keep training waiting inside the context."""
         with self._changed:
             self._questions += 1
             self._changed.wait_for(lambda: not self._training)

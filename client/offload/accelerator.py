@@ -1,4 +1,4 @@
-"""The accelerator beside the host, as a schedule sees it: real, emulated, or the CPU itself."""
+"""Accelerators for an update schedule: a GPU, an emulated accelerator, or the CPU itself."""
 
 import os
 import threading
@@ -17,17 +17,17 @@ from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 
 
 class Accelerator:
-    """An accelerator, and how tensors get there and back.
+    """An accelerator, with transfers of tensors to and from the host.
 
-    On a CPU tensors stay where they are. On CUDA they go through page-locked memory, in two streams
-    beside the one that computes.
+    On a CPU tensors stay in place. On CUDA they pass through page-locked memory, in two streams
+    besides the computing stream.
 
     Args:
         transfer: transfer between host and accelerator.
 
     Attributes:
         clock: clock of the timeline.
-        timeline: record of who was busy when.
+        timeline: record of busy times.
     """
 
     def __init__(self, transfer: BlockTransfer) -> None:
@@ -40,10 +40,10 @@ class Accelerator:
         return nullcontext()
 
     def switch(self, work: str, layer: int) -> None:
-        """Note that this thread's work on the accelerator goes on with another layer."""
+        """Note that this thread's work on the accelerator continues with another layer."""
 
     def pausing(self) -> AbstractContextManager[None]:
-        """Return a context in which this thread, which computes, leaves the accelerator free."""
+        """Return a context in which this computing thread leaves the accelerator free."""
         return nullcontext()
 
     def updating(self, layer: int) -> AbstractContextManager[None]:
@@ -51,21 +51,21 @@ class Accelerator:
         return nullcontext()
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Note that these tensors are in the accelerator's memory until they are freed.
+        """Register tensors as held in the accelerator's memory until they are freed.
 
         Raises:
             DeviceError: if they do not fit into an emulated accelerator's memory.
         """
 
     def hold_on_host(self, tensors: Iterable[Tensor]) -> None:
-        """Note that these tensors are in the host's memory until they are freed."""
+        """Register tensors as held in host memory until they are freed."""
 
     def to_host(self, tensors: Sequence[Tensor], event: object) -> list[Tensor]:
-        """Return copies on the host, once complete.
+        """Copy tensors to the host, wait for the copies, and return them.
 
         Args:
             tensors: tensors on the accelerator.
-            event: return value of `transfer.record_event` from when they were written.
+            event: result of `transfer.record_event`, recorded after the tensors were written.
         """
         if isinstance(self.transfer, CpuTransfer):
             return list(tensors)
@@ -74,14 +74,14 @@ class Accelerator:
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.transfer.pinned)
             self.hold_on_host([copy])
             source = tensor.contiguous()
-            if source is not tensor:  # this thread's work, which the caller's event does not hold
+            if source is not tensor:  # the caller's event does not cover this thread's copy
                 event = self.transfer.record_event()
             self.transfer.offload(_bytes(source), _bytes(copy), event)
             copies.append(copy)
         return copies
 
     def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies on the accelerator, once complete.
+        """Copy tensors to the accelerator, wait for the copies, and return them.
 
         Args:
             tensors: tensors on the host.
@@ -95,7 +95,7 @@ class Accelerator:
         for tensor in tensors:
             source = tensor.contiguous().pin_memory() if self.transfer.pinned else tensor
             copy = self._allocate(tensor)
-            # Work that still uses the memory which the copy was given must end first.
+            # Earlier work that still uses the copy's memory must end first.
             event = self.transfer.record_event()
             self.transfer.upload(_bytes(source.contiguous()), _bytes(copy), event)
             copies.append(copy)
@@ -106,22 +106,23 @@ class Accelerator:
 
 
 class EmulatedAccelerator(Accelerator):
-    """An accelerator with its own memory, played by one CPU core; another one plays the host.
+    """An accelerator with separate memory, emulated by one CPU core; another core is the host.
 
-    Work takes the time of its thread's processor, stretched, so torch may use one thread only. If a
-    busy machine takes longer, what follows without a pause makes up for it. Work queues up for
-    each of the two in the order of its arrival, as in a CUDA stream.
+    The emulated time of work is its thread's CPU time, multiplied by a stretch factor, so torch may
+    use only one thread. Waiting for a busy machine does not count, and work that follows without a
+    pause sleeps less to make up for it. Each of the two processors serves work in the order of
+    arrival, as in a CUDA stream.
 
     Args:
         memory_bytes: size of the accelerator's memory; None for no limit.
         link: link to the host.
-        stretch: factor of the accelerator's time.
-        host_stretch: factor of the host's time.
-        cores: CPU cores that play accelerator and host; None leaves it to the system.
+        stretch: factor on the accelerator's time.
+        host_stretch: factor on the host's time.
+        cores: CPU cores for accelerator and host; None leaves the choice to the system.
 
     Attributes:
         memory: account of the accelerator's memory.
-        host_memory: account of what the optimizer has in the host's memory.
+        host_memory: account of the optimizer's tensors in host memory.
     """
 
     def __init__(
@@ -140,18 +141,18 @@ class EmulatedAccelerator(Accelerator):
 
     @contextmanager
     def computing(self, work: str, layer: int) -> Iterator[None]:
-        """Take the accelerator for a while, and count what is allocated."""
+        """Occupy the accelerator inside the context, and count the tensors allocated there."""
         with self._processor.working(work, layer), CountedTensors(self.memory):
             yield
 
     def switch(self, work: str, layer: int) -> None:
-        """End the work so far, let who waits go first, and begin other work."""
+        """End the current work, let waiting threads go first, and begin other work."""
         if self._processor.is_mine:
             self._processor.enter(work, layer, ready_at=self._processor.leave())
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Leave the accelerator free inside the context, if this thread has it."""
+        """Leave the accelerator free inside the context if this thread occupies it."""
         if not self._processor.is_mine:
             yield
             return
@@ -164,17 +165,17 @@ class EmulatedAccelerator(Accelerator):
 
     @contextmanager
     def updating(self, layer: int) -> Iterator[None]:
-        """Take the host for a while, and count what is allocated."""
+        """Occupy the host inside the context, and count the tensors allocated there."""
         with self._host.working("update", layer), CountedTensors(self.host_memory):
             yield
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that were allocated elsewhere."""
+        """Count tensors that were allocated outside `computing` as accelerator memory."""
         for tensor in tensors:
             self.memory.count(tensor.untyped_storage())
 
     def hold_on_host(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors in the host's memory."""
+        """Count tensors in host memory."""
         for tensor in tensors:
             self.host_memory.count(tensor.untyped_storage())
 
@@ -184,7 +185,7 @@ class EmulatedAccelerator(Accelerator):
 
 
 class _Processor:
-    """A core that plays a processor, for one thread at a time."""
+    """A core that emulates a processor, for one thread at a time."""
 
     def __init__(
         self, lane: str, stretch: float, core: int | None, accelerator: Accelerator
@@ -206,7 +207,7 @@ class _Processor:
             self.leave()
 
     def enter(self, work: str, layer: int, ready_at: float) -> None:
-        """Take the processor for work that could begin at a moment, or when it is free."""
+        """Occupy the processor once it is free, for work that is ready at a given time."""
         self._turn.take()
         self._owner = threading.get_ident()
         if self._core is not None:
@@ -217,11 +218,11 @@ class _Processor:
 
     @property
     def is_mine(self) -> bool:
-        """Return whether this thread has the processor."""
+        """Return whether this thread occupies the processor."""
         return self._owner == threading.get_ident()
 
     def leave(self) -> float:
-        """Give the processor back when the work is through, and return that moment."""
+        """End the work, release the processor, and return the emulated time of the end."""
         used = (time.thread_time() - self._processor_start) * self._stretch
         self._end = end = self._start + used
         self._accelerator.clock.sleep_until(end)
@@ -234,7 +235,7 @@ class _Processor:
 
 
 class _Turn:
-    """A lock that threads get in the order in which they ask."""
+    """A lock granted to threads in the order of their requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The seconds that training on an emulated accelerator has taken, by kind of work."""
+"""Emulated training time on an accelerator, by kind of work."""
 
 from collections import defaultdict
 from typing import Any
@@ -7,10 +7,12 @@ from samara.client.offload.accelerator import EmulatedAccelerator
 
 
 class EmulatedCost:
-    """The seconds of this process's training so far, in stretches between which it stood still.
+    """The emulated training time of this process, in seconds.
+
+    Time between two stretches of training does not count.
 
     Args:
-        accelerator: accelerator whose timeline is read.
+        accelerator: accelerator with the timeline to read.
     """
 
     def __init__(self, accelerator: EmulatedAccelerator) -> None:
@@ -19,7 +21,7 @@ class EmulatedCost:
         self._busy: defaultdict[str, float] = defaultdict(float)
 
     def count(self) -> None:
-        """Add what has been recorded since the last call; all updates must be done."""
+        """Add the intervals recorded since the last call; all updates must be finished."""
         recorded = self._accelerator.timeline.intervals
         for each in recorded:
             self._busy[each.work] += each.end - each.start
@@ -29,11 +31,11 @@ class EmulatedCost:
         recorded.clear()
 
     def skip(self) -> None:
-        """Leave out what has been recorded since the last call, which was no training."""
+        """Discard the intervals recorded since the last call; call this after other work."""
         self._accelerator.timeline.intervals.clear()
 
     def as_json(self) -> dict[str, Any]:
-        """Return seconds, those of each stage, and the peaks of counted bytes on both sides."""
+        """Return the total seconds, the seconds of each stage, and both peak memories in bytes."""
         return {
             "seconds": round(self._seconds, 6),
             "stage_seconds": {work: round(self._busy[work], 6) for work in sorted(self._busy)},

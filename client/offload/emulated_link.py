@@ -1,4 +1,4 @@
-"""An emulated link between host and accelerator: copies that take as long as its bandwidth says."""
+"""An emulated link between host and accelerator, whose bandwidth determines the time of copies."""
 
 import threading
 import time
@@ -11,26 +11,26 @@ from samara.client.streaming.block_transfer import BlockTransfer
 
 
 class Clock:
-    """The machine's monotonic clock; tests put another in its place."""
+    """The machine's monotonic clock; tests replace it."""
 
     def now(self) -> float:
-        """Return the seconds since some fixed moment."""
+        """Return the seconds since a fixed point in time."""
         return time.monotonic()
 
     def sleep_until(self, moment: float) -> None:
-        """Return when the clock shows at least this many seconds."""
+        """Sleep until the clock shows at least this many seconds."""
         while (left := moment - self.now()) > 0:
             time.sleep(left)
 
 
 class LinkDirection:
-    """One direction of a link, which carries one byte after the other at a fixed rate.
+    """One direction of a link, which carries bytes one after another at a fixed rate.
 
-    It is a token bucket that holds no tokens: an idle link saves up nothing.
+    It is a token bucket without capacity: an idle link saves up nothing.
 
     Args:
         rate: bytes/s.
-        clock: clock to wait on.
+        clock: clock for waiting.
     """
 
     def __init__(self, rate: float, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class LinkDirection:
         self._lock = threading.Lock()
 
     def carry(self, size: int) -> None:
-        """Wait as long as so many bytes take, behind those of earlier calls."""
+        """Wait until a number of bytes is transferred, after the bytes of earlier calls."""
         with self._lock:
             begin = max(self._clock.now(), self._free_at)
             self._free_at = end = begin + size / self._rate
@@ -47,12 +47,12 @@ class LinkDirection:
 
 
 class EmulatedTransfer(BlockTransfer):
-    """A transfer between two parts of the CPU's memory over an emulated duplex link.
+    """A transfer between two parts of CPU memory over an emulated duplex link.
 
     Args:
         to_device: bytes/s from the host to the accelerator.
-        to_host: bytes/s back; both directions carry at the same time.
-        clock: clock to wait on.
+        to_host: bytes/s back; both directions transfer at the same time.
+        clock: clock for waiting.
     """
 
     device, pinned = torch.device("cpu"), False
@@ -63,7 +63,7 @@ class EmulatedTransfer(BlockTransfer):
         self._to_host = LinkDirection(to_host, clock)
 
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
-        """Copy the block to the accelerator's part of the memory, and wait as long as it takes."""
+        """Copy the block to the accelerator's part of memory, and wait for the transfer time."""
         assert device_buffer is not None, "an emulated accelerator computes in memory of its own"
         device_bytes = device_buffer[: len(host_buffer)]
         device_bytes.copy_(host_buffer)
@@ -71,10 +71,10 @@ class EmulatedTransfer(BlockTransfer):
         return device_bytes
 
     def record_event(self) -> Any:
-        """Return None: the emulated accelerator has finished when a call returns."""
+        """Return None: the emulated accelerator's work has finished when a call returns."""
         return None
 
     def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
-        """Copy the block to the host's part of the memory, and wait as long as it takes."""
+        """Copy the block to the host's part of memory, and wait for the transfer time."""
         host_buffer.copy_(device_bytes)
         self._to_host.carry(len(host_buffer))

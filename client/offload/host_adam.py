@@ -1,7 +1,7 @@
-"""Adam on the host, for compressed or whole gradients.
+"""Adam on the host, for compressed or full gradients.
 
-Kingma & Ba, "Adam: a method for stochastic optimization" (2014), by torch's fused kernel. It moves
-zeros instead of weights, which are on the accelerator: what they become is the update.
+Kingma & Ba, "Adam: a method for stochastic optimization" (2014), computed by torch's fused kernel.
+The weights are on the accelerator, so the kernel updates zeros instead; the result is the update.
 """
 
 import torch
@@ -10,14 +10,14 @@ from torch.optim.adam import adam
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names of momentum and squares in a checkpoint, as torch has them."""
+"""Names of first and second moment in a checkpoint, as in torch."""
 
 
 class HostAdam:
-    """The moments of a layer in the host's memory, and the updates that they give.
+    """A layer's moments in host memory, and the updates computed from them.
 
     Attributes:
-        moments: momentum and squares, float32 [shape].
+        moments: first and second moment, float32 [shape].
         steps: number of updates computed.
     """
 
@@ -26,14 +26,14 @@ class HostAdam:
         self.steps = 0
 
     def update(self, gradient: Tensor, learning_rate: float) -> Tensor:
-        """Take a step and return the update −η·m̂ / (√v̂ + ε), which is added to the weights.
+        """Take a step and return the update −η·m̂ / (√v̂ + ε), to be added to the weights.
 
         Args:
             gradient: gradient of the step, float32 [shape], on the CPU.
             learning_rate: η.
 
         Returns:
-            float32 [shape], with the bits that torch's fused Adam would move a weight of zero by.
+            float32 [shape], bit for bit the change that torch's fused Adam makes to zero weights.
         """
         change = torch.zeros_like(gradient)
         first, second = self.moments
@@ -59,12 +59,12 @@ class HostAdam:
     def move(self, left: Tensor | None, right: Tensor | None) -> None:
         """Project the moments to another subspace (LSP-Offload, algorithm 2).
 
-        M ← L·M·Rᵀ and V ← L²·V·(R²)ᵀ, where L = PᵀP_old and R = QᵀQ_old, squared elementwise. They
-        stay in their memory.
+        M ← L·M·Rᵀ and V ← L²·V·(R²)ᵀ, where L = PᵀP_old and R = QᵀQ_old, squared elementwise. The
+        moments are changed in place.
 
         Args:
-            left: L, float32 [s, s]; None is the identity.
-            right: R, float32 [s, s]; None is the identity.
+            left: L, float32 [s, s]; None means the identity.
+            right: R, float32 [s, s]; None means the identity.
         """
         first, second = self.moments
         if left is not None:

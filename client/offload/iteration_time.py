@@ -1,6 +1,6 @@
-"""The time of a training iteration whose optimizer runs on the host (LSP-Offload, sections 3, 4.2).
+"""The time of a training iteration with the optimizer on the host (LSP-Offload, sections 3, 4.2).
 
-Pure functions of the seconds that the stages take.
+All functions compute it from the seconds of the stages.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class StageSeconds:
 
     Attributes:
         forward: forward pass on the accelerator.
-        backward: backward pass on the accelerator, with what it computes again.
+        backward: backward pass on the accelerator, including recomputation.
         offload: transfer of gradients from the accelerator to the host.
         update: optimizer on the host.
         upload: transfer of updates from the host to the accelerator.
@@ -29,14 +29,15 @@ class StageSeconds:
 
     @property
     def compute(self) -> float:
-        """The seconds of forward and backward pass."""
+        """Seconds of forward and backward pass."""
         return self.forward + self.backward
 
 
 def zero_offload_iteration(stages: StageSeconds) -> float:
     """Return the seconds of an iteration under Zero-Offload's schedule (equation 1).
 
-    Gradients leave during the backward pass; the update begins after it and overlaps the upload.
+    Gradients are transferred during the backward pass. The update begins after the backward pass
+    and overlaps the upload.
     """
     return stages.forward + max(stages.backward, stages.offload) + max(stages.update, stages.upload)
 
@@ -44,9 +45,9 @@ def zero_offload_iteration(stages: StageSeconds) -> float:
 def layerwise_iteration(stages: StageSeconds) -> float:
     """Return the seconds of an iteration under the layer-wise schedule (section 4.2).
 
-    The busiest of accelerator, link and host decides; behind the accelerator's work come one
-    layer's transfer and update, which nothing overlaps. Of the layer's two transfers the formula
-    of the paper has one term; here it is the longer one.
+    The busiest of accelerator, link and host determines the time. For one layer, transfer and
+    update after the accelerator's work overlap with nothing. The paper's formula has one term for
+    this layer's two transfers; here the term is the longer transfer.
     """
     last_layer = max(stages.offload, stages.upload) + stages.update
     return max(
@@ -58,11 +59,11 @@ def layerwise_iteration(stages: StageSeconds) -> float:
 
 
 def transition_layer(stages: StageSeconds) -> int:
-    """Return how many of the lowest layers are served last come, first served (section 4.2).
+    """Return the number of lowest layers served last come, first served (section 4.2).
 
-    Layers count from 0, next to the embedding; layers from the returned one upward are served
-    first come, first served: so many that the busiest of the three stages behind the accelerator
-    has finished with them when the backward pass reaches the first layer.
+    Layers count from 0, next to the embedding. Layers from the returned number upward are served
+    first come, first served. Their number is chosen so that the busiest of the three stages after
+    the accelerator has finished them when the backward pass reaches the first layer.
 
     Returns:
         0 (all layers first come, first served) to `stages.layers` (none).

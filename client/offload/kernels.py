@@ -1,8 +1,7 @@
 """Compression of gradients and decompression of updates by sparse projectors.
 
-On a CPU numba's kernels, which are the fastest that were tried (docs/measurements/lsp.md); on other
-devices torch's products with sparse matrices. Both take O(m·n·r) operations for a weight matrix
-of m × n.
+A CPU uses numba kernels, which were the fastest in docs/measurements/lsp.md. Other devices use
+torch's sparse matrix products. Both take O(m·n·r) operations for an m × n weight matrix.
 """
 
 import numpy as np
@@ -12,6 +11,8 @@ from torch import Tensor
 
 from samara.client.offload.projectors import ProjectorPair, SparseProjector
 from samara.client.offload.sparse_rows import add_lifted, add_projected
+
+_ROUNDED_AT_ONCE = 2**22
 
 
 def project(projector: SparseProjector, matrix: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def compress(projectors: ProjectorPair, gradient: Tensor) -> Tensor:
         gradient: G, float32 [m, n], or any shape without projectors.
 
     Returns:
-        float32 [s, s]; G itself where both projectors are the identity.
+        float32 [s, s]; G itself if both projectors are the identity.
     """
     if projectors.left is not None:
         gradient = project(projectors.left, gradient)
@@ -64,33 +65,59 @@ def compress(projectors: ProjectorPair, gradient: Tensor) -> Tensor:
 
 
 def decompress(projectors: ProjectorPair, change: Tensor) -> Tensor:
-    """Return P·Δ·Qᵀ, an update of the whole weight matrix (LSP-Offload, algorithm 2).
+    """Return P·Δ·Qᵀ, the update of the whole weight matrix (LSP-Offload, algorithm 2).
 
     Args:
         projectors: P and Q.
         change: Δ, float32 [s, s].
 
     Returns:
-        float32 [m, n]; Δ itself where both projectors are the identity.
+        float32 [m, n]; Δ itself if both projectors are the identity.
     """
     change = _lift_right(projectors, change)
     return change if projectors.left is None else lift(projectors.left, change)
 
 
 @torch.no_grad()
-def add_decompressed(projectors: ProjectorPair, change: Tensor, weight: Tensor) -> None:
-    """Set W ← W + P·Δ·Qᵀ in place; on a CPU without a matrix of W's size beside it.
+def add_decompressed(
+    projectors: ProjectorPair, change: Tensor, weight: Tensor, seed: int = 0
+) -> None:
+    """Set W ← W + P·Δ·Qᵀ in place.
+
+    On a CPU this needs no float32 temporary of W's size. A bfloat16 sum is rounded stochastically:
+    it is exact in expectation, so updates smaller than a weight's last bit add up.
 
     Args:
         projectors: P and Q.
         change: Δ, float32 [s, s], or W's shape without projectors.
-        weight: W, float32 [m, n], or any shape without projectors.
+        weight: W, float32 or bfloat16 [m, n], or any shape without projectors.
+        seed: seed of the rounding, different for every update.
     """
+    if weight.dtype == torch.bfloat16:
+        _add_rounded(weight, decompress(projectors, change), seed)
+        return
     change = _lift_right(projectors, change)
     if projectors.left is None:
         weight.add_(change)
     else:
         _add_lifted(projectors.left, change, weight)
+
+
+def _add_rounded(weight: Tensor, change: Tensor, seed: int) -> None:
+    """Add float32 to bfloat16 numbers with stochastic rounding, part by part.
+
+    A bfloat16 number is the upper half of a float32 number. Adding a random lower half and then
+    truncating the lower half rounds stochastically.
+    """
+    generator = torch.Generator(weight.device).manual_seed(seed)
+    rows = max(1, _ROUNDED_AT_ONCE * len(weight) // max(1, weight.numel()))
+    parts = zip(torch.split(weight, rows), torch.split(change, rows), strict=True)
+    for part, added in parts:
+        bits = (part.float() + added).view(torch.int32)
+        bits += torch.randint(
+            2**16, bits.shape, generator=generator, dtype=torch.int32, device=weight.device
+        )
+        part.copy_((bits & -(2**16)).view(torch.float32))
 
 
 def _lift_right(projectors: ProjectorPair, change: Tensor) -> Tensor:

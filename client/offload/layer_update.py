@@ -1,8 +1,8 @@
-"""The work on one layer in a training step: where its gradient goes and how its update comes back.
+"""The work on one layer in a training step, from the gradient to the changed weights.
 
-The order is compress, on the accelerator; add and update, on the host; apply, on the accelerator
-(LSP-Offload, algorithm 2). Who does which part when is the update schedule's affair; layers share
-nothing, so parts of different layers may run at the same time.
+The order is compress (accelerator), add and update (host), apply (accelerator), as in LSP-Offload,
+algorithm 2. The update schedule decides when and in which thread each part runs. Layers share
+no data, so parts of different layers may run in parallel.
 """
 
 import zlib
@@ -31,10 +31,10 @@ class SubspaceSettings:
 
     Attributes:
         size: size s of the subspace.
-        nonzeros: nonzeros r of a projector's row.
-        threshold: relative bias from which on projectors are learned anew.
+        nonzeros: number r of nonzeros in each row of a projector.
+        threshold: relative bias at or above which projectors are learned again.
         gamma: weight γ of the projectors' norms.
-        most_steps: most steps of learning.
+        most_steps: maximum number of learning steps.
         seed: seed of the projectors.
     """
 
@@ -52,9 +52,9 @@ class ProjectorCheck:
 
     Attributes:
         name: name of the weight.
-        bias: relative bias that was found.
-        learned: relative bias of the projectors that were learned; None if the old ones are kept.
-        steps: steps of learning.
+        bias: relative bias of the layer's projectors at the check.
+        learned: relative bias of newly learned projectors; None if the old projectors are kept.
+        steps: number of learning steps.
     """
 
     name: str
@@ -68,10 +68,11 @@ class LayerUpdate:
 
     Attributes:
         name: name of the weight in the network.
-        weight: weight W on the accelerator, float32 [m, n], or any shape without projectors.
+        weight: weight W on the accelerator, float32 or bfloat16 [m, n], or any shape without
+            projectors.
         projectors: projectors on the accelerator.
         optimizer: optimizer on the host.
-        draws: number of times that projectors were drawn for the layer.
+        draws: number of draws of projectors for the layer so far.
     """
 
     def __init__(
@@ -83,39 +84,39 @@ class LayerUpdate:
 
     @classmethod
     def in_subspace(cls, name: str, weight: nn.Parameter, settings: SubspaceSettings) -> Self:
-        """Return the work on a weight matrix that is trained in a random subspace.
+        """Make the `LayerUpdate` of a weight matrix that is trained in a random subspace.
 
         Args:
             name: name of the weight in the network.
-            weight: weight matrix, float32 [m, n].
+            weight: weight matrix, float32 or bfloat16 [m, n].
             settings: hyperparameters of the subspace.
         """
         return cls(name, weight, _draw(name, weight, settings, 0))
 
     def compress(self, gradient: Tensor) -> Tensor:
-        """Return Ĝ = PᵀGQ, what travels to the host; runs on the accelerator.
+        """Return Ĝ = PᵀGQ, the gradient sent to the host; runs on the accelerator.
 
         Args:
-            gradient: gradient of a pass, float32 [m, n].
+            gradient: gradient of a pass, [m, n].
 
         Returns:
             float32 [s, s]; the gradient itself without projectors.
         """
-        return compress(self.projectors, gradient)
+        return compress(self.projectors, gradient.float())
 
     def add(self, compressed: Tensor) -> None:
-        """Add the compressed gradient of a pass to those of the step; runs on the host.
+        """Add a pass's compressed gradient to the step's sum; runs on the host.
 
         Args:
-            compressed: float32 [s, s] on the CPU; it is kept, so it may not change afterwards.
+            compressed: float32 [s, s] on the CPU; the caller must not change it afterwards.
         """
         self._sum = compressed if self._sum is None else self._sum + compressed
 
     def update(self, learning_rate: float) -> Tensor:
-        """Take a step of Adam on the sum and return Δ, what travels back; runs on the host.
+        """Take a step of Adam on the sum and return Δ for the accelerator; runs on the host.
 
         Args:
-            learning_rate: η, which Δ contains.
+            learning_rate: η; Δ includes this factor.
 
         Returns:
             float32 [s, s] on the CPU.
@@ -131,12 +132,14 @@ class LayerUpdate:
         Args:
             change: Δ, float32 [s, s] on the accelerator.
         """
-        add_decompressed(self.projectors, change, self.weight)
+        seed = zlib.crc32(f"{self.name} {self.optimizer.steps}".encode())
+        add_decompressed(self.projectors, change, self.weight, seed)
 
     def check_projectors(self, gradient: Tensor, settings: SubspaceSettings) -> ProjectorCheck:
-        """Learn other projectors if the bias is not under the threshold, and project the moments.
+        """Replace the projectors if their bias is too large, and project the moments.
 
-        Runs on the accelerator, between steps. What was learned is dropped if it is not better.
+        If the bias reaches the threshold, new projectors are learned on the accelerator. They are
+        discarded unless their bias is smaller. This runs between steps.
 
         Args:
             gradient: gradient of a sampled batch, float32 [m, n].
@@ -160,16 +163,16 @@ class LayerUpdate:
 
 
 class UpdateSchedule(Protocol):
-    """The decision when each part of the work on layers is done, and where."""
+    """A schedule: it decides when and in which thread each part of the work on layers runs."""
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
-        """Accept the gradient of a layer as soon as the backward pass has it.
+        """Accept a layer's gradient as soon as the backward pass has computed it.
 
         Args:
             layer: layer.
-            gradient: gradient of a pass, float32 [m, n], on the accelerator; the schedule owns it.
-            learning_rate: η if this is the last pass of the step, so the layer can be updated; None
-                if gradients of other passes follow.
+            gradient: gradient of a pass, [m, n], on the accelerator; the schedule takes ownership.
+            learning_rate: η in the last pass of the step, after which the layer can be updated;
+                None if other passes follow.
         """
 
     def finish(self) -> None:
@@ -177,28 +180,28 @@ class UpdateSchedule(Protocol):
 
 
 class ImmediateSchedule:
-    """An update schedule that does all work at once, in the thread of the backward pass."""
+    """An update schedule that does all work immediately, in the backward pass's thread."""
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
-        """Compress, and if it is the last pass update and apply."""
+        """Compress and add a gradient; in the last pass, also compute and apply the update."""
         layer.add(layer.compress(gradient).cpu())
         if learning_rate is not None:
             layer.apply(layer.update(learning_rate).to(gradient.device))
 
     def finish(self) -> None:
-        """Do nothing, since nothing is left to do."""
+        """Do nothing, because no work is ever pending."""
 
 
 class GradientHooks:
-    """Hooks that hand every layer's gradient to a schedule and free it.
+    """Hooks that pass every layer's gradient to a schedule and free it.
 
     Args:
         layers: layers whose weights require gradients.
-        schedule: schedule that accepts the gradients.
+        schedule: schedule that receives the gradients.
 
     Attributes:
-        schedule: schedule that accepts the gradients.
-        learning_rate: η in the last pass of a step, None in the passes before it.
+        schedule: schedule that receives the gradients.
+        learning_rate: η in the last pass of a step, None in earlier passes.
     """
 
     def __init__(self, layers: Sequence[LayerUpdate], schedule: UpdateSchedule) -> None:

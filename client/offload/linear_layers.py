@@ -1,4 +1,4 @@
-"""The weights of a network's linear layers, which LSP-Offload trains."""
+"""The weights of a network's linear layers, the weights that LSP-Offload trains."""
 
 from torch import nn
 
@@ -7,13 +7,13 @@ from samara.shared.model.layer_selection import is_linear
 
 
 def linear_weights(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weight matrices of all linear layers, by their names in the network.
+    """Return the weight matrices of all linear layers by name.
 
-    A weight that is also the table of an embedding, such as that of a tied head, is an embedding's:
-    as in the paper, embeddings, norms and biases are left as they are (LSP-Offload, section 4.1).
+    A weight shared with an embedding, such as a tied head's, counts as an embedding. As in the
+    paper, embeddings, norms and biases are not trained (LSP-Offload, section 4.1).
 
     Raises:
-        ModelError: if there is none.
+        ModelError: if the network has no such weight.
     """
     tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
     linear = {

@@ -1,6 +1,7 @@
-"""Adam on the host for weights on the accelerator, whole (Zero-Offload) or in subspaces (LSP).
+"""Adam on the host for weights on the accelerator.
 
-What is stored of it in a checkpoint are the moments, and all projectors.
+Its gradients are whole (Zero-Offload) or compressed (LSP-Offload). A checkpoint stores the moments
+and all projectors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +24,11 @@ from samara.client.offload.stored_tensors import stored_moments, stored_projecto
 
 
 class _ProjectorChecks:
-    """A schedule that checks the projectors of every layer instead of updating it.
+    """A schedule that checks every layer's projectors instead of updating the layer.
 
     Args:
         subspace: hyperparameters of the subspaces.
-        passes: number of backward passes, of whose gradients the sum is checked in the last one.
+        passes: number of backward passes; the last one checks the sum of their gradients.
     """
 
     def __init__(self, subspace: SubspaceSettings, passes: int) -> None:
@@ -35,7 +36,8 @@ class _ProjectorChecks:
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
-        """Add a layer's gradient, and check its projectors if it is the last pass's."""
+        """Add a layer's gradient; in the last pass, check the layer's projectors."""
+        gradient = gradient.float()
         if layer.name in self._sums:
             sum_before, seen = self._sums.pop(layer.name)
             gradient, seen = sum_before.add_(gradient), seen + 1
@@ -47,16 +49,16 @@ class _ProjectorChecks:
             self.results.append(layer.check_projectors(gradient, self._subspace))
 
     def finish(self) -> None:
-        """Do nothing, since nothing is left to do."""
+        """Do nothing, because no work is ever pending."""
 
 
 class OffloadedAdam:
-    """An optimizer that takes every layer's gradient from the backward pass.
+    """An optimizer that receives every layer's gradient during the backward pass.
 
     Args:
-        layers: layers that are trained.
-        schedule: schedule of the work on them.
-        subspace: hyperparameters of the subspaces; None for whole gradients.
+        layers: trained layers.
+        schedule: schedule of the work on the layers.
+        subspace: hyperparameters of the subspaces; None for full gradients.
     """
 
     def __init__(
@@ -72,15 +74,17 @@ class OffloadedAdam:
         """Prepare for a backward pass.
 
         Args:
-            learning_rate: η if it is the last pass of the step, otherwise None.
+            learning_rate: η in the last pass of the step, otherwise None.
         """
         self._hooks.schedule, self._hooks.learning_rate = self._schedule, learning_rate
 
     def finish_step(self, learning_rate: float) -> None:
-        """Do nothing: the schedule has all gradients, and a forward pass waits for its weights.
+        """Do nothing: the schedule already has all gradients.
+
+        The next forward pass waits for its weights.
 
         Args:
-            learning_rate: η, which `begin_pass` was given.
+            learning_rate: η, as passed to `begin_pass`.
         """
 
     @contextmanager
@@ -91,14 +95,14 @@ class OffloadedAdam:
             passes: number of backward passes; the sum of their gradients is checked.
 
         Yields:
-            The results, in the order of the backward pass.
+            The results of the checks, in the order of the backward pass.
         """
         assert self._subspace is not None
         self._hooks.schedule = checks = _ProjectorChecks(self._subspace, passes)
         yield checks.results
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return moments and projectors by the names that they have in a checkpoint."""
+        """Return moments and projectors by their names in a checkpoint."""
         found: dict[str, Tensor] = {}
         for layer in self._layers:
             if layer.optimizer.steps:
@@ -113,14 +117,14 @@ class OffloadedAdam:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continue with the tensors of a checkpoint.
+        """Restore the tensors of a checkpoint.
 
         Args:
-            tensors: tensors by name, as `tensors` has returned them.
+            tensors: tensors by name, as returned by `tensors`.
             steps: steps taken before.
 
         Raises:
-            ValueError: if a tensor is missing or does not fit.
+            ValueError: if a tensor is missing or has another shape or dtype.
         """
         for layer in self._layers:
             shape = tuple(layer.optimizer.moments[0].shape)
@@ -137,7 +141,7 @@ class OffloadedAdam:
                 layer.projectors = ProjectorPair(**sides)
 
     def hold(self, accelerator: Accelerator) -> None:
-        """Count moments in the host's memory, and projectors in the accelerator's.
+        """Register the moments in host memory, and the projectors in the accelerator's memory.
 
         Raises:
             DeviceError: if the projectors do not fit into an emulated accelerator's memory.
@@ -149,7 +153,7 @@ class OffloadedAdam:
 
 
 def _sides(projectors: ProjectorPair) -> Iterator[tuple[str, SparseProjector]]:
-    """Yield the projectors that are not the identity, with the name of their side."""
+    """Yield the name of each side with a projector (``left``, ``right``), and the projector."""
     for side in ("left", "right"):
         projector: SparseProjector | None = getattr(projectors, side)
         if projector is not None:

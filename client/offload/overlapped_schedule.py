@@ -1,8 +1,9 @@
-"""The update schedule of LSP-Offload's algorithm 3 and of Zero-Offload's algorithm 1, with threads.
+"""A threaded update schedule: LSP-Offload's algorithm 3 or Zero-Offload's algorithm 1.
 
-One thread serves each stage: the transfer to the host, the update there, and the transfer back with
-the change of the weights. The thread that trains computes, hands over gradients, and waits before
-a layer's forward pass until its weights are those of the last step.
+Each stage has a thread: the transfer to the host, the update there, and the transfer back, which
+also changes the weights. The training thread computes and hands over gradients. Before a layer's
+forward pass, the training thread waits until the last step's update has reached the layer's
+weights.
 """
 
 import threading
@@ -23,11 +24,11 @@ from samara.client.offload.timeline import TO_DEVICE, TO_HOST
 
 @dataclass(frozen=True, eq=False)
 class ScheduledLayer:
-    """A layer of the schedule: a module that runs as a whole, with the weights that it waits for.
+    """A layer of the schedule: a module, and the weights that its forward pass waits for.
 
     Attributes:
         module: module whose forward pass waits.
-        updates: work on each of its weights.
+        updates: work on each of the module's weights.
     """
 
     module: nn.Module
@@ -36,13 +37,13 @@ class ScheduledLayer:
 
 @dataclass
 class _Job:
-    """A layer's way through the stages.
+    """A layer's work on its way through the stages.
 
     Attributes:
         learning_rate: η; None if the host only adds the gradients.
-        updates: work on the weights that have gradients.
-        tensors: compressed gradients, later updates, where the last stage has left them.
-        event: end of the work on the accelerator that computed them.
+        updates: work on the weights with gradients.
+        tensors: compressed gradients, later updates, on the side where the last stage left them.
+        event: end of the accelerator's work that computed the gradients.
     """
 
     learning_rate: float | None
@@ -52,21 +53,23 @@ class _Job:
 
 
 class OverlappedSchedule:
-    """An update schedule whose transfers and updates run beside the computation.
+    """An update schedule whose transfers and updates run in parallel with the computation.
 
-    It gives the same bits as `ImmediateSchedule`: layers share nothing, a layer's work is done in
-    order, and no forward pass sees weights that still wait for an update. Close it at the end.
+    Its results are bit for bit those of `ImmediateSchedule`: layers share no data, each layer's
+    work runs in order, and no forward pass sees weights with a pending update. The caller must
+    call `close` at the end.
 
     Args:
-        layers: layers in the order of the forward pass. A weight that several modules share
-            belongs to the first of them.
-        accelerator: accelerator that computes.
-        order: LSP-Offload's layer by layer, or Zero-Offload's.
-        device_gradients: most layers whose gradients may be on the accelerator at a time, the one
-            among them that is computed; the backward pass waits for the link. None for no limit.
+        layers: layers in the order of the forward pass. A weight shared by several modules belongs
+            to the first of them.
+        accelerator: accelerator for the computation.
+        order: LSP-Offload's layer-wise order, or Zero-Offload's.
+        device_gradients: maximum number of layers with gradients on the accelerator at a time,
+            including the layer being computed; None for no limit. At the limit, the backward pass
+            waits for the link.
 
     Attributes:
-        seconds: measured seconds of the stages of the last pass, None before the second pass.
+        seconds: measured seconds of the last pass's stages; None before the second pass.
     """
 
     def __init__(
@@ -111,10 +114,10 @@ class OverlappedSchedule:
             thread.start()
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
-        """Compress a gradient; with the last one of its layer, start the layer's way to the host.
+        """Compress a gradient; after a layer's last gradient, start its transfer to the host.
 
         Raises:
-            ValueError: if the weight belongs to none of the layers.
+            ValueError: if the weight does not belong to any of the layers.
         """
         if id(layer) not in self._layer_of:
             raise ValueError(f"{layer.name}: belongs to none of the schedule's layers")
@@ -130,14 +133,14 @@ class OverlappedSchedule:
         """Wait until all accepted layers are updated.
 
         Raises:
-            BaseException: what a stage has raised.
+            BaseException: the error raised by a stage.
         """
         self._end_pass()
         with self._accelerator.pausing(), self._changed:
             self._wait_until(lambda: self._order.idle)
 
     def close(self) -> None:
-        """End the threads and remove the hooks; what is still under way is dropped."""
+        """End the threads, remove the hooks, and discard unfinished work."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -148,7 +151,7 @@ class OverlappedSchedule:
 
     def _before_forward(self, index: int) -> Callable[[nn.Module, Any], None]:
         def wait(module: nn.Module, inputs: Any) -> None:
-            # Checkpointing runs the forward pass again in the backward pass, with the same weights.
+            # Checkpointing repeats the forward pass in the backward pass, with the same weights.
             if torch._C._current_graph_task_id() != -1:
                 self._accelerator.switch("backward", index)
                 return
@@ -163,7 +166,7 @@ class OverlappedSchedule:
         return wait
 
     def _end_pass(self) -> None:
-        """Submit layers of which only some weights have gradients."""
+        """Submit the layers that have gradients for only some of their weights."""
         for index in sorted(self._collected, reverse=True):
             self._submit(index)
         with self._changed:
@@ -183,13 +186,13 @@ class OverlappedSchedule:
             self._order.submit(index)
             self._changed.notify_all()
             on_device = self._order.gradients_on_device
-        # The next layer's gradients are computed beside those that still wait for the link.
+        # The next layer's gradients come on top of the gradients still waiting for the link.
         if self._device_gradients is not None and on_device > (most := self._device_gradients - 1):
             with self._accelerator.pausing(), self._changed:
                 self._wait_until(lambda: self._order.gradients_on_device <= most)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait, holding the lock, until a condition holds."""
+        """Wait until a condition is true; the caller holds the lock."""
         while not condition():
             self._raise_error()
             self._changed.wait()
@@ -200,7 +203,7 @@ class OverlappedSchedule:
             raise self._error
 
     def _serve(self, stage: Stage, serve: Callable[[int, _Job], None]) -> None:
-        """Serve a stage, in its thread, until the schedule is closed or a stage fails."""
+        """Serve a stage, in its thread, until the schedule is closed or any stage fails."""
         while True:
             with self._changed:
                 while (index := None if self._stopped else self._order.take(stage)) is None:
@@ -257,7 +260,7 @@ class OverlappedSchedule:
         self._accelerator.timeline.record(lane, stage.work, index, start, end)
 
     def _measure_pass(self) -> None:
-        """Take the transition layer from the seconds of the pass before (section 4.2)."""
+        """Compute the transition layer from the previous pass's seconds (section 4.2)."""
         ready, count = self._ready_at, len(self._layers)
         if len(ready) == count > 1:
             self.seconds = StageSeconds(

@@ -1,9 +1,10 @@
 """Learning of sparse projectors from a gradient (LSP-Offload, section 4.1, algorithm 2).
 
-The loss is ‖P·Pᵀ·G·Q·Qᵀ − G‖² + γ·(‖P‖² + ‖Q‖²) of the values at fixed positions, for a gradient G
-that is scaled to ‖G‖ = 1: so γ and the bias mean the same for every layer. The paper minimizes by
-SGD, which diverges from the random start, where the first term is some hundred times ‖G‖². Here the
-start is scaled to the factor that makes the first term least, and Adam goes on from there.
+The loss is ‖P·Pᵀ·G·Q·Qᵀ − G‖² + γ·(‖P‖² + ‖Q‖²) as a function of the values at fixed positions. The
+gradient G is scaled to ‖G‖ = 1, so that γ and the bias mean the same for every layer. The paper
+minimizes the loss by SGD. SGD diverges from random values, for which the first term is some hundred
+times ‖G‖². Here the random values are first scaled by the factor that minimizes the first term.
+Adam learns from there.
 """
 
 from collections.abc import Mapping
@@ -21,12 +22,12 @@ _RATE = 0.1
 
 @dataclass(frozen=True)
 class LearnedProjectors:
-    """Projectors as they were learned.
+    """The result of learning projectors.
 
     Attributes:
         projectors: P and Q.
-        bias: relative bias on the gradient that they were learned from.
-        steps: steps of learning taken.
+        bias: relative bias on the gradient used for learning.
+        steps: number of learning steps taken.
     """
 
     projectors: ProjectorPair
@@ -37,7 +38,8 @@ class LearnedProjectors:
 def relative_bias(projectors: ProjectorPair, gradient: Tensor) -> float:
     """Return ‖P·Pᵀ·G·Q·Qᵀ − G‖ / ‖G‖, Frobenius norms; 0 for a gradient of zeros.
 
-    It is the α of the paper's assumption 3; its algorithm 2 compares a square with a norm there.
+    The relative bias is α in the paper's assumption 3. The paper's algorithm 2 differs: it compares
+    a squared norm with a norm.
 
     Args:
         projectors: P and Q.
@@ -54,17 +56,17 @@ def relative_bias(projectors: ProjectorPair, gradient: Tensor) -> float:
 def learn_projectors(
     projectors: ProjectorPair, gradient: Tensor, threshold: float, gamma: float, most_steps: int
 ) -> LearnedProjectors:
-    """Learn the values of projectors until their bias is under a threshold.
+    """Learn the values of projectors until their bias is below a threshold.
 
     Args:
-        projectors: P and Q with their values at random; sides that are None stay so.
+        projectors: P and Q with random values; a side that is None stays None.
         gradient: G, float32 [m, n], not zero.
         threshold: relative bias below which learning ends.
         gamma: weight γ of the norms.
-        most_steps: number of steps after which learning ends in any case.
+        most_steps: maximum number of steps.
 
     Returns:
-        The projectors with the lowest bias on the way.
+        The projectors with the lowest bias of all steps.
     """
     unit = gradient / gradient.norm()
     projectors = _scaled(projectors, unit)
@@ -93,7 +95,7 @@ def learn_projectors(
 
 
 def _scaled(projectors: ProjectorPair, gradient: Tensor) -> ProjectorPair:
-    """Scale projectors by the factor that makes the bias on a gradient least."""
+    """Scale projectors by the factor that minimizes their bias on a gradient."""
     approximation = decompress(projectors, compress(projectors, gradient))
     square = approximation.square().sum()
     factor = (approximation * gradient).sum() / square if square > 0 else torch.ones(())
@@ -123,10 +125,10 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _bias_and_derivatives(
     projectors: ProjectorPair, gradient: Tensor
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return ‖R‖, R = P·A·Qᵀ − G and A = PᵀGQ, and the derivatives of ‖R‖² by the values.
+    """Return ‖R‖ and the derivatives of ‖R‖² by the values; R = P·A·Qᵀ − G, A = PᵀGQ.
 
-    With B = PᵀRQ they are 2·(RQ·Aᵀ + GQ·Bᵀ) and 2·(RᵀP·A + GᵀP·B) at the positions of the nonzeros;
-    GQ, GᵀP, RQ and RᵀP are computed once for A, B and the derivatives.
+    With B = PᵀRQ the derivatives are 2·(RQ·Aᵀ + GQ·Bᵀ) and 2·(RᵀP·A + GᵀP·B) at the positions of
+    the nonzeros. GQ, GᵀP, RQ and RᵀP are computed once and used for A, B and the derivatives.
 
     Args:
         projectors: P and Q.
@@ -155,11 +157,11 @@ def _project_both(projectors: ProjectorPair, matrix: Tensor) -> tuple[Tensor, Te
 
 
 def change_of_basis(old: SparseProjector | None, new: SparseProjector | None) -> Tensor | None:
-    """Return PᵀP_old, float32 [new s, old s], with which moments move to a new subspace.
+    """Return PᵀP_old, float32 [new s, old s], which projects moments to a new subspace.
 
     Args:
         old: P_old.
-        new: P; None, with which `old` must be None too, returns None.
+        new: P. None is the identity; `old` must then be None as well, and the result is None.
     """
     if old is None or new is None:
         return None

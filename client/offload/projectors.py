@@ -1,7 +1,7 @@
-"""Sparse projectors P and Q, the bases of the subspace that a weight matrix is trained in.
+"""Sparse projectors P and Q, the bases of a weight matrix's training subspace.
 
-LSP-Offload (Chen et al. 2024), section 4.1 and definition 1: every row of P, m × s, and of Q,
-n × s, has r nonzeros. They take O((m + n)·r) memory, whatever the size s of the subspace is.
+LSP-Offload (Chen et al. 2024), section 4.1 and definition 1: every row of P, m × s, and of Q, n ×
+s, has r nonzeros. Both projectors take O((m + n)·r) memory, regardless of the subspace's size s.
 """
 
 import math
@@ -40,8 +40,8 @@ class SparseProjector:
         Args:
             rows: number of rows, a side of the weight matrix.
             size: number of columns s.
-            nonzeros: nonzeros of a row, r; all columns if there are fewer.
-            seed: numbers that the draw is a function of.
+            nonzeros: number r of nonzeros per row; all columns if there are fewer.
+            seed: numbers that determine the draw.
             device: torch device of the projector.
         """
         count = min(nonzeros, size)
@@ -57,7 +57,7 @@ class SparseProjector:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         return len(self.positions)
 
     @cached_property
@@ -75,7 +75,7 @@ class SparseProjector:
         return _csr(ends, order // self.values.shape[1], values, (self.size, self.rows))
 
     def dense(self) -> Tensor:
-        """Return the matrix with its zeros, float32 [rows, size]."""
+        """Return the dense matrix, float32 [rows, size]."""
         zeros = self.values.new_zeros(self.rows, self.size)
         return zeros.scatter(1, self.positions, self.values)
 
@@ -84,8 +84,8 @@ class SparseProjector:
 class ProjectorPair:
     """The projectors of a weight matrix W, m × n.
 
-    None is the identity: a side that is no longer than s is not projected, and neither is any side
-    in Zero-Offload.
+    None means the identity. A side no longer than s is not projected, and in Zero-Offload neither
+    side is.
 
     Attributes:
         left: P, m × s.
@@ -107,10 +107,10 @@ class ProjectorPair:
         """Draw the projectors of a weight matrix.
 
         Args:
-            shape: its shape (m, n).
+            shape: shape (m, n) of the weight matrix.
             size: size s of the subspace.
-            nonzeros: nonzeros of a row, r.
-            seed: numbers that the draw is a function of.
+            nonzeros: number r of nonzeros per row.
+            seed: numbers that determine the draw.
             device: torch device of the projectors.
         """
         sides = (
@@ -122,7 +122,7 @@ class ProjectorPair:
         return cls(*sides)
 
     def subspace(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a weight's compressed gradient, s × s where both sides are longer."""
+        """Return the shape of a weight's compressed gradient; s × s if both sides exceed s."""
         if self.left is None and self.right is None:
             return shape
         rows, columns = shape

@@ -1,4 +1,4 @@
-"""The layers of a model, as an update schedule sees them."""
+"""Division of a model into the layers of an update schedule."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,12 @@ from samara.shared.model.loading import BaseModel
 
 
 def scheduled_layers(base: BaseModel, updates: Sequence[LayerUpdate]) -> list[ScheduledLayer]:
-    """Return a model's layers in the order of the forward pass, those without updates left out.
+    """Return a model's layers with updates, in the order of the forward pass.
 
-    Every block is a layer. Weights outside the blocks are two further layers, one below the blocks
-    and one above them, which the model's body waits for: heads are computed by tiles, without their
-    module's forward pass, and a shared weight belongs where it is first used.
+    Every block is a layer. Weights outside the blocks form two more layers, one below and one above
+    the blocks. The model's body waits for the updates of both. The head's module cannot wait for
+    the upper layer, because heads are computed in tiles, without their module's forward pass. A
+    shared weight belongs to the layer of its first use.
 
     Args:
         base: model whose weights are trained.

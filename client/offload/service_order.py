@@ -1,7 +1,7 @@
-"""The order in which layers pass through the stages behind the backward pass.
+"""The order in which layers pass through the stages after the backward pass.
 
-The stages are the transfer to the host, the update there, and the transfer back. Each serves one
-layer at a time. Nothing here knows of threads or clocks: `OverlappedSchedule` asks from its
+The stages are the transfer to the host, the update there, and the transfer back. Each stage serves
+one layer at a time. This module uses no threads or clocks. `OverlappedSchedule` calls it from its
 threads, `simulate_schedule` on a virtual clock.
 """
 
@@ -10,11 +10,11 @@ from enum import IntEnum
 from typing import Literal
 
 Order = Literal["layer-wise", "zero"]
-"""LSP-Offload's algorithm 3, and Zero-Offload's schedule (its algorithm 1)."""
+"""The order of LSP-Offload (algorithm 3) or of Zero-Offload (algorithm 1)."""
 
 
 class Stage(IntEnum):
-    """A stage behind the backward pass."""
+    """A stage after the backward pass."""
 
     OFFLOAD = 0
     UPDATE = 1
@@ -22,25 +22,25 @@ class Stage(IntEnum):
 
     @property
     def work(self) -> str:
-        """The name of the stage's work in a timeline, and of its seconds."""
+        """Name of the stage's work in a `Timeline`, and of its field in `LayerSeconds`."""
         return self.name.lower()
 
 
 class ServiceOrder:
     """The queues of the three stages.
 
-    Layer by layer (LSP-Offload, algorithm 3), a layer goes to the next stage as soon as that is
-    free, and its forward pass waits for that layer alone. A layer from the transition layer down
-    goes to the front of each queue, since the next forward pass needs it earlier than the
-    layers before it. In Zero-Offload's order, updates begin when the last gradient is on the host,
-    and the forward pass waits for all layers.
+    In layer-wise order (LSP-Offload, algorithm 3), a layer enters the next stage as soon as that
+    stage is free, and a layer's forward pass waits for that layer alone. A layer below the
+    transition goes to the front of each queue, because the next forward pass needs it earlier than
+    the layers ahead of it. In Zero-Offload's order, updates begin when the last gradient is on the
+    host, and the forward pass waits for all layers.
 
     Args:
         layers: number of layers.
-        order: one of the two.
+        order: layer-wise or Zero-Offload's order.
 
     Attributes:
-        transition: number of the lowest layers that are served last come, first served.
+        transition: number of lowest layers served last come, first served.
     """
 
     def __init__(self, layers: int, order: Order) -> None:
@@ -53,7 +53,7 @@ class ServiceOrder:
         self._pass_ended = True
 
     def submit(self, layer: int) -> None:
-        """Accept a layer whose gradient the backward pass has computed.
+        """Accept a layer after the backward pass has computed its gradient.
 
         Raises:
             ValueError: if the layer is still in a stage.
@@ -71,11 +71,11 @@ class ServiceOrder:
             self._pass_ended = True
 
     def end_pass(self) -> None:
-        """Note that no further layer of this backward pass follows."""
+        """Mark the end of a backward pass: all its layers have been submitted."""
         self._pass_ended = True
 
     def take(self, stage: Stage) -> int | None:
-        """Return the layer that a stage serves next, or None if it has to wait."""
+        """Return the layer for a stage to serve next, or None if the stage has to wait."""
         waits = stage is Stage.UPDATE and self._order == "zero"
         if waits and (self._on_device or not self._pass_ended):
             return None
@@ -83,12 +83,12 @@ class ServiceOrder:
         return queue.popleft() if queue else None
 
     def finish(self, stage: Stage, layer: int, returns: bool = True) -> None:
-        """Move a layer that a stage has served to the next one.
+        """Move a layer from a stage that has served it to the next stage.
 
         Args:
             stage: stage.
-            layer: layer that `take` returned.
-            returns: whether the update goes back; it does not where the host only adds gradients.
+            layer: layer returned by `take`.
+            returns: whether an update is transferred back; false if the host only adds gradients.
         """
         if stage is Stage.OFFLOAD:
             self._on_device.discard(layer)
@@ -108,7 +108,7 @@ class ServiceOrder:
 
     @property
     def gradients_on_device(self) -> int:
-        """The number of layers whose gradients are not on the host yet."""
+        """Number of layers with gradients not yet on the host."""
         return len(self._on_device)
 
     def _enqueue(self, stage: Stage, layer: int) -> None:

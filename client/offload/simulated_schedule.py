@@ -1,4 +1,4 @@
-"""A training run's schedule on a virtual clock."""
+"""Simulation of a training run's schedule on a virtual clock."""
 
 import heapq
 from collections import deque
@@ -14,7 +14,7 @@ _LANES = {Stage.OFFLOAD: TO_HOST, Stage.UPDATE: HOST, Stage.UPLOAD: TO_DEVICE}
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """The seconds of one layer's stages; the accelerator applies an update after its upload."""
+    """Seconds of one layer's stages. The accelerator applies the update after its upload."""
 
     forward: float
     backward: float
@@ -27,14 +27,13 @@ class LayerSeconds:
 def simulate_schedule(
     layers: Sequence[LayerSeconds], order: Order, steps: int, transition: int | None = None
 ) -> Timeline:
-    """Simulate training steps, with the service order that the threads use too.
+    """Simulate training steps with the service order of the threaded schedule.
 
     Args:
-        layers: seconds of each layer, lowest first.
-        order: order of the stages.
+        layers: seconds of each layer's stages, lowest layer first.
+        order: layer-wise or Zero-Offload's order.
         steps: number of steps.
-        transition: number of layers that are served last come, first served; None takes the
-            paper's formula.
+        transition: number of layers served last come, first served; None uses the paper's formula.
 
     Returns:
         The timeline; its last interval ends when the last layer is updated.
@@ -57,7 +56,7 @@ def simulate_schedule(
                 timeline.record(_LANES[stage], stage.work, layer, clock, clock + seconds)
 
     def advance(until: float | None) -> None:
-        """Let stages end until a time; None lets exactly one end."""
+        """Advance the clock to a time, ending stages on the way; None ends exactly one stage."""
         nonlocal clock
         while events and (until is None or events[0][0] <= until):
             clock, layer, stage = heapq.heappop(events)
@@ -73,7 +72,7 @@ def simulate_schedule(
             clock = until
 
     def apply_uploaded() -> None:
-        """Apply what has arrived; the accelerator serves in the order of asking."""
+        """Apply uploaded updates in the order of their arrival."""
         while uploaded:
             layer = uploaded.popleft()
             compute("apply", layer)

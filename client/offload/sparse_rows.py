@@ -1,9 +1,9 @@
 """Products of a sparse projector and a dense matrix, compiled by numba for the CPU.
 
-Columns are taken in blocks, so that what is written stays in a core's cache. Every number is summed
-in the same order whatever the blocks are. Inner loops run over slices: with two indices the
-compiler does not vectorize them, which takes 3 to 8 times as long. The kernels release Python's
-lock and use one thread. Compiled ones are kept in ``__pycache__``, by the name of this module.
+Columns are processed in blocks, so that the output stays in a core's cache. Every number is summed
+in the same order for any block size. Inner loops run over slices, because the compiler does not
+vectorize loops with two indices. Such loops take 3 to 8 times as long. The kernels release Python's
+lock and use one thread. Compiled kernels are cached in ``__pycache__`` under this module's name.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ def add_lifted(
     matrix: NDArray[np.float32],
     result: NDArray[np.float32],
 ) -> None:
-    """Add P·A to a result; each row of P·A is complete before it is added.
+    """Add P·A to a result; each row of P·A is summed completely before the addition.
 
     Args:
         positions: columns of P's nonzeros, int64 [rows, r].

@@ -1,4 +1,4 @@
-"""The optimizer's tensors in a checkpoint, checked before a run goes on with them."""
+"""Checked reading of the optimizer's tensors from a checkpoint."""
 
 from collections.abc import Mapping
 
@@ -15,16 +15,16 @@ def stored_tensor(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return a tensor of a checkpoint.
+    """Return a tensor of a checkpoint, after checking it.
 
     Args:
         tensors: tensors by name.
         name: name of the tensor.
-        shape: shape that it must have.
-        dtype: type that it must have.
+        shape: expected shape.
+        dtype: expected type.
 
     Raises:
-        ValueError: if it is missing, or of another shape or type.
+        ValueError: if the tensor is missing, or has another shape or type.
     """
     if name not in tensors:
         raise ValueError(f"no tensor {name}")
@@ -37,10 +37,10 @@ def stored_tensor(
 def stored_moments(
     tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return Adam's moments of a weight, float32 [shape]; None if there has been no step.
+    """Return a weight's Adam moments, float32 [shape]; None before the first step.
 
     Raises:
-        ValueError: if only one of them is there, or one is of another shape or type.
+        ValueError: if only one of the two moments exists, or a moment has another shape or type.
     """
     first, second = (f"{moment}.{name}" for moment in MOMENTS)
     if first not in tensors and second not in tensors:
@@ -51,16 +51,17 @@ def stored_moments(
 def stored_projector(
     tensors: Mapping[str, Tensor], side: str, name: str, like: SparseProjector
 ) -> SparseProjector:
-    """Return a projector of a weight.
+    """Return a weight's projector, after checking it.
 
     Args:
         tensors: tensors by name.
         side: ``left`` or ``right``.
         name: name of the weight.
-        like: projector of the same shape, on the device where it is needed.
+        like: projector of the same shape, on the target device.
 
     Raises:
-        ValueError: if a part is missing or of another shape or type, or a nonzero is in no column.
+        ValueError: if a part is missing or has another shape or type, or a nonzero's column does
+            not exist.
     """
     shape, device = tuple(like.values.shape), like.values.device
     positions = stored_tensor(tensors, f"{side}.positions.{name}", shape, torch.int32)

@@ -1,16 +1,16 @@
-"""A record of who was busy when."""
+"""A record of busy times of accelerator, host and link."""
 
 import threading
 from dataclasses import dataclass
 
 ACCELERATOR, TO_HOST, HOST, TO_DEVICE = "accelerator", "to the host", "host", "to the device"
 LANES = (ACCELERATOR, TO_HOST, HOST, TO_DEVICE)
-"""Everything that can be busy, from where gradients come to where updates go."""
+"""The lanes of a timeline, in the order from gradients to updates."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A time in which one of the lanes was busy.
+    """A time interval in which a lane was busy.
 
     Attributes:
         lane: one of `LANES`.
@@ -28,10 +28,10 @@ class Interval:
 
 
 class Timeline:
-    """Intervals that several threads record, in the order of their ends.
+    """Intervals recorded by several threads, in the order of their ends.
 
     Attributes:
-        intervals: intervals so far.
+        intervals: intervals recorded so far.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,6 @@ class Timeline:
             self.intervals.append(Interval(lane, work, layer, start, end))
 
     def busy_seconds(self, lane: str) -> float:
-        """Return the seconds in which a lane was busy."""
+        """Return the number of seconds in which a lane was busy."""
         with self._lock:
             return sum(each.end - each.start for each in self.intervals if each.lane == lane)

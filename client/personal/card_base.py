@@ -1,23 +1,23 @@
-"""The base model of an exported model, as other software finds it."""
+"""Facts about an exported model's base model, for other software."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samara.shared.files import file_hash
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.model_folder import weight_files
 from samara.shared.model.prompt_frame import PromptFrame, frame_of
 from samara.shared.model.sentence_pooling import SentencePooling
 from samara.shared.model.structure import Family
 from samara.shared.model.tokenizer import load_tokenizer
-from samara.shared.sections import EMBEDDED_MODEL, ModelSettings
+from samara.shared.settings.sections import EMBEDDED_MODEL, ModelSettings
+from samara.shared.storage.files import file_hash
 from samara.shared.tasks.kinds import AUTO_FORM, GenerationTask, Task
 
 _HUB_FOLDER = "models--"
 
 
 def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
-    """Return the prompt's frame; None where the card's own code makes it."""
+    """Return the prompt's frame; None if the card's own code builds it."""
     if isinstance(task, GenerationTask) or task.form == AUTO_FORM or base.family != "causal":
         return None
     read = base if base.tokenizer else replace(base, tokenizer=load_tokenizer(base.folder))
@@ -26,19 +26,19 @@ def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
 
 @dataclass(frozen=True)
 class CardBase:
-    """The statements of a model card on the base model.
+    """Facts about the base model in a model card.
 
     Attributes:
-        place: hub id, or folder on the machine that exported, for `from_pretrained`.
-        hub_id: name on the Hugging Face hub; empty if it is not known.
-        weights: SHA-256 of each file of weights by its name, in hex; empty with a `hub_id`.
+        place: argument of `from_pretrained`: hub id, or folder on the exporting machine.
+        hub_id: name on the Hugging Face hub; empty if unknown.
+        weights: SHA-256 (hex) of each weights file by name; empty if there is a `hub_id`.
         family: family of the model.
-        dtype: compute type that it was trained with.
-        blocks: number of lowest blocks that are read; 0 for all.
-        max_length: most tokens of a text with its question.
-        pooling: modules of a sentence encoder behind its network.
-        frame: prompt frame, if the task says in which form a causal LM is asked.
-        is_embedded: whether it is the small model that comes with Samara.
+        dtype: compute type used in training.
+        blocks: number of blocks in use, from the lowest; 0 means all.
+        max_length: maximum number of tokens of a text together with its question.
+        pooling: modules that follow the network in a sentence encoder.
+        frame: prompt frame, if the task sets the prompt form of a causal LM.
+        is_embedded: whether the base model is the small one shipped with Samara.
     """
 
     place: str
@@ -54,15 +54,15 @@ class CardBase:
 
     @classmethod
     def of(cls, model: ModelSettings, base: BaseModel, task: Task) -> "CardBase":
-        """Return the statements on a loaded base model.
+        """Return the facts about a loaded base model.
 
         Args:
             model: settings of the model.
-            base: the model; its structure is enough.
-            task: task that it was adapted to.
+            base: the model; its weights are not needed.
+            task: task to which the model was adapted.
 
         Raises:
-            ModelError: if its tokenizer is needed, and cannot be used.
+            ModelError: if the model's tokenizer is needed but cannot be used.
         """
         is_embedded = model.path == EMBEDDED_MODEL
         hub_id = "" if is_embedded else hub_id_of(model.path, base.folder)
@@ -81,7 +81,7 @@ class CardBase:
         )
 
     def describe(self) -> str:
-        """Return sentences that say which model it is, and how to get it."""
+        """Return sentences for the card that identify the model and tell how to get it."""
         if self.hub_id:
             return f"The base model is `{self.hub_id}` on the Hugging Face hub."
         files = "; ".join(f"`{name}` `{own}`" for name, own in self.weights.items())
@@ -99,14 +99,14 @@ class CardBase:
 
 
 def hub_id_of(path: str, folder: Path) -> str:
-    """Return the name of a model on the Hugging Face hub; empty if it is not known.
+    """Return the name of a model on the Hugging Face hub; empty if unknown.
 
-    ``_name_or_path`` in a configuration does not say it: it names the model that training began
-    with.
+    The name does not come from ``_name_or_path`` in the configuration, which names the model from
+    which the base model's training started.
 
     Args:
         path: ``model.path`` of the settings.
-        folder: folder that it leads to.
+        folder: folder to which the path resolves.
     """
     for part in folder.parts:
         if part.startswith(_HUB_FOLDER):

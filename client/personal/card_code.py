@@ -1,6 +1,6 @@
-"""The code in a model card that applies the model with transformers alone. Pure.
+"""Python code in a model card that applies the model with transformers only.
 
-It computes what `samara.shared.model.scorers` does, for one text at a time.
+The code computes the same scores as `samara.shared.model.scorers`, for one text at a time.
 """
 
 import json
@@ -27,7 +27,7 @@ def loading_code(base: CardBase, merged: bool, files: Sequence[str]) -> str:
 
     Args:
         base: the base model.
-        merged: whether the folder holds a whole model.
+        merged: whether the folder holds a complete model.
         files: names of the files with trained numbers.
     """
     loader = _CLASSES[base.family]
@@ -65,17 +65,17 @@ def applying_code(
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
 ) -> str:
-    """Return the code that loads the model and answers a row, or loads it where that is all.
+    """Return code that loads the model and classifies a row, or only loads the model.
 
-    A classification is applied, but not where its word stands inside the text, or where the pooling
-    of an encoder has modules of its own.
+    Without classification code, the code only loads the model: if the label word stands inside the
+    text, or if an encoder's pooling needs further modules.
 
     Args:
         base: the base model.
-        task: task that the model was adapted to.
-        merged: whether the folder holds a whole model.
+        task: task to which the model was adapted.
+        merged: whether the folder holds a complete model.
         files: names of the files with trained numbers.
-        left_out: numbers that are added to the scores and are in no file.
+        left_out: numbers that are added to the scores but are in no file, by name.
     """
     loading = loading_code(base, merged, files)
     if not isinstance(task, ClassificationTask) or task.word_is_inside:
@@ -98,7 +98,7 @@ def applying_code(
 
 
 def _row_lines(task: ClassificationTask) -> list[str]:
-    """Return the lines that make the text of a row, and name the label words."""
+    """Return the lines that build the text of a row and name the label words."""
     row = {field: next(iter(task.replace.get(field, {"…": ""}))) for field in task.fields}
     parts = []
     for literal, field in parse_template(task.text):
@@ -142,13 +142,17 @@ def _shortening_lines() -> list[str]:
 def _scoring_lines(
     base: CardBase, task: ClassificationTask, merged: bool, files: Sequence[str]
 ) -> list[str]:
-    """Return the lines that compute `scores`, and `h` where a readout reads it."""
+    """Return the lines that compute `scores`, and `h` if a readout reads it."""
     if base.family == "encoder":
         return _encoder_lines(base, task, merged, files)
-    limit, has_readout = base.max_length, READOUT_FILE in files
-    frame, words, asked = base.frame, list(task.words), task.question_before_word
+    limit = base.max_length
+    has_readout = READOUT_FILE in files
+    frame = base.frame
+    words = list(task.words)
+    asked = task.question_before_word
     if frame is not None and frame.is_chat:
-        words, asked = [word.strip() for word in words], frame.after
+        words = [word.strip() for word in words]
+        asked = frame.after
     lines = [
         f"question = {json.dumps(asked, ensure_ascii=False)}",
         f"spaced = {json.dumps(words, ensure_ascii=False)}",
@@ -191,7 +195,7 @@ def _scoring_lines(
 
 
 def _stem_lines(frame: PromptFrame | None, limit: int) -> list[str]:
-    """Return the lines that make the tokens before an answer."""
+    """Return the lines that build the tokens before an answer."""
     room = f"room = {limit} - len(begin) - len(asked) - max(map(len, word_tokens))"
     if frame is not None and frame.is_chat:
         return [

@@ -6,23 +6,25 @@ from numpy.typing import NDArray
 from samara.client.personal.label_bias import base_rate, fit_label_bias
 from samara.client.personal.learner import Learner
 from samara.client.personal.methods import composition
+from samara.client.personal.own_words import OwnWords
 from samara.client.personal.private_fit import intercept_state, make_private_fit
 from samara.client.personal.private_rounds import run_private_rounds
-from samara.shared.columns import (
+from samara.shared.protocol.frames.evaluation import EvaluationColumn
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.replay import zero_state
+from samara.shared.tasks.label_scores import evaluation_column
+from samara.shared.terms.columns import (
     BASE_RATE,
     GLOBAL,
     IN_CONTEXT,
     INTERCEPT,
     LABEL_BIAS,
     LOCAL,
+    OWN_WORDS,
     PERSONALIZED,
     ZERO_SHOT,
 )
-from samara.shared.frames.evaluation import EvaluationColumn
-from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import evaluation_column
-from samara.shared.replay import zero_state
-from samara.shared.run_terms import RunTerms
+from samara.shared.terms.run_terms import RunTerms
 
 
 def evaluate_global_model(
@@ -34,10 +36,10 @@ def evaluate_global_model(
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate the federation's model on a client's examples.
 
-    With ``evaluate.best`` and the method readout, a validation also has the column personalized:
-    the model that the client would have if the federation ended here, by which the best round is
-    found. Its private part is not recorded. Of other methods a personal model would take all
-    private rounds, so that their best round is found by the global model.
+    With ``evaluate.best`` and the method readout, a validation also has the column personalized.
+    Its model is the client's personal model if the federation ended here; its private part is not
+    recorded. This column decides the best round. With other methods, a personal model would take
+    all private rounds, so the global model decides the best round.
 
     Args:
         learner: model and examples of the client.
@@ -67,31 +69,39 @@ def evaluate_personal_model(
     private: NDArray[np.int64],
     split: Split = Split.TEST,
     common: NDArray[np.int64] | None = None,
+    own_words: OwnWords | None = None,
 ) -> tuple[EvaluationColumn, ...]:
-    """Evaluate every column on a client's test examples; a generation has those without labels.
+    """Evaluate every column on a client's test examples.
 
-    Base rate always answers the client's most frequent training label, without reading the text.
-    Zero-shot is the base model alone. Label bias adds one number per label, fitted to the client's
-    training labels: it separates learning a client's base rate from learning the client. With
-    ``evaluate.retrieved`` icl-personal is the base model with the client's most similar training
-    examples before each prompt. Global is the federation's model, and personalized the one that the
-    run's method makes for the client.
-    Finetune has local-only beside it: its private rounds without a federation, from the base model
-    or the run's start.
-    Readout has intercept beside it: the federation's model and a label bias fitted to it.
+    The columns are:
+
+    - base rate: the client's most frequent training label for every text.
+    - zero-shot: the base model alone.
+    - label bias: the base model with one number per label, fitted to the client's training labels.
+      It shows the gain from a client's base rate alone.
+    - icl-personal, with ``evaluate.retrieved``: the base model with the client's most similar
+      training examples before each prompt.
+    - global: the federation's model.
+    - personalized: the model that the run's method makes for the client, own words included.
+    - local-only, with the method finetune: private rounds without a federation, from the base model
+      or the run's start.
+    - intercept, with the method readout: the federation's model with a fitted label bias.
+
+    A generation has only the columns that need no labels.
 
     Args:
         learner: model and examples of the client.
         terms: terms of the run.
         state: int64 [d], state of the federation.
         private: int64 [d], private state of the client.
-        split: split to evaluate on; on others than test only the personal model is evaluated.
+        split: split to evaluate on; only the test split has columns besides the personal model.
         common: int64 [d], common intercept in the federation's state; None without one.
+        own_words: the client's own words; None without any.
 
     Raises:
         TrainingError: if a label bias cannot be fitted, or a loss is not finite in the first round
             of local-only.
-        ReplayError: if that round leaves the exact range of the state.
+        ReplayError: if the first round of local-only leaves the exact range of the state.
     """
     parts = composition(terms, learner.layout)
     personal, labels, tokens = learner.score_evaluated(parts.model(state, private), split)
@@ -118,4 +128,7 @@ def evaluate_personal_model(
         model = parts.model(state, intercept_state(learner, state, common))
         scores[INTERCEPT] = learner.score_evaluated(model, split).scores
     scores[PERSONALIZED] = personal
+    if own_words is not None:
+        model = parts.model(state, private)
+        scores[OWN_WORDS] = learner.score_own_words(model, own_words, split).scores
     return tuple(evaluation_column(name, its, labels, tokens) for name, its in scores.items())

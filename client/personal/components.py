@@ -1,17 +1,18 @@
 """Components of a client's own update, along directions that the clients of a round share.
 
-Of a readout alone the representation of every example is kept, so that work on the client is free.
-A client minimises its loss in the span of the round's q directions, from the round's start:
+If the adapter is only a readout, the representations of all examples are cached, so computation on
+the client is cheap. A client minimizes its loss in the span of the round's q directions, starting
+from the round's state:
 
     c = argmin L(θ + Σ c·z) + s/(2·n·η) · Σ c²·|z|²
 
-L is the mean cross-entropy of its n training examples, and s the mean of |φ|². Its q numbers c are
-the report. Many local steps so take as many scalars as one, where projected gradients would take q
-for each. Ferret (Shu et al., "Ferret: Federated full-parameter tuning at scale for large language
-models", 2024, section 3) reports what a local update has along random directions, for whole models;
-here the minimum in their span is found, which need not be projected. The quadratic term is that of
-an implicit gradient step on the sum of losses. It keeps |Δ| below √(2·n·η·L(θ)/s), whatever the
-labels of a client are.
+L is the mean cross-entropy of its n training examples, and s the mean of |φ|². The report holds the
+q numbers c. A client thus sends q scalars for a whole minimization, not for each local step. Ferret
+(Shu et al., "Ferret: Federated full-parameter tuning at scale for large language models", 2024,
+section 3) reports the components of a local update along random directions, for whole models. Here
+the minimum is found in the directions' span, so no projection is needed. The quadratic term is the
+proximal term of an implicit gradient step on the sum of losses. It keeps |Δ|, the length of the
+update, below √(2·n·η·L(θ)/s) for any labels of a client.
 """
 
 import numpy as np
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from samara.client.personal.learner import Learner, State
 from samara.client.personal.newton import SoftmaxProblem, minimize
 from samara.client.personal.softmax_fit import Examples, Floats, check_finite
-from samara.shared.contrasts import contrasts
-from samara.shared.directions import DIRECTION_BITS, batch_order
 from samara.shared.errors import DataError, LayoutError
-from samara.shared.frames.instructions import TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.protocol.directions import DIRECTION_BITS, batch_order
+from samara.shared.protocol.frames.instructions import TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.tasks.contrasts import contrasts
 
 
 def train_for_a_round(
@@ -34,20 +35,20 @@ def train_for_a_round(
     state: State,
     mask: NDArray[np.bool_] | None,
 ) -> Report:
-    """Return the report on a round: on local steps, or of components of a client's own update.
+    """Return the report on a round, from local steps or from components of the client's own update.
 
     Args:
         learner: model and examples of the client.
         instruction: instruction of the round.
-        state: int64 [d], the model that the round starts from; it is not changed.
+        state: int64 [d], the state at the start of the round; it is not changed.
         mask: bool [d], true where numbers are trained; None trains all.
 
     Raises:
-        SamaraError: those of `Learner.take_steps`.
-        LayoutError: if the instruction is for another layout, or asks for components where the
-            adapter is no readout alone with orthogonal directions.
-        DataError: if the client has no training example to make components of.
-        TrainingError: if a score is not finite, or the minimum is not found.
+        SamaraError: as in `Learner.take_steps`.
+        LayoutError: if the instruction is for another layout, or asks for components although the
+            adapter is not a readout alone with orthogonal directions.
+        DataError: if the client has no training example.
+        TrainingError: if a score is not finite, or no minimum is found.
     """
     if not instruction.asks_for_components:
         return learner.take_steps(instruction, state, mask)
@@ -75,16 +76,16 @@ def train_for_a_round(
 def find_components(
     examples: Examples, z: Floats, layout: Layout, rate: float
 ) -> tuple[Floats, float]:
-    """Return the components of a client's own update, float64 [q], and its mean loss before it.
+    """Return the components of a client's own update, float64 [q], and the mean loss before it.
 
     Args:
-        examples: n examples, at least one, with scores under the start.
+        examples: n examples, at least one, with scores under the round's state.
         z: directions, float64 [q, d].
         layout: layout of a readout alone.
         rate: η.
 
     Raises:
-        TrainingError: if a score is not finite, or the minimum is not found.
+        TrainingError: if a score is not finite, or no minimum is found.
     """
     check_finite(examples)
     problem = _Span(examples, z, layout, rate)
@@ -92,10 +93,10 @@ def find_components(
 
 
 def check_layout(layout: Layout) -> None:
-    """Raise an error unless components can be reported of a layout's tensors.
+    """Raise an error unless components can be reported for a layout's tensors.
 
     Raises:
-        LayoutError: if they cannot.
+        LayoutError: if they cannot be reported.
     """
     groups = {tensor.group for tensor in layout.tensors}
     if READOUT_GROUP not in groups or groups - {READOUT_GROUP, LABEL_BIAS_GROUP}:
@@ -113,7 +114,7 @@ class _Span(SoftmaxProblem):
     """The penalized loss in the coefficients c of q directions.
 
     Args:
-        examples: n examples, with scores under the start.
+        examples: n examples, with scores under the round's state.
         z: directions, float64 [q, d].
         layout: layout of a readout alone.
         rate: η.
@@ -125,20 +126,23 @@ class _Span(SoftmaxProblem):
         self._contrasts = contrasts(labels).astype(np.float64)
         self._shape = labels - 1, examples.features.shape[1]
         slices = {part.group: part.numbers for part in layout.parts}
-        self._readout, self._bias = slices[READOUT_GROUP], slices.get(LABEL_BIAS_GROUP)
+        self._readout = slices[READOUT_GROUP]
+        self._bias = slices.get(LABEL_BIAS_GROUP)
         square = float(np.mean(np.sum(examples.features**2, axis=1))) or 1.0
         squares: Floats = np.sum(z * z, axis=1)
         super().__init__(examples, square / (2 * len(examples.labels) * rate) * squares)
 
     def added(self, numbers: Floats) -> Floats:
-        """Return what Σ c·z adds to the logits, [n, labels]."""
+        """Return the contribution of Σ c·z to the logits, [n, labels]."""
         update = numbers @ self._z
         readout = update[self._readout].reshape(self._shape)
         added: Floats = self._examples.features @ readout.T @ self._contrasts
         return added if self._bias is None else added + update[self._bias]
 
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the mean of slopes in the logits [n, labels] as slopes in c."""
+        """Return the gradient in c from the gradient in the logits [n, labels], averaged over
+        examples.
+        """
         gradient = np.zeros(self._z.shape[1])
         readout = self._contrasts @ slopes.T @ self._examples.features / len(slopes)
         gradient[self._readout] = readout.ravel()

@@ -1,9 +1,9 @@
-"""The label bias of a client's private rounds, which its next run begins with.
+"""The label bias from a client's private rounds, reused by its next run.
 
-Another base model, or other settings, make another run, whose private rounds begin anew. How often
-the owner uses each label does not depend on the model. So the numbers per label that private rounds
-have ended with are kept in a file of the owner's, and a later run with the same labels begins with
-them, if they lower the loss there.
+In a new run, with another base model or other settings, a client's private rounds start over. But
+the owner's frequency of each label does not depend on the model. So the client keeps the final
+label bias of its private rounds. A later run with the same labels starts from this bias, if it
+lowers the loss there.
 """
 
 import math
@@ -16,11 +16,11 @@ import numpy as np
 from samara.client.personal.learner import Learner, State
 from samara.client.personal.methods import composition
 from samara.shared.errors import LedgerError
-from samara.shared.frames.instructions import Split
-from samara.shared.kept_file import KeptFile
-from samara.shared.label_scores import cross_entropy
-from samara.shared.replay import DenseValues, replay, zero_state
-from samara.shared.run_terms import RunTerms, fits_private_part
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.replay import DenseValues, replay, zero_state
+from samara.shared.storage.kept_file import KeptFile
+from samara.shared.tasks.label_scores import cross_entropy
+from samara.shared.terms.run_terms import RunTerms, fits_private_part
 
 LABEL_BIAS_FILE = "label_bias.json"
 """Name of the file in a client's folder of a run."""
@@ -31,9 +31,10 @@ class KeptLabelBias:
     """A label bias of a client in a run.
 
     Attributes:
-        labels: labels of the task, in their order.
-        values: private part of the bias of each, in units of a state.
-        began_with: values that the private rounds began with, from an earlier run; or empty.
+        labels: labels of the task, in order.
+        values: private part of each label's bias, in units of a state.
+        began_with: initial values of the private rounds, from an earlier run; empty if they began
+            at zero.
     """
 
     labels: tuple[str, ...]
@@ -45,8 +46,8 @@ class KeptLabelBias:
         """Read a label bias from JSON.
 
         Raises:
-            ValueError, KeyError, TypeError: if it is none.
-            ReplayError: if a value is beyond what a private ledger holds.
+            ValueError, KeyError, TypeError: if the content is invalid.
+            ReplayError: if a value exceeds the range of a private ledger.
         """
         labels = tuple(map(str, content["labels"]))
         values, began_with = (tuple(content[name]) for name in ("values", "began_with"))
@@ -59,7 +60,7 @@ class KeptLabelBias:
 
 
 class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
-    """The label bias in a client's folder of a run; None without a sound one."""
+    """The file of a label bias in a client's folder of a run; a missing one reads as None."""
 
     name = LABEL_BIAS_FILE
     damaged = "{file}: no label bias: {problem}; it is left out"
@@ -72,33 +73,37 @@ class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
 
 
 class LabelBiases:
-    """The label biases that a client keeps; of a layout without one there are none.
+    """The label biases that a client keeps; none for a layout without a label bias.
 
     Args:
         learner: model and examples of the client.
         terms: terms of the run.
-        folder: folder of the client's own files in that of the run.
-        runs: folder of all runs of the client; None if it does not begin with that of another run.
+        folder: folder of the client's files in the run's folder.
+        runs: folder of all runs of the client; None disables reuse of another run's bias.
     """
 
     def __init__(self, learner: Learner, terms: RunTerms, folder: Path, runs: Path | None) -> None:
-        self._learner, self._terms, self._runs = learner, terms, runs
+        self._learner = learner
+        self._terms = terms
+        self._runs = runs
         self._file = _LabelBiasFile(folder)
         self._numbers = learner.layout.label_bias
 
     def begin(self, w: State, is_new: bool) -> None:
-        """Decide what this run begins with, unless it is decided: that of the latest other run.
+        """Choose the initial label bias of this run: the one of the latest other run, or zero.
 
-        It must have the same labels in the same order, and lower the loss on the validation
-        examples; without any, on the training examples. A private part that is fitted needs none:
-        the fit depends on the examples and the common model alone.
+        The other run must have the same labels in the same order, and its bias must lower the loss
+        on the validation examples (or on the training examples, if there are none). A fitted
+        private part needs no initial bias, because the fit depends only on the examples and the
+        common model. A recorded choice is not changed.
 
         Args:
             w: state of the federation, int64 [d].
-            is_new: whether the personal ledger is empty; one that is not has begun with nothing.
+            is_new: whether the personal ledger is empty. Otherwise the private rounds have already
+                begun, at zero.
 
         Raises:
-            LedgerError: if the decision cannot be written.
+            LedgerError: if the choice cannot be written.
         """
         if self._numbers is None or self._runs is None or self._file.read() is not None:
             return
@@ -110,24 +115,25 @@ class LabelBiases:
 
     @property
     def began_with(self) -> tuple[DenseValues, ...]:
-        """The values that the private rounds of this run begin with; usually none."""
+        """The initial values of this run's private rounds; empty for zeros."""
         kept = self._file.read()
         return self._dense(kept.began_with) if kept else ()
 
     def keep(self, private: State) -> None:
-        """Keep what is a label bias in a private state, int64 [d].
+        """Store the label bias in a private state, int64 [d].
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         if self._numbers is None or self._runs is None:
             return
-        kept, values = self._file.read(), tuple(private[self._numbers].tolist())
+        kept = self._file.read()
+        values = tuple(private[self._numbers].tolist())
         began_with = kept.began_with if kept else ()
         self._file.write(KeptLabelBias(self._learner.labels, values, began_with))
 
     def _find_earlier(self) -> tuple[int, ...]:
-        """Return the values of the run whose private rounds ended last; empty if there are none."""
+        """Return the label bias that another run stored last; empty without another run."""
         assert self._runs is not None
         files = self._runs.glob(f"*/clients/{self._learner.client}/{LABEL_BIAS_FILE}")
         others = [file for file in files if file != self._file.path]
@@ -142,14 +148,16 @@ class LabelBiases:
         split = next((s for s in (Split.VALIDATION, Split.TRAIN) if learner.data_hash(s)), None)
         if split is None or not (dense := self._dense(values)):
             return False
-        parts, nothing = composition(self._terms, learner.layout), zero_state(len(w))
+        parts = composition(self._terms, learner.layout)
+        nothing = zero_state(len(w))
         with_bias = replay(nothing, dense, learner.layout.distribution)
 
         def loss(private: State) -> float:
             scored = learner.score(parts.model(w, private), split)
             return float(cross_entropy(scored.scores[None], scored.labels)[0])
 
-        before, after = loss(nothing), loss(with_bias)
+        before = loss(nothing)
+        after = loss(with_bias)
         return math.isfinite(after) and after < before
 
     def _dense(self, values: tuple[int, ...]) -> tuple[DenseValues, ...]:

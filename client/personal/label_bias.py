@@ -1,4 +1,4 @@
-"""Two baselines that know a client's labels and nothing of its texts: base rate and label bias."""
+"""Two baselines that use a client's labels but not its texts: base rate and label bias."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,14 +6,14 @@ from numpy.typing import NDArray
 from samara.client.personal.softmax_fit import Examples, Solver
 
 BIAS_PENALTY = 1e-3
-"""Factor of the squared norm that is added to the loss of a label bias.
+"""Factor of the squared norm added to the loss of a label bias.
 
-It makes the minimum unique, with a sum of zero, and finite where a client lacks a label.
+It makes the minimum unique, with a sum of zero, and finite even if a client lacks a label.
 """
 
 
 def base_rate(labels: NDArray[np.int64], label_count: int) -> NDArray[np.float32]:
-    """Return log frequencies of a client's training labels, each counted once more.
+    """Return log frequencies of a client's training labels, with each count increased by one.
 
     Args:
         labels: int64 [n], from 0 to label_count − 1.
@@ -30,11 +30,10 @@ def base_rate(labels: NDArray[np.int64], label_count: int) -> NDArray[np.float32
 def fit_label_bias(
     scores: NDArray[np.float32], labels: NDArray[np.int64], solve: Solver
 ) -> NDArray[np.float32]:
-    """Return the label bias with the least cross-entropy on a client's training examples.
+    """Return the label bias with the lowest cross-entropy on a client's training examples.
 
-    This is logistic regression on one indicator per label, with the base model's scores as
-    offsets. The bias of a label that no example has would fall without bound; `BIAS_PENALTY`
-    keeps it finite.
+    This is logistic regression on one indicator per label, with the base model's scores as offsets.
+    Without `BIAS_PENALTY`, the bias of a label without examples would fall without bound.
 
     Args:
         scores: float32 [n, labels] of the base model.

@@ -1,4 +1,4 @@
-"""The solver of private fits on machines with scipy: L-BFGS, which needs gradients only."""
+"""The solver of private fits on machines with scipy: L-BFGS, which needs only gradients."""
 
 import numpy as np
 from scipy.optimize import minimize
@@ -15,11 +15,11 @@ _MAX_ITERATIONS = 10_000
 def fit_softmax(
     examples: Examples, contrasts: Floats, intercept_penalty: float, readout_penalty: float
 ) -> SoftmaxFit:
-    """Return the intercept b and the readout V with the least penalized mean cross-entropy.
+    """Return the intercept b and the readout V with the lowest penalized mean cross-entropy.
 
-    The scores are offsets + b + Hᵀ·V·φ; intercept_penalty·|b|² + readout_penalty·|V|² is added to
-    the mean loss. Both penalties are positive, so the minimum is unique and finite where a client
-    lacks a label.
+    The scores are offsets + b + Hᵀ·V·φ. The penalty intercept_penalty·|b|² + readout_penalty·|V|²
+    is added to the mean loss. Both factors are positive, so the minimum is unique and finite even
+    if a client lacks a label.
 
     Args:
         examples: n examples, at least one.
@@ -33,11 +33,13 @@ def fit_softmax(
     check_finite(examples)
     offsets, labels, features = examples
     count, label_count = offsets.shape
-    rows, shape = np.arange(count), (label_count - 1, features.shape[1])
+    rows = np.arange(count)
+    shape = (label_count - 1, features.shape[1])
     frequencies = np.bincount(labels, minlength=label_count) / count
 
     def loss_and_gradient(numbers: Floats) -> tuple[float, Floats]:
-        bias, readout = numbers[:label_count], numbers[label_count:].reshape(shape)
+        bias = numbers[:label_count]
+        readout = numbers[label_count:].reshape(shape)
         logits = offsets + bias
         if features.shape[1]:
             logits = logits + features @ readout.T @ contrasts

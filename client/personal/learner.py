@@ -1,4 +1,4 @@
-"""A learner: the model and the examples of a client, and all computing with them.
+"""A learner: the model and the examples of a client, and all computations with them.
 
 A board computes with a model runtime (`samara.client.personal.runtime_learner`), a phone with its
 exported program.
@@ -10,12 +10,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.personal.own_words import OwnWords
 from samara.client.personal.softmax_fit import Examples, Solver
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import Split, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.layout import Layout
-from samara.shared.replay import Backend
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import Split, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import Backend
 
 State = NDArray[np.int64]
 
@@ -26,7 +27,7 @@ class ScoredExamples(NamedTuple):
     Attributes:
         scores: float32 [n, labels].
         labels: right labels, int64 [n].
-        tokens: number of tokens of each answer, int64 [n]; None but for a generation.
+        tokens: number of tokens of each answer, int64 [n]; None if the task is no generation.
     """
 
     scores: NDArray[np.float32]
@@ -66,7 +67,8 @@ class Learner(Protocol):
 
         Args:
             last_round: last round in the client's state.
-            hides_examples: whether it leaves out all facts of the examples, also their number.
+            hides_examples: whether the hello omits all facts about the examples, including their
+                number.
         """
 
     def example_counts(self) -> Mapping[Split, int]:
@@ -76,24 +78,25 @@ class Learner(Protocol):
         """Return the number of examples in the smallest batch of an instruction's steps."""
 
     def generations_of(self, split: Split) -> tuple[str, ...]:
-        """Return the hashes, in hex, of a split's examples by the time at which they came.
+        """Return the hashes, in hex, of a split's generations of examples.
 
         Raises:
-            TrainerError: if the record of these times cannot be read or written.
+            TrainerError: if the record of the generations cannot be read or written.
         """
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Evaluate at most so many examples of a split from now on; others are not limited."""
+        """Limit the number of evaluated examples of the given splits, and of no others."""
 
     def take_passes(self) -> int:
-        """Return the rows that went through the model since the call before, where counted."""
+        """Return the rows run through the model since the last call; 0 if they are not counted."""
 
     def take_steps(
         self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
     ) -> Report:
         """Take K local steps from a state, and return the report.
 
-        The finished steps of a private round stay in memory if an exception interrupts it.
+        If an exception interrupts a private round, its finished steps stay in memory for the next
+        call.
 
         Args:
             instruction: instruction of the round.
@@ -106,23 +109,29 @@ class Learner(Protocol):
         """
 
     def data_hash(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+        """Return an order-independent hash of a split's examples in hex; empty without examples."""
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state; None is the base model."""
+        """Return all examples of a split, scored under a state; None means the base model."""
 
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return the examples that an evaluation counts; the others may be left out."""
+        """Return a split's examples within `limit_evaluation`, scored under a state."""
 
     def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
         """Return the scores of the evaluated examples under the base model in context.
 
-        The client's own training examples precede every prompt. None where the run asks for none,
-        or the task has no prompts.
+        The client's own training examples precede every prompt. The result is None if the run does
+        not request it, or the task has no prompts.
         """
 
-    def training_examples(self, state: State, with_features: bool) -> Examples:
-        """Return the training examples as scores under a state, labels, and features of a readout.
+    def own_words(self, state: State) -> OwnWords | None:
+        """Return the client's own words, mixed with the model under a state; None without texts."""
 
-        The forward passes that they take are counted as those of the client's steps are.
+    def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
+        """Return the result of `score_evaluated` with own words mixed into the probabilities."""
+
+    def training_examples(self, state: State, with_features: bool) -> Examples:
+        """Return the training examples: scores under a state, labels, and features of a readout.
+
+        `take_passes` also counts the forward passes that this takes.
         """

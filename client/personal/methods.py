@@ -3,17 +3,20 @@
 Every method spends the same number of rounds on a client (`RunTerms.rounds` and
 `private_rounds`) and moves two integer states, w of the federation and p of the client:
 
-- finetune: w + p, p trained from w on.
-- ditto: w + p, and p is pulled back after every private round, p ← p − p/2ᵏ: SGD on the client's
-  loss plus λ/2·|p|² with 2⁻ᵏ = η·λ·K (Li et al., Ditto, 2021, equation 2, with the global model
-  found first, as their section 3.1 allows).
-- mixture: α·w + (1 − α)·(w + p), α chosen on the client's validation examples (Deng et al., APFL,
-  2020, equation 2; interpolation of weights as Wortsman et al., WiSE-FT, 2022).
-- partial: some tensors are w's, the others p's (Pillutla et al., 2022; Arivazhagan et al., FedPer,
-  2019); neither is perturbed or used where the other is.
-- readout: w + p, p fitted by a solver (client/personal/private_fit.py): an intercept per label, and
-  a readout where w is one. While w is trained, every client adds an intercept of its own.
-- local: p alone. global and cluster: w alone, cluster's w being that of the client's group.
+- finetune: w + p; p is trained starting from w.
+- ditto: w + p; p is pulled back after every private round, p ← p − p/2ᵏ. This is SGD on the
+  client's loss plus λ/2·|p|² with 2⁻ᵏ = η·λ·K (Li et al., Ditto, 2021, equation 2). The global
+  model is trained first, as their section 3.1 allows.
+- mixture: α·w + (1 − α)·(w + p); α is chosen on the client's validation examples (Deng et al.,
+  APFL, 2020, equation 2). Weights are interpolated as by Wortsman et al., WiSE-FT, 2022.
+- partial: some tensors belong to w, the others to p (Pillutla et al., 2022; Arivazhagan et al.,
+  FedPer, 2019). Each state is trained and used only in the tensors that belong to it.
+- readout: w + p; p is fitted by a solver (client/personal/private_fit.py). It consists of an
+  intercept per label, and of a readout if w is a readout. While w is trained, every client adds a
+  private intercept.
+- local: p alone.
+- global: w alone.
+- cluster: w alone; w is the model of the client's cluster.
 """
 
 import math
@@ -25,15 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import ConfigError
-from samara.shared.layout import Layout
-from samara.shared.replay import MAX_SHRINK, Shrink
-from samara.shared.run_terms import RunTerms
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import MAX_SHRINK, Shrink
+from samara.shared.terms.run_terms import RunTerms
 
 State = NDArray[np.int64]
 
 _HALVINGS = (Shrink(1),)
 ERASURE = _HALVINGS * MAX_SHRINK
-"""Shrinks that erase a state but for its last bit."""
+"""Shrinks that erase a state except for its last bit."""
 KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
     0.0: ERASURE,
     0.125: _HALVINGS * 3,
@@ -43,9 +46,11 @@ KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
     0.875: (Shrink(3),),
     1.0: (),
 }
-"""Values of 1 − α of a mixture, ascending, each with the shrinks that keep this share of p."""
+"""Values of 1 − α of a mixture in ascending order, each with the shrinks that keep this
+share of p.
+"""
 DEFAULT_SHARE = 0.5
-"""The share that is kept if a client has no validation examples."""
+"""Share that is kept if a client has no validation examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +58,7 @@ class Composition:
     """The division of the trained numbers between the federation and a client's private rounds.
 
     Attributes:
-        private: bool [d], true for numbers that private rounds alone move; None if the states of
+        private: bool [d], true for numbers that only private rounds change; None if the states of
             the federation and of the client are added.
     """
 
@@ -61,11 +66,11 @@ class Composition:
 
     @property
     def shared(self) -> NDArray[np.bool_] | None:
-        """The numbers that the federation moves, bool [d]; None if it moves all of them."""
+        """The numbers that the federation changes, bool [d]; None if it changes all of them."""
         return None if self.private is None else ~self.private
 
     def model(self, w: State, p: State | None = None) -> State:
-        """Return the state of the model that a client uses, int64 [d].
+        """Return the state of the client's model, int64 [d].
 
         Args:
             w: state of the federation, int64 [d].
@@ -80,7 +85,8 @@ def composition(terms: RunTerms, layout: Layout) -> Composition:
     """Return the composition of a run's method.
 
     Raises:
-        ConfigError: if the private part of ``partial`` names no tensor of the layout, or all.
+        ConfigError: if the private part of ``partial`` names no tensor of the layout, or all of
+            them.
     """
     if terms.method != "partial":
         return Composition()
@@ -104,17 +110,18 @@ def composition(terms: RunTerms, layout: Layout) -> Composition:
 
 
 def pull_shrinks(terms: RunTerms) -> tuple[Shrink, ...]:
-    """Return the shrinks that end a private round: ditto's pull, rounded to a power of 2."""
+    """Return the shrinks that end a private round: ditto's pull 2⁻ᵏ, or none."""
     if terms.method != "ditto":
         return ()
     return (Shrink(min(MAX_SHRINK, max(1, round(-math.log2(terms.pull))))),)
 
 
 def choose_kept_share(loss_of: Callable[[float], float]) -> float:
-    """Return the share 1 − α with the least validation loss; of equal ones the smallest.
+    """Return the share 1 − α with the lowest validation loss; of equal ones, the smallest share.
 
     Args:
-        loss_of: function that gives the mean loss if a share of p is kept; NaN without examples.
+        loss_of: function that returns the mean loss of the model with a share of p; NaN without
+            examples.
     """
     losses = {share: loss_of(share) for share in KEPT_SHARES}
     if any(math.isnan(loss) for loss in losses.values()):

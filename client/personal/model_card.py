@@ -1,10 +1,11 @@
-"""The model card of an exported model: what it is for, and how it is loaded. Pure."""
+"""The model card of an exported model, which says its purpose and how to load it."""
 
 import json
 from collections.abc import Mapping, Sequence
 
 from samara.client.personal.card_base import CardBase
 from samara.client.personal.card_code import applying_code, loading_code
+from samara.client.personal.own_words import OWN_WORDS_FILE
 from samara.client.personal.readout_file import READOUT_FILE
 from samara.client.tuning.methods import ClassifierName
 from samara.shared.model.peft import WEIGHTS_FILE
@@ -29,17 +30,19 @@ def model_card(
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
     classifier: ClassifierName = "label-words",
+    has_own_words: bool = False,
 ) -> str:
     """Return a model card in Markdown, as the Hugging Face hub reads it.
 
     Args:
-        about: sentences that say which model it is.
+        about: sentences that identify the trained model.
         base: the base model.
         task: task that the model was adapted to.
-        merged: whether the folder holds a whole model, and not an adapter beside its base.
+        merged: whether the folder holds a complete model rather than an adapter.
         files: names of the files with trained numbers.
-        left_out: numbers that no file has a place for, by name.
-        classifier: what gives the scores of a classification.
+        left_out: trained numbers that no file format can hold, by tensor.
+        classifier: source of the scores of a classification.
+        has_own_words: whether the folder contains own words.
     """
     is_peft, family = not merged and WEIGHTS_FILE in files, base.family
     header = [
@@ -71,6 +74,12 @@ def model_card(
             + _describe_representation(family)
             + (f", after block {base.blocks}" if base.blocks else "")
             + "."
+        )
+    if has_own_words:
+        blocks.append(
+            f"`{OWN_WORDS_FILE}` has the owner's texts, as tokens, with the weights by which "
+            "`samara client ask` mixes their words in; the code above does not. Keep it to "
+            "yourself, or delete it before you pass the model on."
         )
     for name, numbers in left_out.items():
         values = ", ".join(f"{number:.6g}" for number in numbers)

@@ -10,34 +10,36 @@ from numpy.typing import NDArray
 
 from samara.client.personal.card_base import CardBase
 from samara.client.personal.model_card import CARD_FILE, model_card
+from samara.client.personal.own_words import OwnWords, OwnWordsFile
 from samara.client.personal.readout_file import READOUT_FILE, write_readout
 from samara.client.tuning.model_export import export_model
 from samara.shared.errors import ModelError, SamaraError
-from samara.shared.files import make_folder, sync_folder, write_durably
-from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
 from samara.shared.model.gguf_adapter import write_gguf_adapter
 from samara.shared.model.loading import BaseModel, load_base_model, load_structure
 from samara.shared.model.merge import merge_adapter
 from samara.shared.model.peft import WEIGHTS_FILE, write_peft_adapter
-from samara.shared.sections import EMBEDDED_MODEL, ModelAndTask
+from samara.shared.protocol.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.settings.sections import EMBEDDED_MODEL, ModelAndTask
+from samara.shared.storage.files import make_folder, sync_folder, write_durably
 from samara.shared.tasks.catalog import task_of
 
 _OTHER = "name another folder"
 LeftOut = dict[str, list[float]]
-"""Trained numbers that no file has a place for, by the name of their tensor."""
+"""Trained numbers that no file format can hold, by the name of their tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A base model and the numbers that were trained for it.
+    """A base model with its trained numbers.
 
     Attributes:
         config: settings of the run, with paths of this machine.
         layout: layout of the adapter.
         model_id: model id of the base model, 32 bytes.
         numbers: weights of the adapter, float32 [elements].
-        about: sentences for the model card that say which model it is.
-        trained_a: A of every adapted layer, float32 [r, in]; None if they are the layout's own.
+        about: sentences for the model card that identify the model.
+        trained_a: trained matrix A of every adapted layer, float32 [r, in]; None if A is frozen.
+        own_words: own words that are mixed into the model's probabilities; None without any.
     """
 
     config: ModelAndTask
@@ -46,9 +48,10 @@ class TrainedModel:
     numbers: NDArray[np.float32]
     about: str
     trained_a: Sequence[NDArray[np.float32]] | None = None
+    own_words: OwnWords | None = None
 
     def write_peft(self, folder: Path) -> LeftOut:
-        """Write a LoRA adapter for PEFT, a readout as a file of its own, and a model card.
+        """Write a LoRA adapter for PEFT, a readout as a separate file, and a model card.
 
         Args:
             folder: folder for the files; it is created if it is missing.
@@ -78,8 +81,8 @@ class TrainedModel:
             model_file: GGUF file of the base model, in any quantization.
 
         Raises:
-            SamaraError: if there is a readout, which llama.cpp does not compute, the base model or
-                the file is another one or cannot be used, or the folder cannot be written.
+            SamaraError: if there is a readout, which llama.cpp does not compute; if the base model
+                or the file is not the run's, or cannot be used; or if the folder cannot be written.
         """
         if self.layout.group(READOUT_GROUP) or not self.layout.group(ADAPTER_GROUP):
             raise ModelError(
@@ -98,8 +101,8 @@ class TrainedModel:
     def write_merged(self, folder: Path) -> LeftOut:
         """Write a whole model, which `from_pretrained` loads, with the adapter in its weights.
 
-        A base model that is quantized in training is written in its compute type, so that its
-        scores differ from the trainer's by what the quantization does.
+        A base model that is quantized in training is written in its compute type. Its scores
+        therefore differ from the trainer's by the effect of quantization.
 
         Args:
             folder: folder for the files; it must not exist.
@@ -122,12 +125,12 @@ class TrainedModel:
     def _check(self, base: BaseModel) -> None:
         if base.model_id != self.model_id:
             raise ModelError(
-                f"{base.folder}: is not the model of the run, whose id begins with "
-                f"{self.model_id.hex()[:12]}; restore the model's files, or name its folder"
+                f"{base.folder}: is not the model of the run. That model's id begins with "
+                f"{self.model_id.hex()[:12]}; restore its files, or name its folder"
             )
 
     def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:
-        """Write the readout and the model card; return what no file has a place for.
+        """Write the readout and the model card; return the numbers that no file format can hold.
 
         Raises:
             OSError: if the folder cannot be written.
@@ -140,13 +143,18 @@ class TrainedModel:
         left_out = self._left_out(groups)
         task = task_of(self.config)
         described = CardBase.of(self.config.model, base, task)
-        card = model_card(self.about, described, task, merged, files, left_out)
+        has_own_words = self.own_words is not None and not self.own_words.change_nothing
+        card = model_card(
+            self.about, described, task, merged, files, left_out, has_own_words=has_own_words
+        )
         make_folder(folder)
+        if has_own_words:
+            OwnWordsFile(folder).write(self.own_words)
         write_durably(folder / CARD_FILE, card.encode())
         return left_out
 
     def _left_out(self, groups: Collection[str]) -> LeftOut:
-        """Return the numbers of the tensors that are in none of these groups."""
+        """Return the values of every tensor that is in none of the given groups, by its name."""
         return {
             tensor.name: self.numbers[self.layout.tensor_slice(tensor.name)[0]].tolist()
             for tensor in self.layout.tensors
@@ -155,7 +163,7 @@ class TrainedModel:
 
 
 def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
-    """Write a folder that is whole or missing.
+    """Write a folder completely or not at all.
 
     Args:
         folder: folder that must be empty or missing.
@@ -181,5 +189,5 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
 
 
 def name_of_base(config: ModelAndTask, base: BaseModel) -> str:
-    """Return the name or the folder by which other software finds the base model."""
+    """Return the hub id or the folder with which other software loads the base model."""
     return str(base.folder) if config.model.path == EMBEDDED_MODEL else config.model.path

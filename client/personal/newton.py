@@ -1,6 +1,6 @@
 """The solver of private fits on phones: Newton's method in numpy, without scipy.
 
-The Hessian is never formed: conjugate gradients need its products with vectors only, which cost as
+The Hessian is never formed. Conjugate gradients need only its products with vectors, which cost as
 much as a gradient.
 """
 
@@ -26,33 +26,37 @@ _SMALLEST_STEP = 1e-10
 
 
 class SoftmaxProblem(ABC):
-    """A penalized mean cross-entropy in numbers that add to the logits linearly.
+    """A penalized mean cross-entropy whose variables enter the logits linearly.
 
     Args:
         examples: n examples.
-        penalties: factor of the square of each number, float64 [size], above 0.
+        penalties: factor of each variable's square, float64 [size], above 0.
 
     Attributes:
-        size: number of numbers.
+        size: number of variables.
     """
 
     def __init__(self, examples: Examples, penalties: Floats) -> None:
-        self._examples, self._penalties, self.size = examples, penalties, len(penalties)
+        self._examples = examples
+        self._penalties = penalties
+        self.size = len(penalties)
 
     @abstractmethod
     def added(self, numbers: Floats) -> Floats:
-        """Return what numbers add to the logits, [n, labels] or [labels]."""
+        """Return the contribution of the variables to the logits, [n, labels] or [labels]."""
 
     @abstractmethod
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the mean of slopes in the logits [n, labels] as slopes in the numbers."""
+        """Return the gradient in the variables from the gradient in the logits [n, labels],
+        averaged.
+        """
 
     def loss(self, numbers: Floats) -> float:
         """Return the penalized mean cross-entropy."""
         return self._loss(self._examples.offsets + self.added(numbers), numbers)
 
     def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
-        """Return the loss, its gradient, and the function that multiplies by its Hessian."""
+        """Return the loss, its gradient, and a function that multiplies by its Hessian."""
         logits = self._examples.offsets + self.added(numbers)
         probabilities = np.exp(logits - log_sum_exp(logits))
         errors = probabilities.copy()
@@ -75,10 +79,10 @@ class SoftmaxProblem(ABC):
 def fit_softmax(
     examples: Examples, contrasts: Floats, intercept_penalty: float, readout_penalty: float
 ) -> SoftmaxFit:
-    """Return the intercept b and the readout V with the least penalized mean cross-entropy.
+    """Return the intercept b and the readout V with the lowest penalized mean cross-entropy.
 
-    The loss is that of `samara.client.personal.lbfgs.fit_softmax`, whose arguments these are. Both
-    find its only minimum: gradients end below 10⁻¹⁰ here and below 10⁻⁷ there.
+    Loss and arguments are those of `samara.client.personal.lbfgs.fit_softmax`. Both solvers find
+    the only minimum: final gradients are below 10⁻¹⁰ here, and below 10⁻⁷ with L-BFGS.
 
     Raises:
         TrainingError: if a score or a feature is not finite, or the method does not converge.
@@ -89,7 +93,7 @@ def fit_softmax(
 
 
 def minimize(problem: SoftmaxProblem) -> Floats:
-    """Return the numbers with the least loss, float64 [size], beginning with zeros.
+    """Return the variables with the lowest loss, float64 [size], starting from zero.
 
     Raises:
         TrainingError: if the method does not converge.
@@ -102,7 +106,7 @@ def minimize(problem: SoftmaxProblem) -> Floats:
             break
         step = _solve(product, gradient)
         share = _share_of_step(problem, numbers, step, loss, float(gradient @ step))
-        if not share:  # the loss differs by its rounding only
+        if not share:  # the change of the loss is within rounding
             break
         numbers = numbers - share * step
     if not largest < _ACCEPTED_GRADIENT:
@@ -114,7 +118,7 @@ def minimize(problem: SoftmaxProblem) -> Floats:
 
 
 class _PenalizedFit(SoftmaxProblem):
-    """The penalized loss in the numbers b and V, in this order."""
+    """The penalized loss in the variables b and V, in this order."""
 
     def __init__(
         self,
@@ -123,24 +127,27 @@ class _PenalizedFit(SoftmaxProblem):
         intercept_penalty: float,
         readout_penalty: float,
     ) -> None:
-        self._contrasts, self._labels = contrasts, examples.offsets.shape[1]
+        self._contrasts = contrasts
+        self._labels = examples.offsets.shape[1]
         self._shape = self._labels - 1, examples.features.shape[1]
         penalties = np.full(self._labels + self._shape[0] * self._shape[1], readout_penalty)
         penalties[: self._labels] = intercept_penalty
         super().__init__(examples, penalties)
 
     def fit(self, numbers: Floats) -> SoftmaxFit:
-        """Return the numbers as a fit."""
+        """Return the variables as a fit."""
         return SoftmaxFit(numbers[: self._labels], numbers[self._labels :].reshape(self._shape))
 
     def added(self, numbers: Floats) -> Floats:
-        """Return what numbers add to the logits, [n, labels] or [labels]."""
+        """Return the contribution of the variables to the logits, [n, labels] or [labels]."""
         if not self._shape[1]:
             return numbers
         return self.fit(numbers).added_scores(self._examples.features, self._contrasts)
 
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the mean of slopes in the logits [n, labels] as slopes in the numbers."""
+        """Return the gradient in the variables from the gradient in the logits [n, labels],
+        averaged.
+        """
         intercept = slopes.mean(axis=0)
         if not self._shape[1]:
             return np.asarray(intercept)
@@ -149,22 +156,27 @@ class _PenalizedFit(SoftmaxProblem):
 
 
 def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
-    """Return x with A·x = b, nearly, for a positive definite A, by conjugate gradients.
+    """Return an approximate solution x of A·x = b for a positive definite A, by conjugate
+    gradients.
 
     Args:
         product: function that multiplies by A.
         right: b.
     """
     norm = float(np.linalg.norm(right))
-    solution, residual = np.zeros_like(right), right.copy()
-    direction, square = residual.copy(), norm**2
+    solution = np.zeros_like(right)
+    residual = right.copy()
+    direction = residual.copy()
+    square = norm**2
     for _ in range(2 * len(right)):
-        if square**0.5 <= min(1e-2, norm) * norm:  # nearer the minimum, nearer the exact step
+        if square**0.5 <= min(1e-2, norm) * norm:  # the nearer the minimum, the more exact the step
             break
         moved = product(direction)
         length = square / float(direction @ moved)
-        solution, residual = solution + length * direction, residual - length * moved
-        before, square = square, float(residual @ residual)
+        solution = solution + length * direction
+        residual = residual - length * moved
+        before = square
+        square = float(residual @ residual)
         direction = residual + square / before * direction
     return solution
 
@@ -172,7 +184,7 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
 def _share_of_step(
     problem: SoftmaxProblem, numbers: Floats, step: Floats, loss: float, slope: float
 ) -> float:
-    """Return the largest of 1, ½, ¼ … by which a step decreases the loss; 0 if none does."""
+    """Return the largest of 1, ½, ¼ … times the step that decreases the loss; 0 if none does."""
     share = 1.0
     while share > _SMALLEST_STEP:
         if problem.loss(numbers - share * step) <= loss - _SUFFICIENT_DECREASE * share * slope:

@@ -1,8 +1,8 @@
-"""In-context learning from a client's own examples: the most similar ones precede each prompt.
+"""In-context learning: a client's most similar training examples precede each prompt.
 
-Nothing is trained: the base model reads what its user has answered before. Similar are texts with a
-large cosine of their TF-IDF vectors, one of the retrievers of Salemi et al., "LaMP: When large
-language models meet personalization" (2024).
+Nothing is trained: the base model reads its user's earlier answers. Similarity is the cosine of
+TF-IDF vectors, one of the retrievers of Salemi et al., "LaMP: When large language models meet
+personalization" (2024).
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from samara.client.training.client_data import ClientData, ExampleTokenizer
-from samara.shared.frames.instructions import Split
+from samara.shared.protocol.frames.instructions import Split
 from samara.shared.tasks.chats import ANSWERING
 from samara.shared.tasks.demonstrations import demonstration
 from samara.shared.tasks.kinds import GenerationTask
@@ -22,25 +22,27 @@ from samara.shared.tasks.rows import Example
 
 
 class OwnDemonstrations:
-    """A client's training examples, of which those that are most similar precede a prompt.
+    """The retrieval of demonstrations for a prompt from a client's training examples.
 
     Args:
         task: task of prompts and answers.
         data: examples of the client.
         tokenize: tokenization of the model that reads them.
-        count: most demonstrations before a prompt.
+        count: maximum number of demonstrations before a prompt.
     """
 
     def __init__(
         self, task: GenerationTask, data: ClientData, tokenize: ExampleTokenizer, count: int
     ) -> None:
-        self._task, self._tokenize, self._count = task, tokenize, count
+        self._task = task
+        self._tokenize = tokenize
+        self._count = count
         self._examples = data.in_split(Split.TRAIN)
 
     def before(self, example: Example) -> Example:
-        """Return an example with demonstrations before its text, as many as the model reads whole.
+        """Return an example preceded by as many demonstrations as the model can read completely.
 
-        The most similar one is nearest to the text.
+        The most similar demonstration comes last, next to the text.
         """
         chosen = self._most_similar(example)
         while chosen:
@@ -51,7 +53,7 @@ class OwnDemonstrations:
         return example
 
     def _most_similar(self, example: Example) -> list[Example]:
-        """Return the examples that are most similar to one, in ascending order."""
+        """Return the examples most similar to a given one, in ascending order of similarity."""
         if not self._examples:
             return []
         vectorizer, vectors = self._index
@@ -68,7 +70,7 @@ class OwnDemonstrations:
         return vectorizer, vectorizer.fit_transform([one.text for one in self._examples])
 
     def _joined(self, demonstrations: Sequence[Example], text: str) -> str:
-        """Return a text behind demonstrations; in a chat they are earlier turns of it."""
+        """Return a text after demonstrations; in a chat, they become earlier turns."""
         if not self._task.chat:
             return "".join(demonstration(self._task, one) for one in demonstrations) + text
         turns: list[dict[str, str]] = []
@@ -83,17 +85,17 @@ class OwnDemonstrations:
 def own_demonstrations(
     task: object, data: ClientData, tokenize: ExampleTokenizer, count: int
 ) -> OwnDemonstrations | None:
-    """Return the demonstrations of a client.
+    """Return the retrieval of a client's demonstrations.
 
     Args:
         task: task of the run.
         data: examples of the client.
         tokenize: tokenization of the model that reads them.
-        count: most demonstrations before a prompt; 0 for none.
+        count: maximum number of demonstrations before a prompt; 0 means none.
 
     Returns:
-        None where none are asked for, and where no prompt is: a classification's labels are
-        compared, and plain texts answer nothing.
+        None if `count` is 0 or the task has no prompts: a classification compares labels, and plain
+        texts have no answers.
     """
     if not count or not isinstance(task, GenerationTask) or task.is_plain_text:
         return None

@@ -1,8 +1,9 @@
-"""The personalizations of a client in a run, in files of its owner's, which never leave it.
+"""The records of a client's personalizations in a run, in files that never leave the owner's
+device.
 
 A personalization is the private rounds, or the private fit, that a client takes from one state of
-the federation. That state is kept until they are finished, since new rounds of the federation move
-the client's session meanwhile. What is finished is a line of a file that people can read.
+the federation. The state is kept until they are finished, because new rounds of the federation
+change the client's session meanwhile. Each finished personalization is a line in a readable file.
 """
 
 import json
@@ -14,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
-from samara.shared.kept_file import KeptFile, KeptLog
-from samara.shared.layout import Layout
-from samara.shared.replay import digest
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import digest
+from samara.shared.storage.kept_file import KeptFile, KeptLog
 
 PERSONALIZATIONS_FILE = "personalizations.jsonl"
-_BEGUN, _NEXT = "personalization", "personalization.next"
+_BEGUN = "personalization"
+_NEXT = "personalization.next"
 _MOST_HEAD_BYTES = 4096
 
 
@@ -28,7 +30,7 @@ class Score:
     """The quality of a personal model on the owner's validation examples.
 
     Attributes:
-        accuracy: share of right answers.
+        accuracy: share of correct answers.
         loss: mean cross-entropy.
         examples: number of examples.
     """
@@ -40,15 +42,17 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class StartState:
-    """A state of the federation that a client takes private rounds from.
+    """A state of the federation from which a client takes private rounds.
 
     Attributes:
-        round: last round of the federation in it.
+        round: last round of the federation in the state.
         state: int64 [d].
         digest: digest of the state, 32 bytes.
-        first: number of the first private round from it in the personal ledger; 0 before it.
-        data: hash of the training examples when they began; empty before.
-        before: score of the personal model when they began; None without validation examples.
+        first: number of the first private round from this state in the personal ledger; 0 before
+            it.
+        data: hash of the training examples when the private rounds began; empty before.
+        before: score of the personal model when the private rounds began; None without validation
+            examples.
     """
 
     round: int
@@ -59,7 +63,7 @@ class StartState:
     before: Score | None = None
 
     def encode(self) -> bytes:
-        """Return the start as a file: a line of JSON, and the state."""
+        """Return the start as the content of a file: a line of JSON, and the state."""
         head = {
             "round": self.round,
             "digest": self.digest.hex(),
@@ -71,7 +75,7 @@ class StartState:
 
     @classmethod
     def decode(cls, data: bytes, layout: Layout) -> Self:
-        """Read a file of `encode`.
+        """Decode the content of a file from `encode`.
 
         Raises:
             LedgerError: if it is damaged.
@@ -95,10 +99,10 @@ class StartState:
 
 
 class LatestStart(NamedTuple):
-    """A state that private rounds were or will be taken from, without its numbers.
+    """A state from which private rounds were or will be taken, without its numbers.
 
     Attributes:
-        round: last round of the federation in it.
+        round: last round of the federation in the state.
         digest: digest of the state, 32 bytes.
         data: hash of the training examples when the rounds began; empty before.
     """
@@ -110,16 +114,17 @@ class LatestStart(NamedTuple):
 
 @dataclass(frozen=True)
 class Personalization:
-    """The private rounds that a client has taken from one state of the federation.
+    """Finished private rounds of a client from one state of the federation.
 
     Attributes:
         global_round: last round of the federation in that state.
-        global_digest: digest of that state, in hex.
-        first, last: numbers of their first and last record in the personal ledger.
-        digest: digest of the private state after them, in hex.
+        global_digest: digest of that state in hex.
+        first: number of their first record in the personal ledger.
+        last: number of their last record in the personal ledger.
+        digest: digest of the private state after them in hex.
         data: hash of the training examples when they began.
         before: score of the personal model before them, under that state; None without examples.
-        after: score after them.
+        after: score after them; None without examples.
     """
 
     global_round: int
@@ -133,10 +138,10 @@ class Personalization:
 
     @classmethod
     def parse(cls, event: dict[str, Any]) -> Self:
-        """Read a line of the file.
+        """Parse a line of the file.
 
         Raises:
-            ValueError, KeyError, TypeError: if it is none.
+            ValueError, KeyError, TypeError: if the line is invalid.
         """
         return cls(
             int(event["global_round"]),
@@ -151,14 +156,15 @@ class Personalization:
 
 
 class _StartFile(KeptFile[StartState | None]):
-    """The file of a state that private rounds are to be taken from."""
+    """File of a state from which private rounds are to be taken."""
 
     damaged = "{file}: {problem}; the private rounds from it are left out"
     is_needed = False
     error = LedgerError
 
     def __init__(self, folder: Path, name: str, layout: Layout) -> None:
-        self.path, self._layout = folder / name, layout
+        self.path = folder / name
+        self._layout = layout
 
     def _encode(self, content: StartState | None) -> bytes:
         return content.encode() if content else b""
@@ -168,48 +174,52 @@ class _StartFile(KeptFile[StartState | None]):
 
 
 class _FinishedLog(KeptLog):
-    """The personalizations of a client in a run that are finished."""
+    """Log of a client's finished personalizations in a run."""
 
     name = PERSONALIZATIONS_FILE
     error = LedgerError
 
 
 class Personalizations:
-    """The files of one client in a run.
+    """The personalization files of one client in a run.
 
     Args:
-        folder: folder of the client's files in the run's.
+        folder: folder of the client's files in the run's folder.
         layout: layout of the adapter.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        self._folder, self._layout = folder, layout
+        self._folder = folder
+        self._layout = layout
 
     @property
     def begun(self) -> StartState | None:
-        """The state whose private rounds have begun and are not finished."""
-        start, last = self._read(_BEGUN), self.finished
+        """The state whose private rounds have begun but are not finished."""
+        start = self._read(_BEGUN)
+        last = self.finished
         if start and last and last.first >= start.first:
-            self._delete(_BEGUN)  # a crash came between its line and this
+            self._delete(_BEGUN)  # a crash came between writing its line and deleting it
             return None
         following = start and self._read(_NEXT)
         if start and following and following.digest == start.digest:
-            self._delete(_NEXT)  # a crash came between beginning with it and this
+            self._delete(_NEXT)  # a crash came between beginning with it and deleting it
         return start
 
     @property
     def next(self) -> StartState | None:
-        """The state from which the private rounds begin after those that have begun."""
+        """The next state to take private rounds from, after those that have begun."""
         return self._read(_NEXT)
 
     @property
     def has_unfinished(self) -> bool:
-        """Return whether there is a state from which private rounds are to be taken."""
+        """Return whether private rounds from some state are not finished."""
         return has_unfinished(self._folder)
 
     @property
     def latest(self) -> LatestStart | None:
-        """The latest state that private rounds are, will be, or were taken from; None without."""
+        """The latest state from which private rounds are, will be, or were taken; None if there is
+        none.
+        """
         for name in (_NEXT, _BEGUN):
             if head := _read_head(self._folder / name):
                 return head
@@ -219,12 +229,12 @@ class Personalizations:
 
     @property
     def finished(self) -> Personalization | None:
-        """The latest personalization that is finished."""
+        """The latest finished personalization."""
         every = read_personalizations(self._folder)
         return every[-1] if every else None
 
     def write_next(self, start: StartState) -> None:
-        """Keep a state as the next to take private rounds from; an earlier next one is left out.
+        """Store a state as the next to take private rounds from, replacing an earlier next one.
 
         Raises:
             LedgerError: if it cannot be written.
@@ -232,7 +242,7 @@ class Personalizations:
         self._file(_NEXT).write(start)
 
     def begin(self, start: StartState) -> None:
-        """Keep a state as the one whose private rounds have begun; there is no next one then.
+        """Store a state as the one whose private rounds have begun, and clear the next one.
 
         Raises:
             LedgerError: if it cannot be written.
@@ -241,7 +251,7 @@ class Personalizations:
         self._delete(_NEXT)
 
     def drop_begun(self) -> None:
-        """Leave out the state whose private rounds have begun; recorded ones stay.
+        """Drop the state whose private rounds have begun; recorded rounds stay.
 
         Raises:
             LedgerError: if it cannot be deleted.
@@ -254,8 +264,8 @@ class Personalizations:
         Args:
             start: the state.
             last: number of the last record.
-            end: digest of the private state, 32 bytes.
-            after: score of the personal model.
+            end: digest of the final private state, 32 bytes.
+            after: final score of the personal model.
 
         Raises:
             LedgerError: if it cannot be written.
@@ -275,7 +285,7 @@ class Personalizations:
 
     def _read(self, name: str) -> StartState | None:
         if (start := self._file(name).read()) is None:
-            self._delete(name)  # a damaged one
+            self._delete(name)  # it is damaged
         return start
 
     def _file(self, name: str) -> _StartFile:
@@ -291,19 +301,19 @@ class Personalizations:
 
 
 def has_unfinished(folder: Path) -> bool:
-    """Return whether there is a state from which private rounds are to be taken.
+    """Return whether private rounds from some state are not finished.
 
     Args:
-        folder: folder of the client's files in a run's.
+        folder: folder of the client's files in a run's folder.
     """
     return any((folder / name).exists() for name in (_BEGUN, _NEXT))
 
 
 def read_personalizations(folder: Path) -> list[Personalization]:
-    """Return the finished personalizations of a client; lines that cannot be read are left out.
+    """Return the finished personalizations of a client, skipping unreadable lines.
 
     Args:
-        folder: folder of the client's files in a run's.
+        folder: folder of the client's files in a run's folder.
 
     Raises:
         LedgerError: if the file cannot be read.
@@ -318,15 +328,15 @@ def read_personalizations(folder: Path) -> list[Personalization]:
 
 
 def describe_personalizations(folder: Path) -> list[tuple[str, str, str, str, str, str]]:
-    """Return what is shown of a client's private rounds, one row per run that has any.
+    """Return the displayed facts about a client's private rounds, one row per run that has any.
 
     Args:
         folder: folder of the client.
 
     Returns:
-        By run: its id in hex, the number of records, the round of the federation that the latest
-        ones started from, accuracy on the owner's validation examples before and after them, and
-        the round from which private rounds are going on or waiting.
+        For each run: its id in hex, the number of records, the federation's round from which the
+        latest private rounds started, accuracy on the owner's validation examples before and after
+        them, and the round from which private rounds are running or waiting.
     """
     rows = []
     for own in sorted(folder.glob("runs/*/clients/*")):
@@ -334,11 +344,16 @@ def describe_personalizations(folder: Path) -> list[tuple[str, str, str, str, st
         waiting = [head.round for name in (_BEGUN, _NEXT) if (head := _read_head(own / name))]
         if not finished and not waiting:
             continue
-        done, since, before, after = "0", "", "", ""
+        done = "0"
+        since = ""
+        before = ""
+        after = ""
         if finished:
             last = finished[-1]
-            done, since = f"{last.last:,}", f"{last.global_round:,}"
-            before, after = _shown(last.before), _shown(last.after)
+            done = f"{last.last:,}"
+            since = f"{last.global_round:,}"
+            before = _shown(last.before)
+            after = _shown(last.after)
         of_rounds = ", ".join(f"{number:,}" for number in waiting)
         rows.append((own.parent.parent.name, done, since, before, after, of_rounds))
     return rows
@@ -349,7 +364,7 @@ def _shown(score: Score | None) -> str:
 
 
 def _read_head(file: Path) -> LatestStart | None:
-    """Return what the first line of a state's file says; None if there is none."""
+    """Return the facts in the first line of a state's file; None if there is no file."""
     try:
         with file.open("rb") as content:
             head = json.loads(content.readline(_MOST_HEAD_BYTES))
@@ -359,10 +374,10 @@ def _read_head(file: Path) -> LatestStart | None:
 
 
 def _score(content: Any) -> Score | None:
-    """Read a score.
+    """Parse a score.
 
     Raises:
-        ValueError, KeyError, TypeError: if it is none.
+        ValueError, KeyError, TypeError: if it is invalid.
     """
     if content is None:
         return None

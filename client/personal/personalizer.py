@@ -1,9 +1,10 @@
-"""The private rounds of a client: from which states they are taken, and when.
+"""The schedule of a client's private rounds: their start states and their times.
 
-A state of the federation from which private rounds are due is noted as soon as the client has it.
-The private rounds are taken from exactly this state, at once in a simulation, later in the idle
-time of a live client: the federation does not wait for them, and both give the same bits. The
-private state p stays when the federation moves on: the personal model is then the new w with p.
+A state of the federation from which private rounds are due is recorded as soon as the client has
+it. The private rounds start from exactly this state. A simulation takes them at once, and a live
+client takes them later in its idle time, so that the federation does not wait; both give the same
+bits. When the federation moves on, the private state p stays: the personal model is then the new w
+with p.
 """
 
 from contextlib import closing
@@ -13,6 +14,7 @@ from pathlib import Path
 from samara.client.personal.kept_label_bias import LabelBiases
 from samara.client.personal.learner import Learner, State
 from samara.client.personal.methods import composition
+from samara.client.personal.own_words import OwnWords, OwnWordsFile
 from samara.client.personal.personalizations import Personalizations, Score, StartState
 from samara.client.personal.private_fit import record_private_fit, record_subtraction
 from samara.client.personal.private_rounds import (
@@ -21,26 +23,27 @@ from samara.client.personal.private_rounds import (
     step_size_file,
 )
 from samara.shared.errors import ReplayError, TrainingError
-from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import Confusion, evaluation_column
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.run_terms import RunTerms, fits_private_part
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.replay import digest
+from samara.shared.tasks.label_scores import Confusion, evaluation_column
+from samara.shared.terms.run_terms import RunTerms, fits_private_part
 
 
 class Personalizer:
-    """The private rounds of one client in a run; one thread uses it.
+    """The private rounds of one client in a run, for use by one thread.
 
     Args:
         learner: model and examples of the client.
         terms: terms of the run on this client.
         run_id: run id, 8 bytes.
-        folder: folder of the client's own files in that of the run.
+        folder: folder of the client's files in the run's folder.
         snapshot_every: records between snapshots of the personal ledger; 0 for none.
-        runs: folder of all runs of the client, with the label bias of an earlier one; None if it
-            begins with none.
-        common: int64 [d], common intercept in the federation's state by now; None without one.
-            Private parts are fitted without it and are that much less, so that it changes no
-            personal model.
+        runs: folder of all runs of the client, where an earlier run's label bias is looked up; None
+            to start without one.
+        common: int64 [d], common intercept in the present federation's state; None without one.
+            Private parts are fitted without it, and it is subtracted from them, so that it changes
+            no personal model.
     """
 
     def __init__(
@@ -57,16 +60,17 @@ class Personalizer:
         self._run_id, self._folder, self._snapshot_every = run_id, folder, snapshot_every
         self._files = Personalizations(folder, learner.layout)
         self._label_biases = LabelBiases(learner, terms, folder, runs)
+        self._own_words = OwnWordsFile(folder)
 
     @property
     def is_due(self) -> bool:
-        """Return whether there is a state from which private rounds are to be taken."""
+        """Return whether private rounds from some state are due."""
         return self._files.has_unfinished
 
     def note(self, number: int, state: State, digest: bytes) -> bool:
-        """Keep a state of the federation if private rounds from it are due; return whether so.
+        """Store a state of the federation if private rounds from it are due; return whether so.
 
-        If the client has not begun with an earlier one yet, it will not.
+        It replaces an earlier state whose private rounds have not begun.
 
         Args:
             number: last round of the federation in the state.
@@ -83,7 +87,7 @@ class Personalizer:
         return True
 
     def take(self) -> bool:
-        """Take the private rounds that are due, and record them; return whether there were any.
+        """Take and record all private rounds that are due; return whether there were any.
 
         Raises:
             TrainingError, ReplayError, LedgerError: those of `take_next`.
@@ -96,12 +100,12 @@ class Personalizer:
     def take_next(self) -> bool:
         """Take the private rounds that are due from one state; return whether there were any.
 
-        Whatever interrupts it leaves a ledger of whole rounds, from which the next call goes on. A
+        An interruption leaves a ledger of whole rounds, from which the next call continues. A
         client without training examples waits until it has some.
 
         Raises:
-            TrainingError, ReplayError: those of `run_private_rounds` and `record_private_fit`; the
-                rounds that failed are left out then.
+            TrainingError, ReplayError: those of `run_private_rounds` and `record_private_fit`;
+                failed rounds are then left out.
             LedgerError: if the personal ledger cannot be read or written.
         """
         if not self.is_due or not self._learner.data_hash(Split.TRAIN):
@@ -112,16 +116,19 @@ class Personalizer:
             private = self._train(start, ledger)
             self._label_biases.keep(private if self._common is None else private + self._common)
             after = self._score(start.state, private)
+            self.own_words(start.state, private)
             self._files.finish(start, ledger.position.round, ledger.digest, after)
-            if start.first > 1:  # what is over needs no step sizes; a run's first keeps them
+            if (
+                start.first > 1
+            ):  # finished rounds need no step sizes; those of a run's first state stay
                 step_size_file(ledger.folder, start.first).unlink(missing_ok=True)
         return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:
         """Return the private state after the private rounds from a state, int64 [d].
 
-        They are taken if they are missing. With ``personal.when = "end"`` those that are recorded
-        are the ones, whatever state they started from.
+        Missing private rounds are taken. With ``personal.when = "end"`` the recorded private rounds
+        count, from whatever state they started.
 
         Args:
             number: last round of the federation in the state.
@@ -139,10 +146,36 @@ class Personalizer:
         with closing(self._open_ledger()) as ledger:
             return ledger.state
 
-    def _subtract_common(self) -> None:
-        """Subtract the common intercept from a private part that was fitted before it was there.
+    def own_words(self, w: State, p: State) -> OwnWords | None:
+        """Return the client's own words for a personal model, and store them; None without any.
 
-        A part is, if its fit is the last record; the subtraction is a record of its own.
+        Stored own words for another model or from other texts are computed again.
+
+        Args:
+            w: state of the federation, int64 [d].
+            p: private state, int64 [d].
+
+        Raises:
+            LedgerError: if they cannot be stored.
+        """
+        if not self._terms.has_own_words:
+            return None
+        learner = self._learner
+        model = composition(self._terms, learner.layout).model(w, p)
+        texts = [learner.data_hash(split) for split in (Split.TRAIN, Split.VALIDATION)]
+        made_of = " ".join((digest(learner.layout.hash, model).hex(), *texts))
+        kept = self._own_words.read()
+        if kept is None or kept.made_of != made_of:
+            if (made := learner.own_words(model)) is None:
+                return None
+            kept = replace(made, made_of=made_of)
+            self._own_words.write(kept)
+        return kept
+
+    def _subtract_common(self) -> None:
+        """Subtract the common intercept from a private part that was fitted before it existed.
+
+        This applies if the fit is the last record. The subtraction becomes a further record.
 
         Raises:
             ReplayError, LedgerError: if it cannot be recorded.
@@ -161,7 +194,7 @@ class Personalizer:
                 record_subtraction(self._common, ledger, self._learner.layout)
 
     def _is_earlier(self, number: int) -> bool:
-        """Return whether a state after a round of the federation has no common intercept yet."""
+        """Return whether a state after this round of the federation has no common intercept yet."""
         return number < self._terms.intercept_round
 
     def _is_due_from(self, number: int, digest: bytes) -> bool:
@@ -178,9 +211,9 @@ class Personalizer:
         return latest is None or latest.data not in ("", self._learner.data_hash(Split.TRAIN))
 
     def _begin(self, ledger: Ledger) -> StartState | None:
-        """Return the next state to take private rounds from, kept as begun; None if there is none.
+        """Mark the next state to take private rounds from as begun and return it; None without any.
 
-        What an earlier version took at the end of a run is gone on with.
+        Private rounds that an earlier version began at the end of a run are continued.
         """
         start, finished = self._files.next, self._files.finished
         if start is None:
@@ -195,7 +228,7 @@ class Personalizer:
         return start
 
     def recorded_private_state(self, state: State) -> State:
-        """Return the private state in the personal ledger, int64 [d]; what is missing is taken.
+        """Return the private state in the personal ledger, int64 [d]; missing rounds are taken.
 
         Args:
             state: int64 [d], state of the federation after its last round.
@@ -208,11 +241,11 @@ class Personalizer:
             return self._make_private_part(state, ledger, 1)
 
     def _make_private_part(self, state: State, ledger: Ledger, first: int) -> State:
-        """Return the private state after the private rounds, or the fit, from a state, int64 [d].
+        """Return the private state after the private rounds or the fit from a state, int64 [d].
 
         Args:
             state: int64 [d], state of the federation.
-            ledger: personal ledger, which records them; those in it already are not repeated.
+            ledger: personal ledger, which records the rounds; recorded rounds are not repeated.
             first: number in the ledger of the first record from this state.
         """
         if fits_private_part(self._terms.method):

@@ -1,11 +1,11 @@
 """The private part of the method `readout`: an intercept and a readout, fitted by a solver.
 
-The loss in these numbers is convex, so that a client needs no private rounds: it runs the model
-once per training example, and a solver does the rest. The result is recorded in the personal ledger
-as dense values and never fitted again. While the common model is trained, every client adds an
-intercept of its own to it, so that what all learn is not their different base rates. What these
-have in common is missing in the common model then: after the last round clients report their
-intercepts, and the mean is added to it and subtracted from every private part.
+The loss is convex in these numbers, so a client needs no private rounds: it runs the model once per
+training example, and a solver does the rest. The result is recorded in the personal ledger as dense
+values and never fitted again. While the common model is trained, every client adds its own
+intercept to it, so that clients do not train it on their differing base rates. The common part of
+these intercepts is then missing in the common model. After the last round, clients therefore report
+their intercepts; the mean is added to the common model and subtracted from every private part.
 """
 
 from collections.abc import Callable
@@ -21,23 +21,23 @@ from samara.client.personal.softmax_fit import (
     fit_intercept,
     fit_private_part,
 )
-from samara.shared.contrasts import contrasts
 from samara.shared.errors import FrameError, TrainingError
 from samara.shared.extensions import extension, is_extension
-from samara.shared.frames.instructions import PERSONAL_TRACK, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.replay import DenseValues, replay, zero_state
-from samara.shared.round_delta import RoundDelta
-from samara.shared.run_terms import RunTerms
+from samara.shared.protocol.frames.instructions import PERSONAL_TRACK, TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.replay import DenseValues, replay, zero_state
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.tasks.contrasts import contrasts
+from samara.shared.terms.run_terms import RunTerms
 
 
 def intercept_for_training(learner: Learner, state: State) -> State:
-    """Return the private state that a client adds while it trains the common one, int64 [d].
+    """Return the private state that a client adds while training the common model, int64 [d].
 
-    It is the intercept that fits the client's training examples best, and no more than a function
-    of them and of the state: nothing of it is kept.
+    It is the intercept that fits the client's training examples best. It depends only on them and
+    on the state, and nothing of it is stored.
 
     Args:
         learner: model and examples of the client.
@@ -54,9 +54,9 @@ def intercept_for_training(learner: Learner, state: State) -> State:
 def report_intercept(
     learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
 ) -> Report:
-    """Return the report on the round of intercepts: the client's, by contrasts.
+    """Return the report on the intercept round: the client's intercept, by contrasts.
 
-    It is that of a private part without a readout: what the common model lacks alone.
+    It is the intercept of a private part without a readout.
 
     Args:
         learner: model and examples of the client.
@@ -65,7 +65,7 @@ def report_intercept(
         state: int64 [d], state of the federation.
 
     Raises:
-        FrameError: if the run has no such round, or the instruction no room for the intercept.
+        FrameError: if the run has no such round, or the instruction has no room for the intercept.
         TrainingError: if the intercept cannot be fitted.
     """
     if not terms.intercept_round:
@@ -97,9 +97,9 @@ def record_private_fit(
     first: int = 1,
     common: State | None = None,
 ) -> State:
-    """Return the private state in a client's personal ledger, which is fitted if it is not there.
+    """Return the private state in a client's personal ledger, fitting it if it is missing.
 
-    A later fit is recorded as its difference from the one before.
+    A later fit is recorded as its difference from the previous one.
 
     Args:
         learner: model and examples of the client.
@@ -107,11 +107,11 @@ def record_private_fit(
         state: int64 [d], state of the federation.
         ledger: personal ledger of the client.
         first: number of the fit's record.
-        common: int64 [d], common intercept in the state of the federation; None without one.
+        common: int64 [d], common intercept in the state of the federation; None if there is none.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
-        ReplayError: if a fitted number is beyond the range of dense values.
+        ReplayError: if a fitted number exceeds the range of dense values.
         LedgerError: if the personal ledger cannot be written.
     """
     if ledger.position.round < first:
@@ -123,10 +123,10 @@ def record_private_fit(
 
 
 def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
-    """Record in a personal ledger that a common intercept is no longer part of the private one.
+    """Record in a personal ledger the subtraction of a common intercept from the private part.
 
     Raises:
-        ReplayError: if a number is beyond the range of dense values.
+        ReplayError: if a number exceeds the range of dense values.
         LedgerError: if the personal ledger cannot be written.
     """
     values = _difference(-common, zero_state(layout.size), layout)
@@ -136,15 +136,15 @@ def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
 def make_private_fit(
     learner: Learner, terms: RunTerms, state: State, common: State | None = None
 ) -> State:
-    """Return the private state that a client would have with a state of the federation, int64 [d].
+    """Return the private state that a client would have on top of a federation's state, int64 [d].
 
-    It is an intercept, and a readout where there can be one. Nothing of it is recorded. A common
-    intercept changes nothing of the sum of both states.
+    It consists of an intercept and, where possible, a readout. Nothing of it is recorded. A common
+    intercept does not change the sum of both states.
 
     Raises:
-        ConfigError: if this machine does not have the registered method.
+        ConfigError: if this machine lacks the registered method.
         TrainingError: if the private part cannot be fitted.
-        ReplayError: if a fitted number is beyond the range of dense values.
+        ReplayError: if a fitted number exceeds the range of dense values.
     """
 
     def fit(alone: State) -> State:
@@ -160,21 +160,24 @@ def make_private_fit(
 
 
 def _without(common: State | None, state: State, fit: Callable[[State], State]) -> State:
-    """Return a private state, fitted to a state of the federation without its common intercept."""
+    """Return a private state, fitted to a federation's state without its common intercept."""
     return fit(state) if common is None else fit(state - common) - common
 
 
 def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
-    """Return what a registered personalization makes of a client's examples.
+    """Return the private numbers that a registered personalization computes for a client's
+    examples.
 
     Raises:
-        ConfigError: if this machine does not have it.
-        TrainingError: if it gives numbers that are not finite, or of another shape.
+        ConfigError: if this machine lacks it.
+        TrainingError: if it returns numbers that are not finite, or of another shape.
     """
     personalize: Personalization = extension("personalization", method)
     intercept, readout = (np.asarray(part, np.float64) for part in personalize(examples))
-    labels, features = examples.offsets.shape[1], examples.features.shape[1]
-    wanted, shapes = ((labels,), (labels - 1, features)), (intercept.shape, readout.shape)
+    labels = examples.offsets.shape[1]
+    features = examples.features.shape[1]
+    wanted = ((labels,), (labels - 1, features))
+    shapes = (intercept.shape, readout.shape)
     if shapes != wanted or not all(np.all(np.isfinite(part)) for part in (intercept, readout)):
         raise TrainingError(
             f"personalization {method!r}: must give finite numbers of shapes {wanted[0]} and "
@@ -189,7 +192,7 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
     Args:
         learner: model and examples of the client.
         state: int64 [d], state of the federation.
-        common: common intercept in it; None without one.
+        common: common intercept in that state; None if there is none.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.
@@ -202,7 +205,7 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
 
 
 def _intercept_alone(learner: Learner, state: State) -> tuple[SoftmaxFit, Examples]:
-    """Return the fit of an intercept without a readout, and the training examples of it."""
+    """Return the fit of an intercept without a readout, and its training examples."""
     examples = learner.training_examples(state, with_features=False)
     return fit_private_part(examples, _contrasts(examples), learner.solve), examples
 
@@ -217,7 +220,7 @@ def _contrasts(examples: Examples) -> NDArray[np.float64]:
 
 
 def _dense_values(fit: SoftmaxFit, layout: Layout) -> tuple[DenseValues, ...]:
-    """Return a fit as values of the layout's tensors; a readout of zeros is left out."""
+    """Return a fit as values of the layout's tensors, without a readout of zeros."""
     parts = []
     for part in layout.parts:
         first = part.numbers.start
@@ -231,12 +234,12 @@ def _dense_values(fit: SoftmaxFit, layout: Layout) -> tuple[DenseValues, ...]:
 def _difference(
     fitted: NDArray[np.int64], before: NDArray[np.int64], layout: Layout
 ) -> tuple[DenseValues, ...]:
-    """Return what leads from one private state to another, tensor by tensor, where they differ.
+    """Return the dense values that change one private state to another, for tensors that differ.
 
-    The label bias is there even if it does not change, so that no record is empty.
+    The label bias is always included, so that no record is empty.
 
     Raises:
-        ReplayError: if a difference is beyond the range of dense values.
+        ReplayError: if a difference exceeds the range of dense values.
     """
     parts = []
     for part in layout.parts:

@@ -1,10 +1,10 @@
 """Private rounds: the steps that a client takes alone, on top of the global model.
 
-A private round is a round with a cohort of one, on a track of its own: the same estimator, the
-same exact replay, a ledger that never leaves the client. The method (client/personal/methods.py)
-determines how the two states make the model that a person uses. Where a task has no labels of its
-own (texts, and rows with candidates of their own), rounds that do not lower the loss of the
-client's validation examples are undone: its model is then the global one.
+A private round is a round with a cohort of one, on its own track. It uses the same estimator, the
+same exact replay, and a ledger that never leaves the client. The method
+(client/personal/methods.py) determines how the two states combine into the personal model. For
+tasks without fixed labels (texts, and rows with their own candidates), rounds that do not lower the
+loss on the client's validation examples are reverted; its model is then the global one.
 """
 
 import logging
@@ -25,20 +25,19 @@ from samara.client.personal.methods import (
     pull_shrinks,
 )
 from samara.shared.errors import ReplayError, TrainingError
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.instructions import (
     PERSONAL_TRACK,
     Split,
     TrainInstruction,
     make_local_instruction,
     token_of,
 )
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import evaluation_column
-from samara.shared.layout import Layout
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.replay import (
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.replay import (
     DenseValues,
     Shrink,
     check_fits,
@@ -47,18 +46,27 @@ from samara.shared.replay import (
     replay,
     zero_state,
 )
-from samara.shared.round_delta import Contributor, Group, RoundDelta, revert_delta, source_of
-from samara.shared.run_terms import RunTerms
-from samara.shared.step_size import (
+from samara.shared.protocol.round_delta import (
+    Contributor,
+    Group,
+    RoundDelta,
+    revert_delta,
+    source_of,
+)
+from samara.shared.protocol.step_size import (
     STEP_SIZE_FILE,
     Observation,
     RecordedStepSize,
     StepSize,
     component_rate,
 )
+from samara.shared.tasks.label_scores import evaluation_column
+from samara.shared.terms.run_terms import RunTerms
 
 MOST_OWN_NUMBERS = 2**22
-"""The most numbers of the directions of a private round with components: 32 MiB in float64."""
+"""Maximum number of elements in the directions of a private round with components: 32 MiB in
+float64.
+"""
 
 log = logging.getLogger("samara.client")
 
@@ -67,13 +75,13 @@ def personal_ledger(folder: Path) -> Path:
     """Return the folder of a client's personal ledger.
 
     Args:
-        folder: folder of the client's own files in that of a run.
+        folder: folder of the client's files in a run's folder.
     """
     return folder / "personal.ledger"
 
 
 def step_size_file(ledger: Path, first: int) -> Path:
-    """Return the file of the step sizes of the private rounds from a state.
+    """Return the file with the step sizes of the private rounds from a state.
 
     Args:
         ledger: folder of the personal ledger.
@@ -86,13 +94,13 @@ def step_size_file(ledger: Path, first: int) -> Path:
 def open_personal_ledger(
     folder: Path, run_id: bytes, layout: Layout, snapshot_every: int
 ) -> Ledger:
-    """Open a client's personal ledger as its writer, or create it.
+    """Open a client's personal ledger for writing, or create it.
 
     Args:
-        folder: folder of the client's own files in that of a run.
+        folder: folder of the client's files in a run's folder.
         run_id: run id, 8 bytes.
         layout: layout of the adapter.
-        snapshot_every: records between snapshots; 0 for none.
+        snapshot_every: number of records between snapshots; 0 for no snapshots.
 
     Raises:
         LedgerError: if it cannot be opened.
@@ -119,23 +127,25 @@ def run_private_rounds(
         terms: terms of the run: method, private rounds and their learning rate, steps, queries and
             batch.
         state: int64 [d], state of the federation; it is not changed.
-        ledger: personal ledger that records the rounds; those in it already are not repeated.
-        first: number in the ledger of the first round from this state. Those before it were taken
-            from other states. The private state goes on from them, or with `personal.retrain`
-            begins anew: then the first record erases it.
-        began_with: values that a private state begins with in place of zero, as a first record.
+        ledger: personal ledger that records the rounds; recorded rounds are not repeated.
+        first: number in the ledger of the first round from this state. Earlier records were taken
+            from other states. The private state continues from them; with `personal.retrain`, the
+            first record erases it instead.
+        began_with: initial values of a private state other than zero, recorded first.
 
     Returns:
         int64 [d], for `Composition.model`.
 
     Raises:
         TrainingError: if a loss is not finite in the first round.
-        ReplayError: if the first round leaves the exact range; a later one that does is reverted,
-            like one after which the loss has risen.
+        ReplayError: if the first round leaves the exact range. A later round that fails is
+            reverted, like a round after which the loss has risen.
         LedgerError: if the ledger cannot be written.
     """
-    layout, rounds = learner.layout, terms.private_rounds
-    parts, pull = composition(terms, layout), pull_shrinks(terms)
+    layout = learner.layout
+    rounds = terms.private_rounds
+    parts = composition(terms, layout)
+    pull = pull_shrinks(terms)
     private = ledger.state if ledger else zero_state(layout.size)
     recorded = ledger.position.round if ledger else 0
     deltas = [record.delta for record in read_ledger(ledger.folder)] if ledger else []
@@ -150,7 +160,7 @@ def run_private_rounds(
         ledger.compact(delta.round)
         return ledger.state
 
-    before = first - 1  # records before the first round
+    before = first - 1  # number of records before the first round
     beginning: tuple[Shrink | DenseValues, ...] = began_with if first == 1 else ()
     if terms.retrains and first > 1:
         beginning = (*ERASURE, *began_with)
@@ -203,7 +213,9 @@ def run_private_rounds(
 def _step_record(
     terms: RunTerms, layout: Layout, ledger: Ledger | None, first: int, recorded_rounds: int
 ) -> RecordedStepSize:
-    """Return the step sizes of the private rounds from a state, kept beside the ledger's folder."""
+    """Return the step sizes of the private rounds from a state, stored beside the ledger's
+    folder.
+    """
     given = terms.private_learning_rate
     if given is None and terms.differences == "components":
         given = component_rate(layout, terms.private_rounds, _directions(terms, layout))
@@ -215,7 +227,7 @@ def _step_record(
 def _mixture_shrinks(
     learner: Learner, w: NDArray[np.int64], p: NDArray[np.int64]
 ) -> tuple[Shrink, ...]:
-    """Return the shrinks of p after which w + p has the least validation loss."""
+    """Return the shrinks of p that minimize the validation loss of w + p."""
 
     def loss_of(share: float) -> float:
         kept = replay(p, KEPT_SHARES[share], learner.layout.distribution)
@@ -243,11 +255,14 @@ def _private_instruction(
         start_digest=digest(layout.hash, state),
         curvature_every=size.curvature_every(terms.queries, terms.differences),
         differences=terms.differences,
+        is_profiled=terms.is_profiled,
     )
 
 
 def _directions(terms: RunTerms, layout: Layout) -> int:
-    """Return the directions of a step: with components all that fit, since nothing is sent."""
+    """Return the number of directions in a step; with components, as many as fit, because none are
+    sent.
+    """
     if terms.differences == "components":
         return min(layout.size, max(1, MOST_OWN_NUMBERS // layout.size))
     return terms.queries
@@ -270,7 +285,7 @@ def _private_delta(
 def _has_lower_loss(learner: Learner, before: NDArray[np.int64], after: NDArray[np.int64]) -> bool:
     """Return whether the second of two models has a lower validation loss; true without examples.
 
-    A few texts tell: their loss is the mean over all their tokens.
+    A few texts suffice, because their loss is a mean over many tokens.
     """
     if not learner.data_hash(Split.VALIDATION):
         return True
@@ -284,17 +299,19 @@ def _has_lower_loss(learner: Learner, before: NDArray[np.int64], after: NDArray[
 def _revert_or_erase(
     number: int, token: bytes, reverted: Sequence[RoundDelta], private: NDArray[np.int64]
 ) -> RoundDelta:
-    """Return the round delta that reverts others, or erases the state if that cannot be exact."""
+    """Return the round delta that reverts others, or erases the state if an exact revert is
+    impossible.
+    """
     try:
         delta = revert_delta(number, PERSONAL_TRACK, token, reverted)
         check_fits(private, delta.changes)
-    except ReplayError:  # a shrink has rounded bits off; the global model remains
+    except ReplayError:  # a shrink has rounded bits away; only the global model remains
         return RoundDelta(number, PERSONAL_TRACK, token, (), ERASURE)
     return delta
 
 
 def _observation(instruction: TrainInstruction, report: Report | None) -> Observation:
-    """Return what the step size learns from a private round; None is a round that failed."""
+    """Return the step size's observation of a private round; None stands for a failed round."""
     if report is None:
         return Observation(math.inf, 0.0, 0.0, 0.0, instruction.learning_rate, None, 0)
     squares = np.square(instruction.clipped(report.gradients))

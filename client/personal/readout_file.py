@@ -1,4 +1,4 @@
-"""An exported readout as a file, which needs nothing of Samara to be used."""
+"""File format of an exported readout, which can be used without Samara."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,13 @@ from safetensors.torch import save
 from samara.client.forward.readout import make_readout
 from samara.client.forward.setup import make_scorer
 from samara.client.training.client_data import ExampleTokenizer
-from samara.shared.files import make_folder, write_durably
-from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import LABEL_BIAS, READOUT
 from samara.shared.model.readout import merge_readout
 from samara.shared.model.scorers import Scorer
-from samara.shared.sections import ModelAndTask
+from samara.shared.protocol.layout import Layout
+from samara.shared.settings.sections import ModelAndTask
+from samara.shared.storage.files import make_folder, write_durably
 from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import ClassificationTask, Task
 
@@ -31,14 +31,14 @@ def write_readout(
     """Write a readout, with the label bias if there is one, as ``readout.safetensors``.
 
     Its tensors are the matrix ``weight`` [labels, features] and the vector ``bias`` [labels], with
-    damping and contrasts merged: the scores of the base model get weight·h + bias added, where h is
+    damping and contrasts merged. weight·h + bias is added to the base model's scores, where h is
     the representation (`samara.shared.model.readout.representations`).
 
     Args:
         config: settings of the run.
         layout: layout of the adapter.
-        numbers: trained numbers, float32 [elements].
-        folder: folder for the file; it is created if it is missing.
+        numbers: trained weights, float32 [elements].
+        folder: folder for the file; created if missing.
 
     Raises:
         SamaraError: if the model, the task or the damping cannot be used.
@@ -73,7 +73,8 @@ def load_scorer(config: ModelAndTask) -> tuple[BaseModel, Task, Scorer]:
     Raises:
         SamaraError: if the model or the task cannot be used.
     """
-    model, task = config.model, task_of(config)
+    model = config.model
+    task = task_of(config)
     base = load_base_model(
         model.path,
         model.family,

@@ -2,17 +2,20 @@
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
+from samara.client.forward.resident import ResidentForward
 from samara.client.personal.lbfgs import fit_softmax
 from samara.client.personal.learner import ScoredExamples, State
 from samara.client.personal.own_demonstrations import own_demonstrations
+from samara.client.personal.own_words import OwnText, OwnWords, choose_own_words
 from samara.client.personal.softmax_fit import Examples, Solver
 from samara.client.training.client_data import ClientData, LabelledPrompts
 from samara.client.training.local_step_plan import InterruptedSteps, smallest_batch
@@ -22,16 +25,18 @@ from samara.client.training.local_steps import (
     take_local_steps,
 )
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
-from samara.shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.layout import Layout
-from samara.shared.replay import Backend
+from samara.shared.model.perturbations import Perturbations
+from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.frames.hello import SPLIT_BYTES, SPLIT_EXAMPLES, SPLIT_TOKENS, Hello
+from samara.shared.protocol.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import Backend
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import Example, data_fingerprint
 
 Generations = Callable[[Split, list[Example], str], tuple[str, ...]]
-"""Function that returns the generations of a split's examples, which have a hash as a set."""
+"""Function that returns the generations of a split's examples, given the hash of their set."""
 
 
 class RuntimeLearner:
@@ -40,8 +45,8 @@ class RuntimeLearner:
     Args:
         runtime: model runtime.
         data: examples of the client.
-        generations: function that divides examples by the time at which they came; None if all
-            came together.
+        generations: function that divides examples into generations; None if all examples arrived
+            together.
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class RuntimeLearner:
     def introduce(self, last_round: int, hides_examples: bool) -> Hello:
         """Return the hello of the client; see `Learner.introduce`.
 
-        Only simulated clients give fingerprints of their data: a hash of a person's own few
+        Only simulated clients give fingerprints of their data, because a hash of a person's few
         examples could be recognised.
         """
         runtime, data = self._runtime, self._data
@@ -132,11 +137,11 @@ class RuntimeLearner:
         return self._generations(split, self._data.in_split(split), hash_)
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Evaluate at most so many examples of a split from now on; others are not limited."""
+        """Limit the number of evaluated examples of the given splits, and of no others."""
         self._data.most_evaluated = counts
 
     def take_passes(self) -> int:
-        """Return the rows that went through the model since the call before."""
+        """Return the number of rows that went through the model since the last call."""
         return self._data.take_passes()
 
     def take_steps(
@@ -151,7 +156,7 @@ class RuntimeLearner:
         return self._data.hash_of(split)
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state; None is the base model."""
+        """Return all examples of a split, scored under a state; None means the base model."""
         examples = self._data.tokenized(split)
         for part in examples.parts:
             self._runtime.prepare(part)
@@ -162,7 +167,7 @@ class RuntimeLearner:
         return self._scored(state, prepare_evaluated_examples(self._runtime, self._data, split))
 
     def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
-        """Return the scores of the base model in context, float32 [n, 2]; None without it."""
+        """Return the base model's scores with in-context examples, float32 [n, 2]; None without."""
         runtime, data = self._runtime, self._data
         count = runtime.config.evaluate.retrieved
         own = own_demonstrations(runtime.task, data, runtime.tokenize, count)
@@ -170,6 +175,34 @@ class RuntimeLearner:
             return None
         prompts = [runtime.tokenize(own.before(one)) for one in data.evaluated_texts(split)]
         return runtime.base_scores(prompts) if prompts else np.zeros((0, 2), np.float32)
+
+    def own_words(self, state: State) -> OwnWords | None:
+        """Return the client's own words beside the model under a state; None without texts."""
+        if not isinstance(self._runtime.task, GenerationTask):
+            return None
+        validation = self._data.tokenized(Split.VALIDATION).prompts
+        adapter = self._runtime.perturbation(state)
+
+        def log_likelihoods(index: int) -> NDArray[np.float64]:
+            logits = self._answer_logits(adapter, validation[index])
+            own = validation[index].targets[0]
+            rows = (row for part in logits for row in part.astype(np.float64))
+            return np.array([log_softmax(row)[w] for row, w in zip(rows, own, strict=True)])
+
+        train = [own_text(one) for one in self._data.tokenized(Split.TRAIN).prompts]
+        return choose_own_words(train, [own_text(one) for one in validation], log_likelihoods)
+
+    def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
+        """Return the examples that an evaluation counts, under a state with own words mixed in."""
+        if own.change_nothing:
+            return self.score_evaluated(state, split)
+        examples, adapter = self._data.evaluated(split), self._runtime.perturbation(state)
+        scores = [
+            own.score(self._answer_logits(adapter, prompt), own_text(prompt))
+            for prompt in examples.prompts
+        ]
+        rows = np.array(scores, np.float32).reshape(-1, 2)
+        return ScoredExamples(rows, examples.labels, examples.token_counts)
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features."""
@@ -182,6 +215,13 @@ class RuntimeLearner:
         self._data.passes += runtime.passes - before
         return Examples(scores, train.labels, features)
 
+    def _answer_logits(
+        self, adapter: Perturbations, prompt: Prompt
+    ) -> Iterator[NDArray[np.float32]]:
+        forward = self._runtime.forward
+        assert isinstance(forward, ResidentForward)  # texts have no readout
+        return forward.answer_logits(adapter, prompt)
+
     def _scored(self, state: State | None, examples: LabelledPrompts) -> ScoredExamples:
         runtime, prompts = self._runtime, examples.prompts
         tokens = examples.token_counts if isinstance(runtime.task, GenerationTask) else None
@@ -190,6 +230,12 @@ class RuntimeLearner:
             return ScoredExamples(np.zeros((0, width), np.float32), examples.labels, tokens)
         scores = runtime.base_scores(prompts) if state is None else runtime.scores(state, prompts)
         return ScoredExamples(scores, examples.labels, tokens)
+
+
+def own_text(prompt: Prompt) -> OwnText:
+    """Return the answer of a prompt of a generation."""
+    before = prompt.sequences[0][: prompt.supervised[0][0] + 1]
+    return OwnText.behind(before, prompt.targets[0])
 
 
 def _by_name(facts: Mapping[Split, Any]) -> dict[str, Any]:

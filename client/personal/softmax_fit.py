@@ -1,8 +1,8 @@
-"""Exact fits of what a client adds to a model's scores: an intercept per label, and a readout.
+"""Exact fits of a client's additions to a model's scores: an intercept per label, and a readout.
 
-The loss is convex, so that a solver finds its only minimum from a few examples, without seeds or
-learning rates: L-BFGS (`samara.client.personal.lbfgs`), on phones Newton's method. How strongly the
-added numbers are penalized is chosen by cross-validation among the client's own training examples.
+The loss is convex, so a solver finds its only minimum from a few examples, without seeds or
+learning rates: L-BFGS (`samara.client.personal.lbfgs`), or Newton's method on phones. The strength
+of the penalties is chosen by cross-validation on the client's own training examples.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from samara.shared.errors import TrainingError
 Floats = NDArray[np.float64]
 
 INTERCEPT_DEVIATIONS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Standard deviations among which that of an intercept is chosen, in log-odds of two labels."""
+"""Candidate standard deviations of the intercept, in log-odds of two labels."""
 TRAINING_DEVIATION = 2.0
-"""Standard deviation of the intercept that a client has while the readout is trained by all."""
+"""Standard deviation of a client's intercept while all clients train the readout."""
 READOUT_DEVIATIONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Standard deviations among which that of a private readout's part of the log-odds is chosen."""
+"""Candidate standard deviations of a private readout's part of the log-odds."""
 FOLDS = 5
 
 
@@ -28,7 +28,7 @@ class SoftmaxFit(NamedTuple):
     """The numbers of a fit.
 
     Attributes:
-        intercept: number that is added to the score of each label, float64 [labels]; sum zero.
+        intercept: addend of each label's score, float64 [labels], with sum zero.
         readout: matrix V, float64 [labels − 1, features]; Hᵀ·V·φ is added to the scores.
     """
 
@@ -36,13 +36,13 @@ class SoftmaxFit(NamedTuple):
     readout: Floats
 
     def added_scores(self, features: Floats, contrasts: Floats) -> Floats:
-        """Return what is added to the scores of examples with features [n, features]."""
+        """Return the additions to the scores of examples with features [n, features]."""
         added: Floats = self.intercept + features @ self.readout.T @ contrasts
         return added
 
 
 class Examples(NamedTuple):
-    """Examples that an addition to their scores is fitted to.
+    """Examples to which additions to scores are fitted.
 
     Attributes:
         offsets: scores of the model, float64 [n, labels].
@@ -55,20 +55,23 @@ class Examples(NamedTuple):
     features: Floats
 
     def at(self, rows: NDArray[np.int64]) -> "Examples":
-        """Return some of the examples."""
+        """Return a subset of the examples."""
         return Examples(self.offsets[rows], self.labels[rows], self.features[rows])
 
 
 Personalization = Callable[[Examples], SoftmaxFit]
-"""A registered personalization: a client's training examples, with scores of the federation's
-model, to the private numbers that are added to it."""
+"""A registered personalization: a function of a client's training examples, with scores of the
+federation's model, that returns the private numbers to add to that model.
+"""
 Solver = Callable[[Examples, Floats, float, float], SoftmaxFit]
-"""Returns the intercept b and the readout V with the least penalized mean cross-entropy of n
-examples, for contrasts H [labels − 1, labels] and the factors of |b|² and |V|², both positive."""
+"""A function that returns the intercept b and the readout V with the lowest penalized mean
+cross-entropy of n examples, given contrasts H [labels − 1, labels] and the factors of |b|² and
+|V|², both positive.
+"""
 
 
 def check_finite(examples: Examples) -> None:
-    """Check that nothing can be fitted to a score that is no number.
+    """Check that all scores and features are finite.
 
     Raises:
         TrainingError: if a score or a feature is not finite.
@@ -87,7 +90,8 @@ def log_sum_exp(logits: Floats) -> Floats:
 
 
 def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
-    """Return the fit that a client trains the common model with: an intercept, and no readout.
+    """Return the fit that a client uses while training the common model: an intercept, and no
+    readout.
 
     Raises:
         TrainingError: if a score is not finite, or the solver does not converge.
@@ -98,10 +102,10 @@ def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> Softm
 def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
     """Return the fit of an intercept and a readout with penalties chosen by cross-validation.
 
-    First the penalty of the intercept: the one with the least loss on held-out examples. It has as
-    few numbers as there are labels. Then that of the readout, which has hundreds of numbers: the
-    strongest of which the loss exceeds the least by no more than one standard error of their
-    difference, so that a client with few examples gets a readout only where it is seen to help.
+    The penalty of the intercept, which has only one number per label, is the one with the lowest
+    loss on held-out examples. The penalty of the readout, which has hundreds of numbers, is the
+    strongest one whose loss exceeds the lowest by at most one standard error of the difference. A
+    client with few examples thus gets a readout only where it demonstrably helps.
 
     Args:
         examples: training examples of a client, at least one.
@@ -117,7 +121,8 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
     def losses(intercept: float, readout: float) -> Floats:
         return held_out_losses(solve, reduced, contrasts, intercept, readout, squared_norm)
 
-    intercept, readout = INTERCEPT_DEVIATIONS[0], 0.0
+    intercept = INTERCEPT_DEVIATIONS[0]
+    readout = 0.0
     if len(reduced.labels) > 1:
         by_intercept = [float(losses(d, 0.0).mean()) for d in INTERCEPT_DEVIATIONS]
         intercept = INTERCEPT_DEVIATIONS[int(np.argmin(by_intercept))]
@@ -129,7 +134,7 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
 
 
 def mean_squared_norm(examples: Examples) -> float:
-    """Return the mean squared norm of the features; 1 where it is none to divide by."""
+    """Return the mean squared norm of the features; 1 if it cannot serve as a divisor."""
     found = float(np.mean(np.sum(examples.features**2, axis=1)))
     return found if found and np.isfinite(found) else 1.0
 
@@ -144,7 +149,7 @@ def held_out_losses(
 ) -> Floats:
     """Return the loss of every example under the fit to the other folds, float64 [n].
 
-    The arguments are those of `fit_under_prior`; there are at least two examples.
+    The arguments are those of `fit_under_prior`, with at least two examples.
     """
     held_out = np.zeros(len(examples.labels))
     for fold in _folds(examples.labels):
@@ -158,11 +163,11 @@ def held_out_losses(
 
 
 def strongest_within_one_error(losses: Sequence[Floats]) -> int:
-    """Return the index of the first losses that are not clearly worse than the least.
+    """Return the index of the first losses that are not clearly worse than the lowest.
 
     Args:
-        losses: losses of the same n examples under each choice, float64 [n]; the strongest
-            penalty comes first.
+        losses: losses of the same n examples under each choice, float64 [n]; the strongest penalty
+            comes first.
     """
     best = min(losses, key=lambda values: float(values.mean()))
 
@@ -182,11 +187,11 @@ def fit_under_prior(
     readout: float,
     squared_norm: float,
 ) -> SoftmaxFit:
-    """Return the fit under Gaussian priors of what is added to the log-odds of two labels.
+    """Return the fit under Gaussian priors on the additions to the log-odds of two labels.
 
-    The added log-odds of two labels are differences of two scores, and have a variance of twice
-    that of a contrast; a sum of squares over 2·variance of n examples' loss becomes a penalty on
-    their mean loss.
+    The added log-odds of two labels are the difference of two scores, so their variance is twice
+    that of a contrast. The prior's term, a sum of squares divided by 2·variance, belongs to the
+    total loss of n examples and is divided by n for the mean loss.
 
     Args:
         solve: solver.
@@ -196,7 +201,8 @@ def fit_under_prior(
         readout: standard deviation of the readout's log-odds; 0 for no readout.
         squared_norm: mean squared norm of the features.
     """
-    count, intercept_penalty = len(examples.labels), 1 / (len(examples.labels) * intercept**2)
+    count = len(examples.labels)
+    intercept_penalty = 1 / (len(examples.labels) * intercept**2)
     if readout:
         penalty = squared_norm / (count * readout**2)
         return solve(examples, contrasts, intercept_penalty, penalty)
@@ -206,9 +212,10 @@ def fit_under_prior(
 
 
 def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
-    """Return examples with at most n features, and the orthonormal basis [n, features] of them.
+    """Return examples with at most n features, and the orthonormal basis [n, features] of these
+    features.
 
-    The optimal V lies in the span of the examples' features, since its squared norm is penalized.
+    The optimal V lies in the span of the examples' features, because its squared norm is penalized.
     The basis is None if there are no more features than examples.
     """
     if examples.features.shape[1] <= len(examples.labels):
@@ -220,6 +227,6 @@ def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
 
 
 def _folds(labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the examples in at most `FOLDS` folds, with each label dealt evenly among them."""
+    """Return the examples in up to `FOLDS` folds, with each label dealt evenly among them."""
     order = np.argsort(labels, kind="stable")
     return [np.sort(order[first::FOLDS]) for first in range(min(FOLDS, len(order)))]

@@ -1,1 +1,1 @@
-"""The client's side of the protocol: sessions, replies to frames, and the trainer service."""
+"""The client's side of the protocol: sessions, and replies to frames."""

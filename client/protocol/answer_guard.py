@@ -1,4 +1,4 @@
-"""The guard of a client's answers: it checks each against its owner's limits, and counts it."""
+"""The guard of a client's answers, which checks them against the owner's limits and counts them."""
 
 import logging
 from collections.abc import Mapping
@@ -6,26 +6,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from samara.client.personal.learner import Learner
-from samara.client.protocol.answer_limits import (
+from samara.client.limits.answer_limits import (
     AnswerLimits,
     check_split,
     count_losses,
     count_report_scalars,
 )
-from samara.client.protocol.answer_log import AnswerLog
-from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.limits.answer_log import AnswerLog
+from samara.client.limits.answered_runs import AnsweredRuns
+from samara.client.limits.pass_counts import PassCounts
+from samara.client.limits.privacy_budget import ChargeLog, PrivacyBudget
+from samara.client.limits.scalar_counts import ScalarBudget, ScalarCounts
+from samara.client.personal.learner import Learner
 from samara.client.protocol.client import Guard
-from samara.client.protocol.pass_counts import PassCounts
-from samara.client.protocol.privacy_budget import ChargeLog, PrivacyBudget
-from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from samara.client.protocol.session_store import SessionFolder
 from samara.client.protocol.signed_runs import SERVER_DECIDES, SignedRuns
 from samara.shared.errors import SamaraError
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
-from samara.shared.privacy.terms import PrivacyTerms
 from samara.shared.proto.trainer_pb2 import Task
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.terms.privacy import PrivacyTerms
 
 log = logging.getLogger("samara.client")
 
@@ -50,7 +50,7 @@ class Records:
 
     @classmethod
     def in_folder(cls, folder: Path) -> Self:
-        """Return the files of a client with a folder of its own."""
+        """Return the files of a client in its folder."""
         return cls(
             AnswerLog(folder),
             AnsweredRuns(SessionFolder(folder).folder_of),
@@ -88,7 +88,7 @@ class AnswerGuard(Guard):
         self._privacy = PrivacyBudget(records.charges, privacy, limits.epsilon_limit)
 
     def check(self, task: Task) -> None:
-        """Raise an error if no signed scenario leads to an instruction; see `SignedRuns.check`."""
+        """Check that a signed scenario allows an instruction; see `SignedRuns.check`."""
         self._signed.check(task.instruction, task.personal)
 
     def add_answer(self, task: Task, answer: bytes) -> None:
@@ -96,14 +96,14 @@ class AnswerGuard(Guard):
         self._records.answer_log.add(task.instruction, answer, task.personal, self._trained)
 
     def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
-        """Log a refusal; a failure is a warning, since it holds nothing of the examples."""
+        """Log a refusal. A failure to log only warns, because a refusal reveals no examples."""
         try:
             self._records.answer_log.add_refusal(task.instruction, refusal, task.personal, error)
         except SamaraError as problem:
             log.warning("%s", problem)
 
     def add_passes(self, run_id: bytes) -> None:
-        """Count the rows that went through the model for a run since the call before.
+        """Count the rows passed through the model for a run since the last call.
 
         Raises:
             TrainerError: if the counts cannot be written.
@@ -111,7 +111,7 @@ class AnswerGuard(Guard):
         self._records.passes.add(run_id, self._learner.take_passes())
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
-        """Keep what a hello introduces; it is on the disk when this returns.
+        """Store the numbers of examples in a hello durably.
 
         Args:
             run_id: run id, 8 bytes.
@@ -126,7 +126,7 @@ class AnswerGuard(Guard):
             self._answered.write(run_id, replace(answered, introduced=introduced))
 
     def introduced(self, run_id: bytes) -> dict[Split, int]:
-        """Return how many examples of each split a client has introduced, which a server counts.
+        """Return the numbers of examples that a client has declared, by split.
 
         Raises:
             TrainerError: if the file cannot be read.
@@ -135,23 +135,23 @@ class AnswerGuard(Guard):
         return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the noised report that answered the same instruction; nothing if none did.
+        """Return the stored noised report on this instruction; empty if there is none.
 
-        It is there also if the session that held it is lost.
+        The file of privacy charges has the report, so it outlives the session.
 
         Raises:
-            BudgetError: if one did, and is no longer kept.
+            BudgetError: if the client sent such a report but no longer has it.
             TrainerError: if the charges cannot be read.
         """
         return self._privacy.find_report(token)
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Raise an error if the report on an instruction is over a limit.
+        """Check that the report on an instruction stays within the limits.
 
         Raises:
             BatchLimitError: if a step would use too few examples.
-            ScalarLimitError: if it would hold too many scalars.
-            BudgetError: if it would cost too much privacy.
+            ScalarLimitError: if the report would hold too many scalars.
+            BudgetError: if the report would exceed a privacy budget.
             ScenarioError: if a signed run has another report for the round.
             TrainerError: if the counts cannot be read.
         """
@@ -163,12 +163,12 @@ class AnswerGuard(Guard):
         self._budget.check(token, instruction.layout_hash, scalars)
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction, once; it is on the disk when this returns.
+        """Count the report on an instruction once, durably.
 
         Args:
             instruction: train instruction.
             token: its token, 8 bytes.
-            report: the report, a frame; one with noise is kept with its charge.
+            report: the report, a frame; a report with noise is stored with its charge.
 
         Raises:
             TrainerError: if the counts cannot be read or written.
@@ -182,17 +182,17 @@ class AnswerGuard(Guard):
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
     ) -> bytes:
-        """Return the evaluation that answered the same instruction; nothing if none did.
+        """Return the stored evaluation that answered this instruction; empty if there is none.
 
         Args:
             instruction: evaluate instruction.
             token: its token, 8 bytes.
-            personal: whether the personal comparison is asked for.
+            personal: whether the personal comparison is requested.
 
         Raises:
             EvaluationLimitError: if the instruction may not be answered at all.
-            ScenarioError: if a signed run has no further evaluation like it.
-            ScalarLimitError: if no further loss may leave.
+            ScenarioError: if a signed run allows no further evaluation of this kind.
+            ScalarLimitError: if no further loss may be sent.
             TrainerError: if the counts cannot be read.
         """
         check_split(instruction)
@@ -205,15 +205,15 @@ class AnswerGuard(Guard):
         return b""
 
     def check_evaluated(self, instruction: EvaluateInstruction, is_fitted: bool) -> None:
-        """Raise an error if an evaluation would tell of too few examples.
+        """Check that an evaluation covers enough examples.
 
         Args:
             instruction: evaluate instruction.
-            is_fitted: whether a model is evaluated that is fitted to the training examples.
+            is_fitted: whether the evaluated model is fitted to the training examples.
 
         Raises:
-            BatchLimitError: if it would.
-            TrainerError: if it cannot be read how many examples the client has introduced.
+            BatchLimitError: if the evaluation covers too few examples.
+            TrainerError: if the declared numbers of examples cannot be read.
         """
         counts, introduced = self._learner.example_counts(), self.introduced(instruction.run_id)
         splits = {instruction.split: introduced.get(instruction.split)}
@@ -222,7 +222,7 @@ class AnswerGuard(Guard):
             self._limits.check_evaluation(instruction, examples)
 
     def add_restore(self, run_id: bytes) -> None:
-        """Count a restore of the server's; it is on the disk when this returns.
+        """Count a restore of the server durably.
 
         Raises:
             TrainerError: if the file cannot be read or written.
@@ -233,15 +233,15 @@ class AnswerGuard(Guard):
     def add_evaluation(
         self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
     ) -> bytes:
-        """Count the losses of an evaluation, once, and keep it; return it as a frame.
+        """Count the losses of an evaluation once, store it, and return it as a frame.
 
         Args:
             instruction: evaluate instruction.
             evaluation: the answer to it.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
 
         Raises:
-            ScalarLimitError: if its losses are more than may still leave.
+            ScalarLimitError: if more losses than allowed would be sent.
             TrainerError: if the counts cannot be read or written.
         """
         token, frame, run_id = evaluation.token, evaluation.encode(), instruction.run_id
@@ -257,5 +257,5 @@ class AnswerGuard(Guard):
 
 
 def _question_of(token: bytes, personal: bool) -> bytes:
-    """Return what an evaluation is counted by: one instruction asks for either of two."""
+    """Return the key under which an evaluation counts; an instruction can request two kinds."""
     return token + b"personal" if personal else token

@@ -1,17 +1,17 @@
-"""The client's side of a blob transfer: it stores a part, and a receipt says how much it has."""
+"""The client's side of a blob transfer: stores parts and returns receipts."""
 
 import logging
 from collections.abc import Collection
 
-from samara.shared.blob_store import MAX_BLOB_BYTES, BlobStore
 from samara.shared.errors import BlobError, FrameError
-from samara.shared.frames.blob import BlobPart, BlobReceipt
-from samara.shared.frames.instructions import token_of
+from samara.shared.protocol.frames.blob import BlobPart, BlobReceipt
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.storage.blob_store import MAX_BLOB_BYTES, BlobStore
 
 log = logging.getLogger("samara.client")
 
 MOST_RUN_BYTES = 2 * MAX_BLOB_BYTES
-"""The most bytes of the blobs of one run."""
+"""Most bytes of the blobs of one run."""
 
 
 def receive_part(frame: bytes, accepted: Collection[bytes], client: int, store: BlobStore) -> bytes:
@@ -19,20 +19,20 @@ def receive_part(frame: bytes, accepted: Collection[bytes], client: int, store: 
 
     Args:
         frame: blob part.
-        accepted: hashes of the blobs that the run's settings name; no other is stored.
+        accepted: hashes of the blobs that the run's settings name; other blobs are not stored.
         client: client index.
         store: store of the client.
 
     Raises:
         FrameError: if the frame is not a part of one of these blobs.
-        BlobError: if the content is not that of the blob, or cannot be stored, or the run's blobs
-            are more than `MOST_RUN_BYTES`.
+        BlobError: if the content has another hash or cannot be stored, or the run's blobs are more
+            than `MOST_RUN_BYTES`.
     """
     part = BlobPart.decode(frame)
     if part.blob not in accepted:
         raise FrameError(
-            f"blob {part.blob.hex()[:12]} is none that the run's settings name; the server sends "
-            "what was not asked for"
+            f"blob {part.blob.hex()[:12]} is not named by the run's settings; the server sends a "
+            "file that nobody requested"
         )
     others = sum(store.held_bytes(blob) for blob in set(accepted) - {part.blob})
     if others + part.size > MOST_RUN_BYTES:

@@ -1,7 +1,7 @@
 """One client in a run: it answers every task with a frame.
 
-A learner computes: a model runtime, or a phone's program. A task that the client cannot carry out
-is answered with a refusal. So is one that its owner's limits or its signed scenarios do not allow.
+A learner does the computation: a model runtime, or a phone's program. A client refuses tasks that
+it cannot carry out, or that its owner's limits or signed scenarios do not allow.
 """
 
 import logging
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from samara.client.limits.answer_limits import check_split
 from samara.client.personal.columns import evaluate_global_model, evaluate_personal_model
 from samara.client.personal.components import train_for_a_round
 from samara.client.personal.learner import Learner
 from samara.client.personal.methods import composition
 from samara.client.personal.personalizer import Personalizer
 from samara.client.personal.private_fit import intercept_for_training, report_intercept
-from samara.client.protocol.answer_limits import check_split
 from samara.client.protocol.masking_client import Masking
 from samara.client.protocol.private_report import make_private, refuse_evaluation, without_examples
 from samara.client.protocol.session import (
@@ -38,74 +38,76 @@ from samara.shared.errors import (
     SamaraError,
     find_disk_error,
 )
-from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
-from samara.shared.frames.instructions import (
+from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.protocol.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.protocol.frames.instructions import (
     INTERCEPT_TRACK,
     EvaluateInstruction,
     Split,
     TrainInstruction,
     token_of,
 )
-from samara.shared.frames.refusal import Refusal, describe_servers_refusal
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
-from samara.shared.ledger.records import CatchUp
-from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.run_terms import RunTerms
+from samara.shared.protocol.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.terms.run_terms import RunTerms
 
 log = logging.getLogger("samara.client")
 
 INSTRUCTIONS = (TaskKind.TRAIN, TaskKind.EVALUATE)
 """Kinds of tasks that are instructions of a run."""
 Pausing = Callable[[float], AbstractContextManager[Callable[[], bool]]]
-"""Context in which a client computes an answer that the server awaits for so many seconds, with a
-function that returns whether it no longer does."""
+"""Context for computing an answer, given the seconds that the server waits.
+
+It yields a function that returns whether the server no longer waits.
+"""
 
 
 def unpaused(seconds: float) -> AbstractContextManager[Callable[[], bool]]:
-    """Return the context of computing that nothing pauses."""
+    """Return a context in which nothing pauses the computation."""
     return nullcontext(lambda: False)
 
 
 class Guard:
-    """The guard of a client without limits and files: it allows every answer, and keeps none.
+    """The guard of a client without limits: it allows every answer and stores none.
 
-    `AnswerGuard` is that of a client with an owner.
+    `AnswerGuard` is the guard of a client with an owner.
     """
 
     def check(self, task: Task) -> None:
-        """Raise an error if an instruction may not be carried out."""
+        """Check that an instruction may be carried out."""
 
     def add_answer(self, task: Task, answer: bytes) -> None:
-        """Log the answer to an instruction; it is on the disk when this returns."""
+        """Log the answer to an instruction durably."""
 
     def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
         """Log the refusal of a task."""
 
     def add_passes(self, run_id: bytes) -> None:
-        """Count the rows that went through the model for a run since the call before."""
+        """Count the rows passed through the model for a run since the last call."""
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
-        """Keep the numbers of examples that a hello tells."""
+        """Store the numbers of examples in a hello."""
 
     def introduced(self, run_id: bytes) -> Mapping[Split, int]:
-        """Return the numbers of examples that a hello has told, where they are kept."""
+        """Return the numbers of examples in the last hello, where they are kept."""
         return {}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the noised report on the same instruction; nothing without one."""
+        """Return the stored noised report on this instruction; empty if there is none."""
         return b""
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Raise an error if the report on an instruction is over a limit."""
+        """Check that the report on an instruction stays within the limits."""
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction, once; it is on the disk when this returns."""
+        """Count the report on an instruction once, durably."""
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
     ) -> bytes:
-        """Return the evaluation on the same instruction; nothing without one.
+        """Return the stored evaluation on this instruction; empty if there is none.
 
         Raises:
             EvaluationLimitError: if the instruction may not be answered at all.
@@ -114,20 +116,20 @@ class Guard:
         return b""
 
     def check_evaluated(self, instruction: EvaluateInstruction, is_fitted: bool) -> None:
-        """Raise an error if an evaluation would tell of too few examples.
+        """Check that an evaluation covers enough examples.
 
         Args:
             instruction: evaluate instruction.
-            is_fitted: whether a model is evaluated that is fitted to the training examples.
+            is_fitted: whether the evaluated model is fitted to the training examples.
         """
 
     def add_restore(self, run_id: bytes) -> None:
-        """Count that the server has gone back to a backup; it is on the disk when this returns."""
+        """Count a restore of the server from a backup, durably."""
 
     def add_evaluation(
         self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
     ) -> bytes:
-        """Count the losses of an evaluation, once, and keep it; return it as a frame."""
+        """Count the losses of an evaluation once, store it, and return it as a frame."""
         return evaluation.encode()
 
 
@@ -136,14 +138,14 @@ class Participation:
     """The part of one client in a run.
 
     Attributes:
-        terms: terms of the run, with its owner's own settings.
+        terms: terms of the run, with the owner's settings applied.
         run_id: run id, 8 bytes.
-        folder: folder of the run on this machine; that of a live client lies among its others.
+        folder: folder of the run on this machine; for a live client, one of its run folders.
         snapshot_every: records between snapshots of the personal ledger; 0 for none.
         is_live: whether private rounds are taken between messages. In a simulation they are taken
             as soon as they are due.
-        masking: its part in secure aggregation; None masks no reports.
-        is_measured: whether it is evaluated without regard to differential privacy, as simulated
+        masking: the client's part in secure aggregation; None if reports are not masked.
+        is_measured: whether the client is evaluated despite differential privacy, as simulated
             clients may be.
     """
 
@@ -157,16 +159,16 @@ class Participation:
 
     @property
     def hides_examples(self) -> bool:
-        """Return whether nothing but noised sums may tell of the client's examples."""
+        """Return whether the client sends facts about its examples only in noised sums."""
         return self.terms.privacy is not None and not self.is_measured
 
     @property
     def takes_private_rounds_between(self) -> bool:
-        """Return whether private rounds are taken before the server asks for the personal model."""
+        """Return whether private rounds are taken before the server requests the personal model."""
         return self.is_live or self.terms.when != "end"
 
     def own_folder(self, client: int) -> Path:
-        """Return the folder of a client's own files."""
+        """Return the folder of a client's files."""
         return self.folder / "clients" / str(client)
 
 
@@ -178,7 +180,7 @@ class Client:
         sessions: store of the client's sessions.
         guard: guard of the answers, with the owner's limits.
         part: the client's part in the run; None refuses every instruction.
-        reach: brings a session to the server's round.
+        reach: function that brings a session to the server's round.
     """
 
     def __init__(
@@ -193,14 +195,14 @@ class Client:
         self._part, self._reach = part, reach
 
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
-        """Return the reply to a task, a frame; it is in the log of answers before it leaves.
+        """Return the reply to a task, a frame; it is logged before it is sent.
 
-        An instruction brings the session to its start, also if carrying it out fails then. A
-        repeated train instruction gets the stored report.
+        The session first catches up to the start state of the instruction, and stays there if the
+        rest fails. A repeated train instruction gets the stored report.
 
         Args:
             task: task of a server.
-            pausing: context of the computing for the reply.
+            pausing: context for the computation of the reply.
         """
         try:
             return self._reply(task, pausing)
@@ -214,8 +216,8 @@ class Client:
     def refuse(self, task: Task, error: SamaraError) -> bytes:
         """Log an error, and return a refusal with its code and the last round in the session.
 
-        A full disk is named as that, whatever could not be written. With differential privacy the
-        refusal is a constant one if it is about examples.
+        With a full disk, the reason is always the full disk. Under differential privacy, all
+        refusals that concern examples are equal.
         """
         frame, error = refused_frame(task), find_disk_error(error) or error
         if self._part and self._part.terms.privacy:
@@ -226,10 +228,10 @@ class Client:
         return refusal
 
     def take_private_rounds(self) -> bool:
-        """Take the private rounds that are due from one state; return whether there were any.
+        """Take the private rounds due from one state; return whether there were any.
 
-        Nothing is sent. An interruption leaves a ledger of whole rounds, from which the next call
-        goes on.
+        Nothing is sent. An interruption leaves a ledger of whole rounds, and the next call
+        continues from it.
 
         Raises:
             TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`.
@@ -246,10 +248,10 @@ class Client:
 
     @property
     def _taken_part(self) -> Participation:
-        """The client's part in the run.
+        """The client's part in the run; it must have one.
 
         Raises:
-            FrameError: if it takes part in none.
+            FrameError: if the client takes part in no run.
         """
         if self._part is None:
             raise FrameError("this client does not know the settings of the run")
@@ -282,7 +284,7 @@ class Client:
         return learner.introduce(last_round, part.hides_examples).encode()
 
     def _mask(self, frame: bytes) -> bytes:
-        """Return the answer to a masking frame; nothing to sealed shares."""
+        """Return the answer to a masking frame; the answer to sealed shares is empty."""
         if self._part is None or self._part.masking is None:
             raise MaskingError("this client masks no reports in this run")
         return self._part.masking.answer(frame)
@@ -310,7 +312,7 @@ class Client:
         """Take the local steps from a session's state, and return the report on them."""
         learner, terms, masking = self._learner, part.terms, part.masking
         if terms.privacy and terms.privacy.is_masked and masking is None:
-            raise MaskingError("this client masks no reports, and the run asks for masked ones")
+            raise MaskingError("this client masks no reports, but the run requires masked reports")
         if instruction.track == INTERCEPT_TRACK:
             report = report_intercept(learner, terms, instruction, session.state)
         else:
@@ -337,7 +339,8 @@ class Client:
             refuse_evaluation(instruction)
         with pausing(part.terms.deadline):
             columns = self._columns(instruction, session, part, task.personal)
-        evaluation = Evaluation(token, self._learner.client, tuple(map(_rounded, columns)))
+        columns = [_as_sent(column, part.is_live) for column in columns]
+        evaluation = Evaluation(token, self._learner.client, tuple(columns))
         return self._guard.add_evaluation(instruction, evaluation, task.personal)
 
     def _columns(
@@ -362,7 +365,8 @@ class Client:
                 private = personalizer.private_state(number, state, session.digest)
             else:
                 private = personalizer.recorded_private_state(state)
-            columns = evaluate_personal_model(learner, terms, state, private, split, common)
+            own = personalizer.own_words(state, private)
+            columns = evaluate_personal_model(learner, terms, state, private, split, common, own)
         else:
             columns = evaluate_global_model(learner, terms, state, split, common)
         self._guard.add_passes(run_id)
@@ -376,11 +380,11 @@ class Client:
         part: Participation,
         pausing: Pausing,
     ) -> Session:
-        """Return the session at an instruction's start, which is kept.
+        """Return and store the session at an instruction's start.
 
-        A live client's catch-up obeys the owner's limits, and what it has replayed is kept. A state
-        from which private rounds are due is noted. Without idle time they are taken. If they fail,
-        the federation's instruction is carried out all the same.
+        A live client's catch-up obeys the owner's limits, and replayed rounds are kept. States from
+        which private rounds are due are recorded. Without idle time, the private rounds are taken
+        here; if they fail, the federation's instruction is still carried out.
         """
         missed = CatchUp(task.snapshot, task.tail)
         before = session
@@ -408,11 +412,11 @@ class Client:
         part: Participation,
         pausing: Pausing,
     ) -> Session:
-        """Return the session at an instruction's start, after each step of which it is kept.
+        """Return the session at an instruction's start, storing it after each step.
 
         Raises:
-            PausedError: if the owner's limits forbid it until the server no longer waits.
-            CatchUpError: if it does not get there by then.
+            PausedError: if the owner's limits forbid work until the server no longer waits.
+            CatchUpError: if the session does not reach the instruction's start in time.
         """
         terms = part.terms
         seconds = terms.deadline
@@ -424,7 +428,7 @@ class Client:
             return session_at(session, self._learner, instruction, missed, reach)
 
     def _keep(self, run_id: bytes, session: Session) -> None:
-        """Keep a session; one that went back to a backup of the server's counts as a restore."""
+        """Store a session; a session that went back to a server's backup counts as a restore."""
         if session.went_back:
             self._guard.add_restore(run_id)
         self._sessions.write_session(run_id, session)
@@ -441,7 +445,7 @@ class Client:
         )
 
     def _last_round(self, frame: bytes) -> int:
-        """Return the last round in this client's state; the server sends the rounds after it."""
+        """Return the last round in this client's state; the server sends the later rounds."""
         try:
             session = self._sessions.read_session(decode_instruction(frame).run_id)
         except SamaraError:
@@ -449,31 +453,36 @@ class Client:
         return session.position.round if session else 0
 
 
-def _rounded(column: EvaluationColumn) -> EvaluationColumn:
-    """Return a column with its loss as a float32: more of its bits tell of examples only."""
-    with np.errstate(over="ignore"):  # the frame of an infinite loss is refused
-        return replace(column, mean_loss=float(np.float32(column.mean_loss)))
+def _as_sent(column: EvaluationColumn, is_live: bool) -> EvaluationColumn:
+    """Return an evaluation column in the form that a client sends.
+
+    The loss is rounded to float32, because more bits would only reveal examples. Servers of earlier
+    versions refuse a frame with ordered pairs, so a live client sends none.
+    """
+    with np.errstate(over="ignore"):  # the frame refuses an infinite loss
+        rounded = replace(column, mean_loss=float(np.float32(column.mean_loss)))
+    return replace(rounded, ordered=None) if is_live else rounded
 
 
 def hear_refusal(frame: bytes) -> bytes:
-    """Log the reason for which the server refuses this client; return the frame as the reply.
+    """Log the server's reason for refusing this client; return the frame as the reply.
 
     Raises:
-        FrameError: if it is no refusal.
+        FrameError: if the frame is not a refusal.
     """
     log.warning("%s", describe_servers_refusal(Refusal.decode(frame).code))
     return frame
 
 
 def refused_frame(task: Task) -> bytes:
-    """Return the frame that a refusal of a task names; a hello and masking frames have none."""
+    """Return the frame named by a refusal of a task; empty for a hello and masking frames."""
     return b"" if task.kind in (TaskKind.HELLO, TaskKind.MASK) else task.instruction
 
 
 def make_refusal(frame: bytes, client: int, last_round: int, error: SamaraError) -> bytes:
-    """Log an error, and return the refusal that names it by its code and numbers.
+    """Log an error, and return a refusal with its code and numbers.
 
-    The error's text stays in this log: it may hold paths or quote a row of the client's data.
+    The error's text is only logged here: it may hold paths or quote a row of the client's data.
 
     Args:
         frame: the refused frame; empty for a hello.

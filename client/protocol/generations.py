@@ -1,22 +1,22 @@
-"""The generations of a client's examples: those of a split that came together.
+"""The generations of a client's examples: the examples of a split that arrived together.
 
-What a client sends is about all of its examples, so that examples that came together have been
-told about equally often, and later ones less. Scalars are counted by generation: one example more
-then neither lifts the limit of those before it, nor begins with their count. The file holds hashes
-of single examples, for this machine alone.
+A client's answers concern all of its present examples. So examples that arrived together have been
+used equally often, and later examples less often. Scalars are therefore counted by generation. New
+examples do not raise the limit of earlier examples, and their own count starts at 0. The file holds
+hashes of single examples and never leaves this machine.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from samara.shared.frames.instructions import Split
-from samara.shared.kept_file import KeptFile
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.storage.kept_file import KeptFile
 from samara.shared.tasks.rows import Example, hash_examples
 
 GENERATIONS_FILE = "generations.json"
 MOST_GENERATIONS = 32
-"""Most generations of a split that have an example; further examples join the latest one."""
+"""Most nonempty generations of a split; further examples join the latest one."""
 _HASH_DIGITS = 16
 
 _Generations = dict[str, dict[str, list[str]]]
@@ -24,29 +24,29 @@ _Generations = dict[str, dict[str, list[str]]]
 
 
 class Generations(KeptFile[_Generations]):
-    """The generations of one client, on disk. Without a folder each split is one generation."""
+    """The stored generations of one client; without a folder each split is one generation."""
 
     name = GENERATIONS_FILE
     damaged = (
-        "{file}: which examples came together cannot be read: {problem}; restore the file from a "
-        "backup, or delete it if all examples may be counted anew"
+        "{file}: the generations of the examples cannot be read: {problem}; restore the file from "
+        "a backup, or delete it if the counts of all examples may begin again at 0"
     )
     empty = dict
-    style: ClassVar = {"indent": 1}  # in the order in which they came
+    style: ClassVar = {"indent": 1}  # in order of arrival
 
     def __init__(self, folder: Path | None) -> None:
         super().__init__(folder)
         self._latest: dict[Split, tuple[str, tuple[str, ...]]] = {}
 
     def of_examples(self, split: Split, examples: Sequence[Example], hash_: str) -> tuple[str, ...]:
-        """Return the generations that examples belong to; new examples are one of their own.
+        """Return the generations of examples; record new examples durably as a new generation.
 
-        It is on the disk when this returns. An example that comes back is in its old generation.
+        An example that returns belongs to its old generation.
 
         Args:
             split: split of the examples.
             examples: all examples of the split.
-            hash_: hash of the set of them, in hex.
+            hash_: hash of the set of examples, in hex.
 
         Raises:
             TrainerError: if the file cannot be read or written.

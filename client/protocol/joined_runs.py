@@ -1,21 +1,21 @@
-"""The runs that a client takes part in, on disk: what is needed to use a run's model later.
+"""The stored runs of a client, with everything needed to use a run's model later.
 
-A message brings the settings of its run, and the trainer that answers it knows their layout. Both
-are kept, so that the owner can use and export the model while no server is there.
+The client stores the settings, which come with every message, and the layout. So the owner can use
+and export the model without a server.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samara.client.protocol.device_settings import with_device_settings
+from samara.client.limits.device_settings import with_device_settings
 from samara.client.protocol.session_store import SESSION_FILE, SessionFolder
-from samara.shared.config import RunConfig
-from samara.shared.data_settings import DataSettings
 from samara.shared.errors import TrainerError
-from samara.shared.kept_file import KeptFile
-from samara.shared.layout import Layout
-from samara.shared.runs import run_id_of
+from samara.shared.protocol.layout import Layout
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.data import DataSettings
+from samara.shared.settings.runs import run_id_of
+from samara.shared.storage.kept_file import KeptFile
 
 RUN_FILE = "run.json"
 """Name of the file in a run's folder."""
@@ -77,7 +77,7 @@ class JoinedRuns:
         self._folder, self._sessions = folder, SessionFolder(folder)
 
     def write(self, config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
-        """Keep what a run is, unless it is kept already; return its run id.
+        """Store a run, unless it is already stored; return its run id.
 
         Args:
             config: settings of the run on the server.
@@ -99,7 +99,7 @@ class JoinedRuns:
         """Return a run.
 
         Raises:
-            TrainerError: if there is no such run, or its file is damaged or of another run.
+            TrainerError: if there is no such run, or its file is damaged or belongs to another run.
         """
         file = _RunFile(self._sessions.folder_of(run_id))
         if (run := file.read()) is None:
@@ -110,16 +110,16 @@ class JoinedRuns:
         return run
 
     def find(self, beginning: str = "") -> JoinedRun:
-        """Return the run whose id in hex begins so; without a beginning the latest one.
+        """Return the run whose hexadecimal id starts with `beginning`; the latest if it is empty.
 
         Raises:
-            TrainerError: if no run, or more than one, begins so; if it cannot be read.
+            TrainerError: if no run or several runs match, or the run cannot be read.
         """
         return self.read(bytes.fromhex(find_run_folder(self._folder, beginning).name))
 
 
 def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
-    """Return a device's data settings as its latest run leaves them; its own without a run.
+    """Return the data settings of a device's latest run; without a run, the device's own.
 
     Args:
         folder: folder of the client.
@@ -127,20 +127,22 @@ def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
     """
     try:
         run = JoinedRuns(folder).find()
-    except TrainerError:  # none yet, or a damaged one, which the trainer reports
+    except TrainerError:  # no run yet, or a damaged one that the trainer reports
         return config.data
     return with_device_settings(run.config, config).data
 
 
 def find_run_folder(client_folder: Path, beginning: str = "") -> Path:
-    """Return the folder of the run whose id in hex begins so; without a beginning the latest one.
+    """Return the folder of the run whose hexadecimal id starts with `beginning`.
+
+    An empty `beginning` means the latest run.
 
     Args:
         client_folder: folder of the client.
-        beginning: beginning of the run id.
+        beginning: first digits of the run id.
 
     Raises:
-        TrainerError: if no run, or more than one, begins so.
+        TrainerError: if no run or several runs match.
     """
     folders = [each for each in run_folders(client_folder) if each.name.startswith(beginning)]
     if not folders:
@@ -148,7 +150,7 @@ def find_run_folder(client_folder: Path, beginning: str = "") -> Path:
         raise TrainerError(f"{client_folder}: this client has taken part in no run {which}")
     if beginning and len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
-        raise TrainerError(f"--run {beginning}: {names} begin so; name one")
+        raise TrainerError(f"--run {beginning}: {names} begin with these digits; give more digits")
     return folders[0]
 
 
@@ -159,7 +161,7 @@ def run_folders(client_folder: Path) -> list[Path]:
 
 
 def _time_of_session(run_folder: Path) -> int:
-    """Return when the session of a run was written, ns since 1970; 0 if there is none."""
+    """Return the time at which a run's session was written, ns since 1970; 0 if there is none."""
     try:
         return (run_folder / SESSION_FILE).stat().st_mtime_ns
     except OSError:

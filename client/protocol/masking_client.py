@@ -1,8 +1,8 @@
-"""A client's part in the secure aggregation of a round, from fresh keys to the shares it reveals.
+"""A client's part in the secure aggregation of a round, from its fresh keys to revealed shares.
 
-In a round it gives one set of keys, one vector under its masks, its signature of one list of
-survivors, and shares of one of two secrets of each neighbour (Bonawitz et al., 2017, figure 4). A
-server that asks for anything else is refused. Afterwards the keys are forgotten.
+In a round a client sends one set of keys, one masked vector, and its signature of one survivor
+list. Of each neighbour's two secrets it reveals shares of only one (Bonawitz et al., 2017, figure
+4). Any other request of the server is refused. The keys are forgotten after the round.
 """
 
 from collections.abc import Collection
@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 from samara.shared.errors import FrameError, MaskingError
-from samara.shared.frames.bucket_keys import BucketKeyList
-from samara.shared.frames.masking import (
+from samara.shared.protocol.frames.bucket_keys import BucketKeyList
+from samara.shared.protocol.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -21,10 +21,14 @@ from samara.shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
-from samara.shared.secure_aggregation.buckets import fewest_in_a_sum
-from samara.shared.secure_aggregation.graph import LEAST_CLIENTS, least_number, neighbourhood_of
-from samara.shared.secure_aggregation.keys import (
+from samara.shared.protocol.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.protocol.secure_aggregation.buckets import fewest_in_a_sum
+from samara.shared.protocol.secure_aggregation.graph import (
+    LEAST_CLIENTS,
+    least_number,
+    neighbourhood_of,
+)
+from samara.shared.protocol.secure_aggregation.keys import (
     MASKING,
     SEALING,
     SECRET_BYTES,
@@ -35,14 +39,14 @@ from samara.shared.secure_aggregation.keys import (
     seal,
     unseal,
 )
-from samara.shared.secure_aggregation.masks import mask_vector
-from samara.shared.secure_aggregation.shamir import SHARE_BYTES, split_secret
-from samara.shared.signing import is_signed_by, normalize_public_key
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.secure_aggregation.masks import mask_vector
+from samara.shared.protocol.secure_aggregation.shamir import SHARE_BYTES, split_secret
+from samara.shared.protocol.signing import is_signed_by, normalize_public_key
+from samara.shared.protocol.wire import Kind, kind_of
 
 
 class Signer(Protocol):
-    """A device's own key."""
+    """The private key of a device."""
 
     @property
     def public(self) -> bytes:
@@ -54,22 +58,22 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class MaskingState:
-    """The memory of a client in a round between messages; empty where a step is not done.
+    """The state of a client between the messages of a round; future messages' fields are empty.
 
-    Its repr shows none of it, so that no log has secrets.
+    The repr hides all fields, so that logs contain no secrets.
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
-        rules: fewest clients of a round and of a bucket, under which it takes part.
-        sealing_secret: private key with which its shares are read, 32 bytes.
-        mask_secret: private key that the masks of its pairs follow from, 32 bytes.
-        seed: seed of its own mask, 32 bytes.
-        keys: masking keys that it has sent, a frame.
-        own_share: its share of its own seed, 33 bytes.
+        rules: minimum number of clients of a round and of a bucket.
+        sealing_secret: private key that decrypts the shares for this client, 32 bytes.
+        mask_secret: private key from which the pair masks are derived, 32 bytes.
+        seed: seed of the client's own mask, 32 bytes.
+        keys: masking keys that the client has sent, a frame.
+        own_share: the client's share of its own seed, 33 bytes.
         key_list: key list, a frame.
-        received: sealed shares for it, a frame.
+        received: sealed shares for this client, a frame.
         is_masked: whether a masked report was made, a byte.
-        survivors: survivor list that it has signed, a frame.
+        survivors: survivor list that the client has signed, a frame.
     """
 
     token: bytes = b""
@@ -96,17 +100,20 @@ class MaskingState:
 
 
 class MaskingStore(Protocol):
-    """A store of a client's state; it need not outlive the process, which then is a drop-out."""
+    """A store of a client's masking state.
+
+    If the state is lost with the process, the client has dropped out of the round.
+    """
 
     def read_masking(self) -> MaskingState:
-        """Return the state; an empty one before the first."""
+        """Return the state; an empty state if none was stored."""
 
     def write_masking(self, state: MaskingState) -> None:
         """Keep the state."""
 
 
 class MaskingMemory:
-    """A state in memory: what masks follow from is never on a disk."""
+    """A masking state in memory, so that the secrets of masks are never written to a disk."""
 
     def __init__(self) -> None:
         self._state = MaskingState()
@@ -124,7 +131,7 @@ class Masking(Protocol):
     """A client's part in the secure aggregation of a run."""
 
     def answer(self, frame: bytes) -> bytes:
-        """Return the answer to a masking frame; nothing to sealed shares, which are kept."""
+        """Return the answer to a masking frame; empty for sealed shares, which are stored."""
 
     def mask(self, report: AnyVectorReport) -> MaskedReport:
         """Return a report under the masks of the round."""
@@ -135,10 +142,10 @@ class MaskingClient:
 
     Args:
         client: client index.
-        signer: the device's own key.
+        signer: private key of the device.
         store: state between messages.
-        minimum: fewest clients of a round.
-        bucket: fewest clients of a bucket when it is drawn; 0 if a round has one sum.
+        minimum: minimum number of clients of a round.
+        bucket: minimum number of clients in a drawn bucket; 0 if a round has only one sum.
     """
 
     def __init__(
@@ -147,15 +154,16 @@ class MaskingClient:
         self._client, self._signer, self._store = client, signer, store
         self._minimum, self._bucket = max(minimum, LEAST_CLIENTS), bucket
         self._fewest = max(fewest_in_a_sum(bucket, minimum), LEAST_CLIENTS)
-        # masking frames name no run: keys that were sent under one run's rules are none of another
+        # Masking frames name no run, so keys sent under one run's rules do not count for another
+        # run.
         self._rules = f"{minimum} {bucket}".encode()
 
     def answer(self, frame: bytes) -> bytes:
-        """Return the answer to a frame; nothing to sealed shares, which are kept.
+        """Return the answer to a frame; empty for sealed shares, which are stored.
 
         Raises:
-            MaskingError: if it asks for what this client does not do.
-            FrameError: if it is no sound frame.
+            MaskingError: if the frame requests something that the protocol forbids.
+            FrameError: if the frame is invalid.
         """
         match kind_of(frame):
             case Kind.KEY_REQUEST:
@@ -172,13 +180,14 @@ class MaskingClient:
                 raise FrameError(f"a {kind.name.lower()} frame asks for no part of masking")
 
     def mask(self, report: AnyVectorReport) -> MaskedReport:
-        """Return a report under this round's masks, once.
+        """Return a report with this round's masks added. A round's report is masked only once.
 
         Args:
             report: report clipped as a whole, with the noise that the client adds.
 
         Raises:
-            MaskingError: if the round is another one, or its report was masked before.
+            MaskingError: if the report is for another round, or this round's report was already
+                masked.
         """
         state = self._state_of(report.token)
         if not state.received or state.is_masked:
@@ -194,7 +203,7 @@ class MaskingClient:
         return MaskedReport(report.token, self._client, masked)
 
     def _send_keys(self, token: bytes) -> bytes:
-        """Return this client's keys for a round; the same ones if it is asked again."""
+        """Return this client's keys for a round; a repeated request gets the same keys."""
         state = self._store.read_masking()
         if (state.token, state.rules) == (token, self._rules):
             if not state.keys:
@@ -215,11 +224,11 @@ class MaskingClient:
         return frame
 
     def _read_key_list(self, frame: bytes) -> KeyList:
-        """Return a round's list of keys, or that of this client's bucket after drawing it itself.
+        """Return the key list of a round, or of this client's bucket, drawn again by the client.
 
         Raises:
-            MaskingError: if the round has too few clients, or this run's rounds have other lists.
-            FrameError: if the frame is not sound, or the bucket is not the one that was drawn.
+            MaskingError: if the round has too few clients, or the list is not of this run's kind.
+            FrameError: if the frame is invalid, or the bucket differs from the one drawn here.
         """
         expected = Kind.BUCKET_KEY_LIST if self._bucket else Kind.KEY_LIST
         if kind_of(frame) is not expected:
@@ -234,7 +243,9 @@ class MaskingClient:
         return drawn.bucket_of(self._client, self._bucket) if drawn else listed
 
     def _send_shares(self, listed: KeyList) -> bytes:
-        """Return the sealed shares of this client's secrets for its neighbours, once."""
+        """Return the sealed shares of this client's secrets for its neighbours; only once per
+        round.
+        """
         state = self._state_of(listed.token)
         if state.key_list:
             raise MaskingError("a second list of keys for a round")
@@ -256,10 +267,11 @@ class MaskingClient:
         return SealedShares(state.token, self._client, sealed).encode()
 
     def _check_keys(self, listed: KeyList, state: MaskingState) -> list[int]:
-        """Return this client's neighbourhood after checking that the list has its keys, signed.
+        """Return this client's neighbourhood, after checking the listed keys and signatures.
 
         Raises:
-            MaskingError: if it does not.
+            MaskingError: if keys of the client or a neighbour are missing, differ or are not
+                signed.
         """
         neighbours = neighbourhood_of(self._client, listed.token, listed.clients)
         if [keys.client for keys in listed.keys] != neighbours:
@@ -275,11 +287,11 @@ class MaskingClient:
         return neighbours
 
     def _keep_shares(self, frame: bytes) -> bytes:
-        """Keep the neighbours' shares for this client, which are read when they are asked for."""
+        """Store the neighbours' sealed shares for this client; they are decrypted on request."""
         shares = SealedShares.decode(frame)
         state = self._state_of(shares.token)
         if state.received == frame:
-            return b""  # a repeated instruction brings them again, and gets the stored report
+            return b""  # repeated with an instruction, which gets the stored report
         if not state.key_list or state.received or shares.client != self._client:
             raise MaskingError("sealed shares come out of turn, or are for another client")
         neighbours = [keys.client for keys in KeyList.decode(state.key_list).keys]
@@ -291,7 +303,7 @@ class MaskingClient:
         return b""
 
     def _sign(self, frame: bytes) -> bytes:
-        """Return the signature of the one survivor list of a round."""
+        """Return the signature of a survivor list; only one list per round is signed."""
         listed = SurvivorList.decode(frame)
         state = self._state_of(listed.token)
         if not state.is_masked or state.survivors not in (b"", frame):
@@ -305,7 +317,7 @@ class MaskingClient:
     def _check_survivors(
         self, survivors: Collection[int], asked: KeyList, state: MaskingState
     ) -> None:
-        """Raise `MaskingError` unless the sum of survivors hides this client's vector."""
+        """Raise `MaskingError` if the survivors' sum would not hide this client's vector."""
         chosen = set(survivors)
         if self._client not in chosen or not chosen <= set(asked.clients):
             raise MaskingError("the list of survivors lacks this client, or has others than asked")
@@ -316,10 +328,11 @@ class MaskingClient:
             raise MaskingError("a survivor has no mask with this client")
 
     def _reveal(self, frame: bytes) -> bytes:
-        """Return shares of one secret of each neighbour, and forget this round's secrets.
+        """Return the shares of one secret of each neighbour, and forget this round's secrets.
 
-        So many neighbours must have signed the same list that no other list has as many. Who was
-        given another list of the round's clients has signed something else.
+        Enough neighbours must have signed the same survivor list that no second list can have
+        enough signatures. A signature also covers the list of the round's clients, so a neighbour
+        that received another list of clients does not count.
         """
         listed = SignatureList.decode(frame)
         state = self._state_of(listed.token)
@@ -340,11 +353,11 @@ class MaskingClient:
     def _read_shares(
         self, state: MaskingState, asked: KeyList, survivors: set[int]
     ) -> RevealedShares:
-        """Return the shares for a survivor list, without those of neighbours that forged them.
+        """Return the shares for a survivor list; forged shares are left out.
 
         Args:
             state: state of the round.
-            asked: keys of the neighbourhood, and the clients of which it is one.
+            asked: key list of the round or bucket.
             survivors: the survivors.
         """
         seeds, mask_keys = {self._client: state.own_share}, {}
@@ -363,10 +376,11 @@ class MaskingClient:
         return RevealedShares(state.token, self._client, seeds, mask_keys)
 
     def _state_of(self, token: bytes) -> MaskingState:
-        """Return the state of a round.
+        """Return the state of a round that has begun.
 
         Raises:
-            MaskingError: if there is none, as after a restart, or under the rules of another run.
+            MaskingError: if there is no such state, for example after a restart, or it was begun
+                under the rules of another run.
         """
         state = self._store.read_masking()
         is_of_it = (state.token, state.rules) == (token, self._rules)

@@ -1,4 +1,4 @@
-"""Private reports: what leaves a client in a run with differential privacy, clipped as a whole."""
+"""Private reports: a client's reports under differential privacy, clipped as a whole."""
 
 from typing import NoReturn
 
@@ -9,41 +9,40 @@ from samara.shared.errors import (
     RefusalCode,
     SamaraError,
 )
-from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import AnyVectorReport, hide_report
-from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import AnyVectorReport, hide_report
+from samara.shared.terms.privacy import PrivacyTerms
 
 _TELLING = {
     *(RefusalCode.UNKNOWN, RefusalCode.DATA, RefusalCode.TASK, RefusalCode.RANGE),
     *(RefusalCode.TRAINING, RefusalCode.SCALARS, RefusalCode.BATCH, RefusalCode.EVALUATION),
 }
-"""The refusals whose reason may tell of a client's examples; others are of files and messages."""
+"""Refusals whose reason may reveal a client's examples; others concern files and messages."""
 
 
 def make_private(
     report: Report, instruction: TrainInstruction, privacy: PrivacyTerms
 ) -> AnyVectorReport:
-    """Return a report clipped as a whole, with noise of the client's own where it adds some.
+    """Clip a report as a whole, and add noise if the client is to add some.
 
     Args:
         report: report of all K steps.
-        instruction: instruction that it answers.
+        instruction: instruction that the report answers.
         privacy: the run's differential privacy.
 
     Raises:
-        FrameError: if the instruction has a clip of its own and the run none, or the other way
-            round.
+        FrameError: if only one of instruction and run has an adaptive clip.
     """
     if privacy.is_adaptive != (instruction.joint_clip > 0):
-        raise FrameError("the instruction's clip is not as the run's settings say")
+        raise FrameError("the instruction's clip contradicts the run's settings")
     clip = instruction.joint_clip if privacy.is_adaptive else privacy.clip
     sigma = privacy.mechanism.client_sigma
     return hide_report(report, clip, sigma, has_indicator=privacy.is_adaptive)
 
 
 def refuse_evaluation(instruction: EvaluateInstruction) -> NoReturn:
-    """Raise `EvaluationLimitError`: an evaluation tells of examples, and no noise covers it."""
+    """Raise `EvaluationLimitError`, because no noise protects the examples in an evaluation."""
     raise EvaluationLimitError(
         f"round {instruction.round}: the server asks for an evaluation, and the run's differential "
         "privacy does not cover any"
@@ -51,5 +50,5 @@ def refuse_evaluation(instruction: EvaluateInstruction) -> NoReturn:
 
 
 def without_examples(error: SamaraError) -> SamaraError:
-    """Return an error, or the constant one in its place if its reason may tell of examples."""
+    """Return an error; if its reason may reveal examples, a constant error in its place."""
     return HiddenRefusalError(str(error)) if error.refusal_code in _TELLING else error

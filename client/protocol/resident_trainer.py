@@ -1,9 +1,10 @@
 """The resident trainer: a client's model and data, loaded once, and its sessions on disk.
 
-Its folder holds, for every run that the client took part in, ``runs/<run id>`` with the session,
-the personal ledger, its answers, settings, layout and execution; ``blobs``, the files that its runs
-need and that servers sent; ``scenarios``, signed by the operator; the counts of scalars sent and of
-passes through the model; and the log of answers. A crash leaves each file's old content or the new.
+The client's folder holds ``runs/<run id>`` for every run that the client took part in, with the
+session, the personal ledger, and the run's answers, settings, layout and execution. ``blobs`` holds
+files that servers sent because runs need them. ``scenarios`` holds the scenarios signed by the
+operator. Further files hold the counts of sent scalars and of passes through the model, and the log
+of answers. A crash leaves either the old or the new content of each file.
 """
 
 import json
@@ -11,10 +12,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from samara.client.limits.answer_limits import warn_of_few_examples
+from samara.client.limits.device_settings import owners_limits, with_device_settings
 from samara.client.personal.personalizations import has_unfinished
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.answer_guard import AnswerGuard, Records
-from samara.client.protocol.answer_limits import warn_of_few_examples
 from samara.client.protocol.blob_receiver import receive_part
 from samara.client.protocol.client import (
     Client,
@@ -23,7 +25,6 @@ from samara.client.protocol.client import (
     hear_refusal,
     unpaused,
 )
-from samara.client.protocol.device_settings import owners_limits, with_device_settings
 from samara.client.protocol.generations import Generations
 from samara.client.protocol.joined_runs import JoinedRun, JoinedRuns, run_folders
 from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
@@ -33,9 +34,6 @@ from samara.client.protocol.signed_runs import SignedRuns, describe_other_settin
 from samara.client.training.client_data import ClientData
 from samara.client.training.growing_data import GrowingData
 from samara.client.training.model_runtime import ModelRuntime, load_run
-from samara.shared.blob_store import BlobStore
-from samara.shared.blobs import file_settings, published_blobs, with_local_blobs
-from samara.shared.config import RunConfig
 from samara.shared.errors import (
     CodeError,
     ConfigError,
@@ -47,29 +45,32 @@ from samara.shared.errors import (
 )
 from samara.shared.extensions import check_extensions
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.runs import identity_bytes, run_id_of
-from samara.shared.settings import flattened, unknown_keys
-from samara.shared.signed_scenario import SignedScenario
+from samara.shared.settings.blobs import file_settings, published_blobs, with_local_blobs
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
+from samara.shared.settings.setting import flattened, unknown_keys
+from samara.shared.storage.blob_store import BlobStore
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.terms.signed_scenario import SignedScenario
 
 log = logging.getLogger("samara.client")
 
 BLOBS_FOLDER = "blobs"
-"""Name of the folder of the files that servers sent, in a client's folder."""
+"""Name of the folder, in a client's folder, for files that servers sent."""
 MAX_BLOBS_BYTES = 2**30
-"""Total size of these files; the least recently used ones are deleted."""
+"""Total size of these files in bytes; above it the least recently used are deleted."""
 
 
 class ResidentTrainer:
-    """A client with its model and data, for one run after the other; one thread uses it.
+    """A client with its model and data, for consecutive runs; only one thread uses it.
 
     Args:
         runtime: model runtime.
         data: examples of the client.
-        config: the device's settings; those that a device owns override the server's.
-        folder: folder of the client's sessions and personal ledgers; made if it does not exist.
-        growing: source of the examples, if they may grow; read between messages.
+        config: the device's settings. Settings that the device decides override the server's.
+        folder: folder of the client's sessions and personal ledgers; created if missing.
+        growing: source of the examples, if their number may grow. It is read between messages.
 
     Attributes:
         client: client index.
@@ -115,7 +116,8 @@ class ResidentTrainer:
             config: the device's settings.
             client: client index.
             folder: folder of the client.
-            signer: the device's own key; without it, it takes part in no secure aggregation.
+            signer: private key of the device; without it, the client takes part in no secure
+                aggregation.
 
         Raises:
             SamaraError: if the model, the task, the data or the folder cannot be used.
@@ -129,17 +131,17 @@ class ResidentTrainer:
         if not examples:
             raise DataError(
                 f"{config.data.path} has no training example; this client has nothing to "
-                "contribute before it has learned some (samara client learn)"
+                "contribute before it has learned an example (samara client learn)"
             )
         warn_of_few_examples(examples, config.data.least_batch)
         runtime, source = load_run(config, lambda client_count: growing.examples)
         return cls(runtime, source.undivided(client), config, folder, growing, signer)
 
     def refresh_data(self) -> bool:
-        """Read what has been added or deleted; return whether the examples are others now.
+        """Read added and deleted examples; return whether the examples have changed.
 
         Raises:
-            TrainerError: if what the owner has taught this client cannot be read.
+            TrainerError: if the learned examples of this client cannot be read.
         """
         if self._growing is None or not self._growing.refresh():
             return False
@@ -149,10 +151,10 @@ class ResidentTrainer:
         return True
 
     def _divide_for(self, runtime: ModelRuntime) -> None:
-        """Divide the examples into splits as the run of a runtime says.
+        """Divide the examples into splits as a runtime's run requires.
 
         Raises:
-            DataError: if they cannot be read again for it.
+            DataError: if the examples cannot be read again.
         """
         settings = runtime.config.data
         if self._growing is not None and self._growing.divide_as(settings):
@@ -168,7 +170,7 @@ class ResidentTrainer:
 
         Args:
             task: task whose settings are the run config, a JSON object with dotted keys.
-            pausing: context of the computing for the reply.
+            pausing: context in which the reply is computed.
         """
         try:
             if task.kind == TaskKind.REFUSED:
@@ -195,7 +197,7 @@ class ResidentTrainer:
             MissingBlobError: if they name a file that has not been received.
             ScenarioError: if the operator has signed scenarios, and none with these settings.
             TrainerError: if the client's folder cannot be read or written.
-            DataError: if the examples cannot be divided as the run says.
+            DataError: if the examples cannot be divided as the run requires.
         """
         self.refresh_data()
         if settings != self._settings:
@@ -209,7 +211,7 @@ class ResidentTrainer:
         return self._client
 
     def _receive_blob(self, part: bytes, settings: bytes) -> bytes:
-        """Keep a part of a file that the settings of a run name, and return the receipt.
+        """Store a part of a file that the settings of a run name, and return the receipt.
 
         Args:
             part: blob part, a frame.
@@ -217,7 +219,7 @@ class ResidentTrainer:
 
         Raises:
             ConfigError: if the settings are not valid.
-            FrameError: if the frame is not a part of such a file.
+            FrameError: if the frame is not a part of a file that the settings name.
             BlobError: if the part cannot be stored.
             ScenarioError: if the operator has signed scenarios, and none with these settings.
         """
@@ -228,11 +230,11 @@ class ResidentTrainer:
     def client_under(
         self, server_config: RunConfig, scenario: SignedScenario | None = None
     ) -> Client:
-        """Return the client under a server's settings, with the device's own in their place.
+        """Return the client under a server's settings, some of which the device's settings replace.
 
         Args:
             server_config: settings of the run on the server.
-            scenario: signed scenario with these settings; None obeys the server.
+            scenario: signed scenario with these settings; None if the server decides.
         """
         self.runtime = runtime = self.runtime.under(self._local_config(server_config))
         run_id = run_id_of(server_config, runtime.layout, runtime.model_id)
@@ -268,7 +270,7 @@ class ResidentTrainer:
         return MaskingClient(self.client, self._signer, self._masking, minimum, bucket)
 
     def runtime_of(self, run: JoinedRun) -> ModelRuntime:
-        """Return the loaded model under the settings of a run, for the thread that answers.
+        """Return the loaded model under a run's settings, for the thread that answers questions.
 
         Args:
             run: a run of the client.
@@ -289,25 +291,24 @@ class ResidentTrainer:
         return other
 
     def _local_config(self, server_config: RunConfig) -> RunConfig:
-        """Return a server's settings with the device's own and the paths of local files."""
+        """Return a server's settings with the device's settings and the paths of local files."""
         config = with_device_settings(server_config, self.config)
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Take the private rounds that are due from one state of a run.
+        """Take the private rounds due from one state of a run, even before any message.
 
-        They are taken also before any message. Those that still wait in earlier runs come first:
-        they have an end, and those of the latest run may have none. Nothing is sent, and what
-        interrupts them costs no whole round.
+        Earlier runs come first: their private rounds come to an end, whereas the latest run may
+        always have more. Nothing is sent. An interruption loses at most the unfinished round.
 
         Returns:
             The run id; empty if none were due.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`, of the
-                latest run; what an earlier run's fail by is logged.
+            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next` for the
+                latest run; failures of earlier runs are logged.
             TrainerError: if the latest run or the counts of passes cannot be read or written.
-            DataError: if what the owner has taught this client cannot be read.
+            DataError: if the learned examples of this client cannot be read.
         """
         self.refresh_data()
         if not self._has_opened_run and self._settings is None:
@@ -323,9 +324,9 @@ class ResidentTrainer:
         return self._current[0] if self._client.take_private_rounds() else b""
 
     def _take_earlier_private_rounds(self) -> bytes:
-        """Take the private rounds that wait from one state of a run that is not the latest.
+        """Take the pending private rounds from one state of an earlier run.
 
-        A run whose private rounds fail is not tried again before this trainer is started again.
+        After a failure a run's private rounds are not tried again until this trainer is restarted.
 
         Returns:
             The run id; empty if none were taken.
@@ -358,7 +359,7 @@ class ResidentTrainer:
         return b""
 
     def _find_waiting_runs(self) -> list[bytes]:
-        """Return the ids of the runs, but the latest, whose private rounds wait, in their order."""
+        """Return, in order, the ids of earlier runs with pending private rounds."""
         ids = [
             bytes.fromhex(folder.name)
             for folder in reversed(run_folders(self.folder))
@@ -370,7 +371,7 @@ class ResidentTrainer:
         """Return the signed scenario with a server's settings; None if there are no scenarios.
 
         Raises:
-            ScenarioError: if none of them has these settings.
+            ScenarioError: if there are scenarios, but none has these settings.
         """
         if self._scenarios is None:
             return None
@@ -389,17 +390,18 @@ class ResidentTrainer:
 
 
 def _read_server_config(settings: bytes) -> RunConfig:
-    """Read a run config from a server, which may name files by their hashes only.
+    """Read a run config from a server, in which files may be named only by hash.
 
     Raises:
-        CodeError: if there is a setting in it that this version does not know.
+        CodeError: if the config has a setting that this version does not know.
         ConfigError: if the text is something else.
     """
     values = _read_object(settings)
     if unknown := unknown_keys(RunConfig, flattened(values)):
         named = ", ".join(key[:60] for key in unknown[:3])
         raise CodeError(
-            f"run config: this version of Samara does not know {named}; install that of the server"
+            f"run config: this version of Samara does not know {named}; install the server's "
+            "version"
         )
     try:
         config = RunConfig.of(values, "run config")

@@ -1,10 +1,10 @@
-"""The signed scenarios of a client, in its folder, and the operator whose signature it accepts.
+"""The folder of a client's signed scenarios, and the operator whose signature it accepts.
 
-FOLDER/operator.pem   the public key of the first scenario's operator, for all later ones
+FOLDER/operator.pem   public key of the first scenario's operator, who must sign all later ones
 FOLDER/NAME.signed    a signed scenario
-FOLDER/refused.json   the last request of a server that no scenario allows
+FOLDER/refused.json   the number of requests that no scenario allows, and the last one
 
-Without operator.pem the client has no signed scenario, and the server decides.
+A client without operator.pem has no signed scenario, and the server decides.
 """
 
 import logging
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from samara.shared.errors import ScenarioError, TrainerError
-from samara.shared.files import make_private_folder, write_secret
-from samara.shared.kept_file import KeptFile
-from samara.shared.signed_scenario import SignedScenario, describe_operator, read_scenario
+from samara.shared.storage.files import make_private_folder, write_secret
+from samara.shared.storage.kept_file import KeptFile
+from samara.shared.terms.signed_scenario import SignedScenario, describe_operator, read_scenario
 
 log = logging.getLogger("samara.client")
 
@@ -31,9 +31,9 @@ class RefusedRequests:
     """The requests that no signed scenario allows.
 
     Attributes:
-        count: number of them.
-        time: time of the last one, UTC, ISO 8601.
-        reason: what it asked for, and what is signed.
+        count: number of these requests.
+        time: time of the last request, UTC, ISO 8601.
+        reason: description of the last request and of the signed terms.
     """
 
     count: int
@@ -42,7 +42,7 @@ class RefusedRequests:
 
 
 class _RefusedFile(KeptFile[RefusedRequests | None]):
-    """The file of these requests, for `samara client status`; None if there was none."""
+    """The file of the refused requests, for `samara client status`; without it, None."""
 
     name = "refused.json"
     damaged = "{file}: {problem}; the count of refused requests begins again"
@@ -57,10 +57,10 @@ class _RefusedFile(KeptFile[RefusedRequests | None]):
 
 
 def take_scenario(file: Path, client_folder: Path) -> list[str]:
-    """Keep a signed scenario in a client's folder; return what it says, for the client's owner.
+    """Store a signed scenario in a client's folder; return its description for the owner.
 
     Raises:
-        ScenarioError: if the file is no sound signed scenario, or of another operator.
+        ScenarioError: if the file is not a valid signed scenario, or is signed by another operator.
     """
     scenario = read_scenario(file)
     ScenarioFolder(client_folder).add(scenario)
@@ -69,7 +69,7 @@ def take_scenario(file: Path, client_folder: Path) -> list[str]:
 
 
 def describe_scenarios(client_folder: Path) -> list[str]:
-    """Return what a client's signed scenarios say, and the last request that none allows.
+    """Describe a client's signed scenarios, and the last request that none of them allows.
 
     Raises:
         ScenarioError: if they cannot be read.
@@ -84,7 +84,7 @@ def describe_scenarios(client_folder: Path) -> list[str]:
         lines += [f"scenario {scenario.name}, {first}", *(f"  {line}" for line in others)]
     if refused := folder.read_refused():
         lines.append(
-            f"{refused.count} requests refused that no signed scenario has, the last at "
+            f"{refused.count} requests refused that no signed scenario allows, the last at "
             f"{refused.time}: the server asks for {refused.reason}"
         )
     return lines
@@ -117,10 +117,10 @@ class ScenarioFolder:
             raise ScenarioError(f"{file}: cannot be read: {error.strerror}") from error
 
     def add(self, scenario: SignedScenario) -> None:
-        """Keep a scenario; the operator of the first one is that of all later ones.
+        """Store a scenario; all scenarios must have the operator of the first one.
 
         Raises:
-            ScenarioError: if another operator has signed it, or it cannot be written.
+            ScenarioError: if another operator has signed the scenario, or it cannot be stored.
         """
         operator = self.operator()
         self._check_operator(scenario, operator or scenario.operator)
@@ -135,11 +135,11 @@ class ScenarioFolder:
             raise ScenarioError(f"{self._folder}: cannot be written: {error.strerror}") from error
 
     def read_all(self) -> list[SignedScenario] | None:
-        """Return the signed scenarios; None if none was ever added, so that the server decides.
+        """Return the signed scenarios; None if there was never one, so that the server decides.
 
         Raises:
-            ScenarioError: if one is damaged or signed by another operator. None is left out, and
-                the client takes part in nothing until its owner has looked.
+            ScenarioError: if a scenario is damaged or signed by another operator. The client then
+                takes part in nothing until its owner has fixed that.
         """
         operator = self.operator()
         if operator is None:
@@ -150,7 +150,7 @@ class ScenarioFolder:
         return scenarios
 
     def record_refusal(self, reason: str) -> None:
-        """Note a request that no scenario allows, for `samara client status`."""
+        """Record a request that no scenario allows, for `samara client status`."""
         before, now = self._refused.read(), datetime.now(UTC).isoformat(timespec="seconds")
         count = before.count + 1 if before else 1
         try:
@@ -159,7 +159,7 @@ class ScenarioFolder:
             log.warning("%s", error)
 
     def read_refused(self) -> RefusedRequests | None:
-        """Return the requests that no scenario allows; None if there was none."""
+        """Return the recorded requests that no scenario allows; None if none are recorded."""
         return self._refused.read()
 
     def _check_operator(self, scenario: SignedScenario, operator: bytes) -> None:

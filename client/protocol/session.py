@@ -1,8 +1,8 @@
 """The session of a client in a run: its round, state and digest, and its last report.
 
-A session is immutable: catching up returns another one, or raises and changes nothing. A long
-catch-up has steps, after each of which there is a session that can be kept. Between messages it is
-kept as bytes.
+A session is immutable: catching up returns a new session, or raises an error. A long catch-up
+proceeds in steps, each of which ends with a session that can be stored. Between messages a session
+is stored as bytes.
 """
 
 import io
@@ -22,14 +22,14 @@ from samara.shared.errors import (
     ReplayError,
     SamaraError,
 )
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.instructions import (
     GLOBAL_TRACK,
     INTERCEPT_TRACK,
     EvaluateInstruction,
     TrainInstruction,
 )
-from samara.shared.layout import Layout
-from samara.shared.ledger.records import (
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.records import (
     CatchUp,
     LedgerHeader,
     Position,
@@ -39,17 +39,17 @@ from samara.shared.ledger.records import (
     records_after,
     replay_batch,
 )
-from samara.shared.replay import Backend, DenseValues, Shrink, digest, replay, zero_state
-from samara.shared.round_delta import encode_dense_values, read_dense_values
-from samara.shared.wire import Kind, Reader, kind_of
+from samara.shared.protocol.replay import Backend, DenseValues, Shrink, digest, replay, zero_state
+from samara.shared.protocol.round_delta import encode_dense_values, read_dense_values
+from samara.shared.protocol.wire import Kind, Reader, kind_of
 
 Instruction = TrainInstruction | EvaluateInstruction
 STEP_RECORDS = 256
-"""The most records between two digests that are checked; hashing d numbers takes time."""
+"""Most records between two checked digests, because hashing d numbers takes time."""
 STEP_ELEMENTS = 2**34
-"""About the most elements of directions in a step: some 15 s of one core."""
+"""Approximate limit of direction elements in a step, which take some 15 s of one core."""
 MOST_SHRINKS = 8
-"""The most shrinks of one record, each of which reads the whole state."""
+"""Most shrinks of a record, each of which reads the whole state."""
 WRONG_LAYOUT = (
     "give both the same model and adapter settings; a phone's program is exported with them"
 )
@@ -65,11 +65,11 @@ class Session:
         state: int64 [d].
         digest: digest of the state, 32 bytes.
         token: token of the last train instruction that was carried out; empty before the first.
-        report: report on that instruction, a frame; the reply if it is repeated.
-        common: common intercept in the state, which private parts are fitted without; None if
-            there is none.
-        went_back: whether the last catch-up has led to another ledger than the session's own. It
-            is not kept.
+        report: report on that instruction, a frame. It also answers a repeated instruction.
+        common: common intercept in the state, without which private parts are fitted; None if there
+            is none.
+        went_back: whether the last catch-up replaced the session's ledger by another one. This flag
+            is not stored.
     """
 
     position: Position
@@ -101,7 +101,7 @@ class Session:
     ) -> Self:
         """Return the session at the server's round, after replaying the rounds that it lacks.
 
-        The last session of `steps_to`, which see, also for arguments and errors.
+        `steps_to` describes the arguments and errors; this is its last session.
         """
         steps = self.steps_to(catch_up, header, layout, goal_round, goal_digest, backend)
         return deque(steps, maxlen=1)[0]
@@ -115,19 +115,19 @@ class Session:
         goal_digest: bytes,
         backend: Backend | None = None,
     ) -> Iterator[Self]:
-        """Yield sessions on the way to the server's round, the last one at it.
+        """Yield sessions on the way to the server's round; the last session is at that round.
 
-        Each step replays some records and checks the digest after them. Before the first one it is
-        checked that the records lead to the server's round and digest, so that no more than a false
-        digest inside them can be found by replaying, which is not repeated.
+        Before the first step, the records must lead to the server's round and digest. Each step
+        then replays some records and checks the digest after them. It fails only if a digest inside
+        the records is false.
 
-        If the catch-up leads from the beginning, or a snapshot, to the server's round, but not from
-        this session's, the state is rebuilt from it: the server goes on from a backup that lacks
-        rounds of this session (docs/decisions/0033).
+        A server that continues from a backup may lack rounds of this session (docs/decisions/0033).
+        The catch-up then leads to the server's round from a snapshot or from round 0, but not from
+        this session's round. In that case the state is rebuilt from the catch-up.
 
         Args:
-            catch_up: missed rounds from the server; a tail without a snapshot begins at the latest
-                right after this session's round. Rounds in this session already are skipped.
+            catch_up: missed rounds from the server. A tail without a snapshot begins at or before
+                the round after this session's. Rounds that are already in this session are skipped.
             header: track, run and layout of the ledger.
             layout: layout of the adapter.
             goal_round: last round of the server.
@@ -177,7 +177,9 @@ class Session:
     def _begin_of(
         self, catch_up: CatchUp, header: LedgerHeader, layout: Layout, goal: tuple[int, bytes]
     ) -> tuple[Self, bytes]:
-        """Return the session, here or at a snapshot, that records lead on from, and these records.
+        """Return the session from which the records continue, and these records.
+
+        The session is this one, or that of a snapshot.
 
         Nothing is replayed.
 
@@ -247,7 +249,7 @@ class Session:
         """Read the byte strings of `to_bytes`.
 
         Raises:
-            CatchUpError: if one is missing or has another length.
+            CatchUpError: if a byte string is missing or has another length.
         """
         try:
             common = None
@@ -268,12 +270,12 @@ class Session:
 Reach = Callable[[Session, CatchUp, LedgerHeader, Layout, int, bytes, Backend | None], Session]
 """Brings a session to the server's round, as `Session.catch_up` does."""
 _LEDGERS = 16
-"""Ledgers of which the latest replay is kept; a run with clusters has several."""
+"""Ledgers whose latest replay is kept; a run with clusters has several."""
 _Given = tuple[Position, bytes, CatchUp, int, bytes]
 
 
 class SessionStore(Protocol):
-    """A store of a client's sessions between messages."""
+    """A store that keeps a client's sessions between messages."""
 
     def read_session(self, run_id: bytes) -> Session | None:
         """Return the session of a run; None if the client has replayed none of its rounds."""
@@ -283,7 +285,7 @@ class SessionStore(Protocol):
 
 
 class Replayer(Protocol):
-    """Anything that replays: the layout of an adapter with a backend."""
+    """The requirements of a replay: the layout of an adapter, and a backend."""
 
     @property
     def layout(self) -> Layout:
@@ -327,9 +329,9 @@ def session_at(
 
 
 def _batches(records: Iterable[Record], elements: int) -> Iterator[list[Record]]:
-    """Yield records in steps: of at most `STEP_RECORDS`, and about `STEP_ELEMENTS` of directions.
+    """Yield records in steps of at most `STEP_RECORDS`, with about `STEP_ELEMENTS` elements.
 
-    A record is not divided, since only its end has a digest.
+    A record is never divided, because only its end has a digest.
     """
     batch: list[Record] = []
     cost = 0
@@ -344,11 +346,11 @@ def _batches(records: Iterable[Record], elements: int) -> Iterator[list[Record]]
 
 
 def _check_entries(record: Record, layout: Layout) -> None:
-    """Raise an error if a record has more shrinks, or other dense values, than a round may have.
+    """Check that a record has no more shrinks or dense values than a round may have.
 
     Raises:
         LedgerError: if it has more shrinks.
-        ReplayError: if it has other dense values.
+        ReplayError: if it has other dense values than a round may have.
     """
     shrinks = sum(isinstance(entry, Shrink) for entry in record.delta.entries)
     if shrinks > MOST_SHRINKS:
@@ -368,10 +370,10 @@ def decode_instruction(frame: bytes) -> Instruction:
 
 
 class SharedCatchUp:
-    """Replays the same records, from the same state, once for all sessions of a process.
+    """A catch-up that replays records only once for all sessions of a process that lack them.
 
-    With independent seeds a round has as many directions as all of its clients have tried, so that
-    the time of a simulation would otherwise grow with the square of the number of clients.
+    With independent seeds, a round has the directions of all its clients. If every client replayed
+    all of them, the time of a simulation would grow with the square of the number of clients.
     """
 
     def __init__(self) -> None:

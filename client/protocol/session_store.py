@@ -1,4 +1,4 @@
-"""A client's sessions on disk: one file per run, which a crash leaves whole."""
+"""A client's sessions on disk: one file per run, which a crash cannot damage."""
 
 import hashlib
 import shutil
@@ -8,30 +8,33 @@ from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
-from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.limits.answered_runs import AnsweredRuns
 from samara.client.protocol.session import Session
 from samara.shared.errors import CatchUpError, FrameError, TrainerError
-from samara.shared.kept_file import KeptFile
-from samara.shared.wire import Reader
+from samara.shared.protocol.wire import Reader
+from samara.shared.storage.kept_file import KeptFile
 
 SESSION_FILE = "session"
 """Name of the file in a run's folder."""
 VALIDATION_FILE = "validation.json"
 """Name of the file in a run's folder with the losses of its personal model."""
 SESSIONS_KEPT = 8
-"""Number of runs without a personal model, the latest ones, whose sessions are kept; so many have
-answers, and so many none. In an older run the state is rebuilt from the server's ledger."""
+"""Number of latest runs without a personal model whose sessions are kept.
+
+It applies separately to runs with and without answers. In an older run the state is rebuilt from
+the server's ledger.
+"""
 MAX_SESSIONS_BYTES = 2**30
-"""Total size of the sessions of either; the latest one is kept whatever its size."""
+"""Total size of each group's sessions in bytes; the latest one is kept whatever its size."""
 MOST_PERSONAL_RUNS = 32
-"""Number of runs with a personal model, beside which no other run begins."""
+"""Most runs with a personal model; at this number no other run begins."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
 
 
 class _SessionFile(KeptFile[Session | None]):
-    """The session of a run, in its folder; a damaged one is rebuilt from the server's ledger."""
+    """The file of a run's session; a damaged session is rebuilt from the server's ledger."""
 
     name = SESSION_FILE
     damaged = "{file}: {problem}; the session begins anew"
@@ -55,11 +58,11 @@ class SessionFolder:
         self._folder = folder
 
     def read_session(self, run_id: bytes) -> Session | None:
-        """Return the session of a run; None if it has no file, or only a damaged one."""
+        """Return the session of a run; None if its file is missing or damaged."""
         return _SessionFile(self.folder_of(run_id)).read()
 
     def write_session(self, run_id: bytes, session: Session) -> None:
-        """Keep the session of a run; it is on the disk when this returns.
+        """Store the session of a run durably.
 
         Raises:
             TrainerError: if the file cannot be written, or there are too many personal models for
@@ -73,9 +76,9 @@ class SessionFolder:
             self._delete_old()
 
     def make_room(self, run_id: bytes) -> None:
-        """Delete what runs long past have left, before the folder of a new run is made.
+        """Delete files of old runs before the folder of a new run is created.
 
-        Nothing is deleted that belongs to a personal model, nor what has been answered.
+        Files of a personal model, and records of answers, are never deleted.
 
         Raises:
             TrainerError: if there are too many personal models for another run.
@@ -85,9 +88,9 @@ class SessionFolder:
         personal = sum(map(_is_personal, self._folder.glob("runs/*")))
         if personal >= MOST_PERSONAL_RUNS:
             raise TrainerError(
-                f"{self._folder}: there are {personal} runs with a personal model, and no other "
-                "run begins beside so many; delete those that are not needed (samara client forget "
-                "--run RUN)"
+                f"{self._folder}: there are already {personal} runs with a personal model, so no "
+                "other run can begin; delete runs that are not needed (samara client forget --run "
+                "RUN)"
             )
         self._delete_old(SESSIONS_KEPT - 1)
 
@@ -101,12 +104,12 @@ class SessionFolder:
         return self._folder / "runs" / run_id.hex()
 
     def _delete_old(self, kept: int = SESSIONS_KEPT) -> None:
-        """Delete the sessions of old runs, and whole folders of those that hold no answer.
+        """Delete sessions of old runs, and whole folders of runs without answers.
 
         A folder that cannot be deleted now is deleted with those of a later run.
 
         Args:
-            kept: number of folders without answers that stay.
+            kept: number of latest folders without answers that stay.
         """
         with suppress(OSError):
             folders = [each for each in self._folder.glob("runs/*") if not _is_personal(each)]
@@ -119,7 +122,7 @@ class SessionFolder:
 
 
 def _has_answers(folder: Path) -> bool:
-    """Return whether a run was answered, also if its file is damaged."""
+    """Return whether a run was answered; a damaged file counts as answers."""
     try:
         return AnsweredRuns(lambda _: folder).read(b"").has_answers
     except TrainerError:
@@ -127,12 +130,12 @@ def _has_answers(folder: Path) -> bool:
 
 
 def _is_personal(folder: Path) -> bool:
-    """Return whether a run has a personal model, or private rounds to take for one."""
+    """Return whether a run has a personal model, or is due to take private rounds for one."""
     return (folder / VALIDATION_FILE).exists() or any(folder.glob("clients/*/*"))
 
 
 def _old(folders: Iterable[Path], kept: int) -> list[Path]:
-    """Return the folders of runs but for the latest ones, of which there are so many."""
+    """Return the folders of all but the latest `kept` runs."""
     latest = sorted(folders, key=_time_of, reverse=True)
     sizes = accumulate(map(_session_bytes, latest))
     large = [
@@ -142,7 +145,7 @@ def _old(folders: Iterable[Path], kept: int) -> list[Path]:
 
 
 def _time_of(folder: Path) -> int:
-    """Return when a run's session was written, ns since 1970; that of its files without one."""
+    """Return the time at which a run's session or its other files were written, ns since 1970."""
     session = folder / SESSION_FILE
     files = [session] if session.exists() else folder.iterdir()
     return max((file.stat().st_mtime_ns for file in files), default=0)

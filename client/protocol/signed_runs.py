@@ -1,16 +1,16 @@
-"""The check of a server's requests against the scenarios that an operator has signed.
+"""Checks of a server's requests against the scenarios signed by an operator.
 
-It comes before anything is replayed or computed, and a request that is not exactly what a signed
-scenario leads to is refused.
+Requests are checked before any replay or computation. A request that does not exactly match a
+signed scenario is refused.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.limits.answered_runs import AnsweredRuns
 from samara.shared.errors import FrameError, ScenarioError
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.instructions import (
     CLUSTERING_TRACK,
     GLOBAL_TRACK,
     INTERCEPT_TRACK,
@@ -18,11 +18,11 @@ from samara.shared.frames.instructions import (
     SeedPolicy,
     TrainInstruction,
 )
-from samara.shared.intercept_round import intercept_instruction
-from samara.shared.run_terms import MOST_RESTORES, RunTerms
-from samara.shared.signed_scenario import SignedScenario
-from samara.shared.step_size import curvature_interval
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.step_size import curvature_interval
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.terms.intercept_round import intercept_instruction
+from samara.shared.terms.run_terms import MOST_RESTORES, RunTerms
+from samara.shared.terms.signed_scenario import SignedScenario
 
 _MOST_DIFFERENCES = 5
 
@@ -32,10 +32,10 @@ class _SignedRun:
     """The terms of a signed run, and the ids under which a client takes part in it.
 
     Attributes:
-        settings: its settings, sorted JSON.
-        terms: its terms.
-        run_id: its id, 8 bytes.
-        federations: the ids.
+        settings: settings of the run, sorted JSON.
+        terms: terms of the run.
+        run_id: run id, 8 bytes.
+        federations: ids under which a client takes part.
     """
 
     settings: bytes
@@ -48,11 +48,11 @@ class SignedRuns:
     """The runs of signed scenarios with one layout and one base model.
 
     Args:
-        scenarios: signed scenarios; None if none was ever given, so that the server decides.
+        scenarios: signed scenarios; None if the client never had one, so that the server decides.
         layout_hash: hash of the client's layout, 32 bytes.
-        model_id: hash of its base model, 32 bytes.
-        answered: what the client has answered in each run.
-        record: function that takes the reason of every refusal.
+        model_id: model id of the client's base model, 32 bytes.
+        answered: records of the client's answers in each run.
+        record: function that is called with the reason of every refusal.
     """
 
     def __init__(
@@ -73,24 +73,25 @@ class SignedRuns:
 
     @property
     def has_privacy(self) -> bool:
-        """Return whether there is a run with differential privacy among them."""
+        """Return whether one of the runs has differential privacy."""
         return any(run.terms.privacy for run in self._runs)
 
     def settings_of(self, run_id: bytes) -> bytes:
-        """Return the settings of a run, sorted JSON; nothing if it is none of them."""
+        """Return the settings of a run, sorted JSON; empty if no scenario describes the run."""
         of_run = (run for run in self._runs if run_id in {run.run_id, *run.federations})
         return next((run.settings for run in of_run), b"")
 
     def check(self, frame: bytes, personal: bool = False) -> None:
-        """Raise an error unless an instruction is one to which a signed scenario leads.
+        """Check that a signed scenario allows an instruction.
 
         Args:
             frame: train or evaluate instruction.
-            personal: whether the instruction is to compare personal models.
+            personal: whether the instruction requests the personal comparison.
 
         Raises:
-            ScenarioError: if it is not; the message says what was asked for, and what is signed.
-            FrameError: if the frame is no sound instruction.
+            ScenarioError: if no scenario allows the instruction; the message describes the request
+                and the signed terms.
+            FrameError: if the frame is not a valid instruction.
         """
         if self.server_decides:
             return
@@ -101,18 +102,19 @@ class SignedRuns:
             asked = EvaluateInstruction.decode(frame)
             self._refuse_if(self._find_evaluation_mistake(asked, personal))
         else:
-            raise FrameError(f"a {kind.name.lower()} frame is no instruction")
+            raise FrameError(f"a {kind.name.lower()} frame is not an instruction")
 
     def check_first(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Raise an error if a report on another instruction for the round has been sent.
+        """Check that no report on another instruction for this round has been sent.
 
         Args:
             instruction: train instruction.
             token: its token, 8 bytes.
 
         Raises:
-            ScenarioError: if one has, about this round or a later one.
-            TrainerError: if it cannot be read what has been answered.
+            ScenarioError: if the client has sent another report on this round, or one on a later
+                round.
+            TrainerError: if the record of earlier answers cannot be read.
         """
         if self.server_decides:
             return
@@ -127,18 +129,18 @@ class SignedRuns:
                 )
 
     def check_evaluation(self, instruction: EvaluateInstruction, personal: bool) -> None:
-        """Raise an error if an evaluation was answered as often as the owner was told.
+        """Check that the terms allow another answer to an evaluation.
 
-        That is once, and once more after each restore of the server's. The comparison of personal
-        models is made once.
+        The terms allow one answer, and one more after each restore of the server. Personal models
+        are compared only once.
 
         Args:
-            instruction: evaluate instruction, whose answer is not kept.
-            personal: whether it is to compare personal models.
+            instruction: evaluate instruction without a stored answer.
+            personal: whether the instruction requests the personal comparison.
 
         Raises:
-            ScenarioError: if it was.
-            TrainerError: if it cannot be read what has been answered.
+            ScenarioError: if the evaluation has no answer left.
+            TrainerError: if the record of earlier answers cannot be read.
         """
         if self.server_decides:
             return
@@ -154,7 +156,10 @@ class SignedRuns:
             )
 
     def _federations_with(self, run_id: bytes) -> Collection[bytes]:
-        """Return the ids of a run's clusters, which are counted together; or the one of no such."""
+        """Return the ids of a run's clusters, or just this id.
+
+        The answers in all clusters of a run are counted together.
+        """
         return next((run.federations for run in self._runs if run_id in run.federations), {run_id})
 
     def _refuse_if(self, mistake: str) -> None:
@@ -199,7 +204,7 @@ class SignedRuns:
         return self._describe_run(asked.run_id, asked.track)
 
     def _describe_run(self, run_id: bytes, track: int) -> str:
-        """Return what is wrong with a run id and a track that no signed scenario leads to."""
+        """Describe a run id and track that match no signed scenario."""
         signed = sorted({i.hex() for run in self._runs for i in (run.run_id, *run.federations)})
         return (
             f"run {run_id.hex()}, track {track}, and the signed scenarios lead to "
@@ -219,7 +224,7 @@ def match_scenario(
     Args:
         scenarios: signed scenarios.
         identity: settings of the server that are part of the run id, sorted JSON.
-        files: its settings that name files.
+        files: settings of the server that name files.
     """
     for scenario in scenarios:
         if (scenario.identity, scenario.files) == (identity, files):
@@ -228,7 +233,7 @@ def match_scenario(
 
 
 def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[str, Any]) -> str:
-    """Return how a server's settings differ from the signed scenario that is most like them."""
+    """Describe how a server's settings differ from the most similar signed scenario."""
     differing = [
         {key for key in signed | settings if signed.get(key) != settings.get(key)}
         for signed in (scenario.settings for scenario in scenarios)
@@ -243,11 +248,11 @@ def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[
 
 
 def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
-    """Return the instruction of a round to which the terms lead.
+    """Return the instruction of a round according to the terms.
 
-    Where the server estimates the step size, its η and clip are taken as they are, and so is an
-    adaptive clip, which no privacy depends on; otherwise η may
-    be smaller than the one in the settings, since a rise of the loss lowers it.
+    If the server estimates the step size, any η and clip are accepted. Any adaptive clip is also
+    accepted, because privacy does not depend on it. In other runs η may be smaller than in the
+    settings, because the server reduces η after a rise of the loss.
     """
     estimated = terms.learning_rate is None
     interval = curvature_interval(terms.queries, terms.differences)
@@ -271,7 +276,7 @@ def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
 
 
 def _joint_clip(terms: RunTerms, asked: TrainInstruction) -> float:
-    """Return the adaptive clip that was asked for; 0 in a run without one."""
+    """Return the adaptive clip in an instruction; 0 in a run without an adaptive clip."""
     return asked.joint_clip if terms.privacy and terms.privacy.is_adaptive else 0.0
 
 
@@ -282,7 +287,7 @@ def _describe_round(terms: RunTerms, number: int) -> str:
 
 
 def _describe_differences(asked: TrainInstruction, signed: TrainInstruction) -> str:
-    """Return the fields in which two instructions differ, with both values; empty if in none."""
+    """Describe the fields in which two instructions differ, with both values; empty if equal."""
     ours, theirs = asdict(signed), asdict(asked)
     return _listed(
         f"{field.name.replace('_', ' ')} {_plain(theirs[field.name])} and not "

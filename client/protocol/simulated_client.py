@@ -1,7 +1,8 @@
-"""Clients in the process of a simulation, with their sessions in Flower's context.
+"""Simulated clients, whose sessions are in Flower's context.
 
-The data of such a client are a share of the run's data set. If it repeats the part of a live client
-in a recorded run, its node config has that client's index and settings, and the data are its own.
+The data of a simulated client are a share of the run's data set. A simulated client may instead
+repeat a live client's part in a recorded run. The node config then has the live client's index and
+settings, and the simulated client uses the live client's data.
 """
 
 import json
@@ -16,28 +17,28 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context
 
-from samara.client.personal.runtime_learner import RuntimeLearner
-from samara.client.protocol.answer_guard import AnswerGuard, Records
-from samara.client.protocol.answer_limits import AnswerLimits
-from samara.client.protocol.client import Client, Guard, Participation
-from samara.client.protocol.device_settings import (
+from samara.client.limits.answer_limits import AnswerLimits
+from samara.client.limits.device_settings import (
     CLIENT_INDEX,
     DEVICE_SETTINGS_KEY,
     owners_limits,
     with_device_settings,
 )
+from samara.client.limits.privacy_budget import ChargeLog
+from samara.client.limits.scalar_counts import ScalarCounts
+from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.protocol.answer_guard import AnswerGuard, Records
+from samara.client.protocol.client import Client, Guard, Participation
 from samara.client.protocol.masking_client import MaskingClient, MaskingState
-from samara.client.protocol.privacy_budget import ChargeLog
-from samara.client.protocol.scalar_counts import ScalarCounts
 from samara.client.protocol.session import Reach, Session, SessionStore, SharedCatchUp
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_run
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import check_extensions
-from samara.shared.machine import cores
-from samara.shared.runs import run_folder, run_id_of
-from samara.shared.signing import public_pem, sign
+from samara.shared.machine.process import cores
+from samara.shared.protocol.signing import public_pem, sign
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import run_folder, run_id_of
 
 _SESSION, _DEVICE, _MASKING = "session", "device", "masking"
 
@@ -51,8 +52,8 @@ class RunFacts(NamedTuple):
     """The facts of a run for its simulated clients.
 
     Attributes:
-        part: their part in it.
-        limits: limits of their answers.
+        part: part of the clients in the run.
+        limits: limits on the clients' answers.
     """
 
     part: Participation
@@ -60,7 +61,7 @@ class RunFacts(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime) -> Self:
-        """Return the facts that follow from the settings of a run.
+        """Return the facts that the settings of a run determine.
 
         Args:
             config: settings of the run on the client.
@@ -88,7 +89,7 @@ class RunFacts(NamedTuple):
         reach: Reach = Session.catch_up,
         masking: MaskingClient | None = None,
     ) -> Client:
-        """Return a simulated client; its guard keeps nothing but the subjects of its limits."""
+        """Return a simulated client, whose guard stores only the counts that limits need."""
         part, limits = replace(self.part, masking=masking), self.limits
         guard = Guard()
         if limits != AnswerLimits():
@@ -104,8 +105,8 @@ class RunFacts(NamedTuple):
 class RunCache:
     """The loaded models and data of the simulated clients of a process; threads share it.
 
-    Weights and examples are loaded once for configurations that agree in model, task and data, and
-    every thread has a runtime of its own: the one that loads them has that which it loads.
+    Weights and examples are loaded once for configurations that agree in model, task and data.
+    Every thread has a separate runtime with these weights.
     """
 
     def __init__(self) -> None:
@@ -123,10 +124,10 @@ class RunCache:
         self._live_run = lru_cache(maxsize=64)(load_run)
 
     def clear_if_changed(self, config: RunConfig) -> None:
-        """Forget all models and data if a file that a configuration names has changed since.
+        """Forget all models and data if a file that a configuration names has changed.
 
-        A notebook's process lives through many runs, while its user edits the data. Settings are
-        forgotten in any case, since they name tasks and starts.
+        A notebook's process makes many runs while its user edits the data. Parsed settings are
+        always forgotten, because the tasks and starts that they name may have changed.
         """
         adapter = config.adapter
         files = adapter.start, adapter.basis, adapter.damping
@@ -141,12 +142,12 @@ class RunCache:
     def config_of(
         self, settings: Mapping[str, Any], source: str, clients: int | None = None
     ) -> RunConfig:
-        """Return the configuration that settings give, each parsed once a run.
+        """Return the configuration of some settings, which are parsed once per run.
 
         Args:
             settings: flat settings.
             source: name of the settings for error messages.
-            clients: the number of clients that the data set is divided among, if Flower says so.
+            clients: number of clients that the data set is divided among, if Flower provides it.
 
         Raises:
             ConfigError: listing every mistake.
@@ -169,7 +170,7 @@ class RunCache:
         return run
 
     def live_run_for(self, config: RunConfig) -> LoadedRun:
-        """Return the model and data of a live client that is repeated; one thread runs them all.
+        """Return the model and data of a repeated live client; one thread runs all such clients.
 
         Raises:
             SamaraError: if the model, the task or the data cannot be used.
@@ -179,14 +180,14 @@ class RunCache:
     def facts_of(
         self, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime
     ) -> RunFacts:
-        """Return the facts of a run, each computed once; see `RunFacts.of`."""
+        """Return the facts of a run, computed once per run; see `RunFacts.of`."""
         key = config, server_config
         if key not in self._facts:
             self._facts[key] = RunFacts.of(config, server_config, runtime)
         return self._facts[key]
 
     def _load(self, config: RunConfig) -> tuple[LoadedRun, int]:
-        """Return model and data for a configuration, and the thread that they are loaded in."""
+        """Return model and data for a configuration, and the thread in which they were loaded."""
         latest = self._latest
         if latest and _weights_and_data(latest.runtime.config) == _weights_and_data(config):
             torch.set_num_threads(config.threads or cores())
@@ -197,19 +198,20 @@ class RunCache:
 
 
 RUNS = RunCache()
-"""The models and data of this process: Flower calls the ClientApp's functions without an object
-that could keep them between messages."""
+"""The models and data of this process. Flower calls the ClientApp's functions without an object
+that could store them between messages.
+"""
 
 
 def _file_versions(path: Path) -> list[tuple[str, int, int]]:
-    """Return name, time and size of a file, or of the files of a folder; none without them."""
+    """Return name, time and size of a file, or of each file in a folder; empty without files."""
     files = [file for file in (path, *path.rglob("*")) if file.is_file()]
     facts = [(file, file.stat()) for file in sorted(files)]
     return [(str(file.resolve()), fact.st_mtime_ns, fact.st_size) for file, fact in facts]
 
 
 class _ContextSessions:
-    """The sessions in one client's context; every cluster of a run has a run id of its own."""
+    """The sessions in one client's context; every cluster of a run has a separate run id."""
 
     def __init__(self, context: Context) -> None:
         self._records = context.state.config_records
@@ -227,7 +229,7 @@ class _ContextSessions:
 class _SimulatedDevice:
     """The key and the masks of a simulated client, in its context.
 
-    Its key is made for the simulation: a simulated client has no device whose key could be known.
+    The key is created for the simulation, because a simulated client has no device with a key.
     """
 
     def __init__(self, context: Context) -> None:
@@ -257,7 +259,7 @@ class _SimulatedDevice:
 
 
 def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
-    """Return the client that a context belongs to.
+    """Return the client to which a context belongs.
 
     Args:
         context: Flower's context, with the run config, the node config and the sessions.
@@ -296,7 +298,7 @@ def _masking_of(context: Context, index: int, config: RunConfig) -> MaskingClien
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:
-    """Return the data of the client that a context belongs to, its share of the run's data set.
+    """Return the data of the client to which a context belongs: its share of the run's data set.
 
     Args:
         context: Flower's context, with the run config and the node config.
@@ -313,7 +315,7 @@ def _client_count(context: Context) -> int:
     """Return the number of clients that the run's data set is divided among.
 
     Raises:
-        ConfigError: if the node config does not say which of how many clients the node is.
+        ConfigError: if the node config lacks the node's number or the number of clients.
     """
     missing = [key for key in ("partition-id", "num-partitions") if key not in context.node_config]
     if missing:
@@ -331,5 +333,5 @@ def client_index_of(context: Context) -> int:
 
 
 def _weights_and_data(config: RunConfig) -> tuple[object, ...]:
-    """Return the settings that loaded weights and examples depend on."""
+    """Return the settings that determine the loaded weights and examples."""
     return config.model, config.task, config.form, config.data, config.evaluate.limit

@@ -1,8 +1,9 @@
-"""A live client's catch-up: in slices that pauses and questions come between, and steps on disk.
+"""A live client's catch-up: it can pause between slices, and stores its state after each step.
 
-Replay takes as long as its records say, which a server sends. Its size is bounded by that of the
-state, since a server sends the state where the records are longer; servers of earlier versions sent
-up to 64 KiB of records in any case, and all records before a common intercept.
+The server's records determine the time of a replay. The records are at most as long as the state,
+because a server sends the state instead of longer records. Servers of
+earlier versions sent up to 64 KiB of records in any case, and all records before a common
+intercept.
 """
 
 import logging
@@ -13,21 +14,22 @@ from numpy.typing import NDArray
 
 from samara.client.forward.turns import forward_pass
 from samara.client.protocol.session import Reach, Session
-from samara.shared.directions import Distribution
 from samara.shared.errors import CatchUpError
-from samara.shared.layout import Layout
-from samara.shared.ledger.records import CatchUp, LedgerHeader
-from samara.shared.message_sizes import most_record_bytes
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.protocol.message_sizes import most_record_bytes
+from samara.shared.protocol.replay import Backend
 
 log = logging.getLogger("samara.client")
 
 SLICE_ELEMENTS = 2**27
-"""About the most elements of directions between two pauses: some 0.1 s of one core."""
+"""Approximate limit of direction elements between two pauses: some 0.1 s of one core.
+"""
 
 
 class SlicedBackend:
-    """A replay backend that takes a turn for every slice of directions, as a forward pass does.
+    """A replay backend that takes a turn for every slice of directions, like a forward pass.
 
     Args:
         backend: the backend that computes.
@@ -68,7 +70,7 @@ def reach_in_steps(
     """Return a function that brings a session to the server's round step by step.
 
     Args:
-        keep: function that keeps the session after a step, on disk.
+        keep: function that stores the session on disk after a step.
         is_late: function that returns whether the server no longer waits.
         has_intercept: whether the run's last round is a common intercept.
     """
@@ -85,8 +87,8 @@ def reach_in_steps(
         """Return the session at the server's round; see `Session.catch_up`, also for errors.
 
         Raises:
-            CatchUpError: also if the records are longer than they may be, or the server no longer
-                waits; what has been replayed by then is kept, and the server sends the rest.
+            CatchUpError: also if the records are longer than allowed, or the server no longer
+                waits. Rounds replayed by then are kept, and the server sends the rest later.
         """
         before = session.position
         most = most_record_bytes(layout.size, has_intercept)

@@ -1,1 +1,1 @@
-"""Spaces that zeroth-order training moves: all parameters, LoRA, LoRA-FA, prefixes."""
+"""Spaces of trainable parameters: all parameters, LoRA, LoRA-FA, prefixes."""

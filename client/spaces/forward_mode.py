@@ -1,7 +1,8 @@
 """Forward-mode differentiation: a loss and its derivative along a direction, in one pass.
 
-Malladi et al. (2023), section 2.2 and appendix D: z·∇L is a Jacobian-vector product, which is
-computed beside the forward pass. Nothing is kept for a backward pass, but the direction is stored.
+Malladi et al. (2023), section 2.2 and appendix D: z·∇L is a Jacobian-vector product, computed along
+with the forward pass. It keeps no activations for a backward pass, but the whole direction is in
+memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ def derivative_along(
         theta: float32 [d].
         direction: float32 [d].
     """
-    # The fused kernels of attention have no forward mode.
+    # Fused attention kernels do not support forward mode.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         value, derivative = torch.func.jvp(loss, (theta,), (direction,))[:2]
     return float(value), float(derivative)
@@ -30,11 +31,11 @@ def derivative_along(
 def network_derivative_along(
     loss: Callable[[], Tensor], network: nn.Module, direction: Mapping[str, Tensor]
 ) -> tuple[float, float]:
-    """Return the loss of a network and its derivative along a direction of all its parameters.
+    """Return a network's loss and its derivative along a direction of all parameters.
 
     Args:
         loss: function that runs the network, or parts of it, and returns a scalar.
-        network: network whose parameters the derivative is of.
+        network: network whose parameters are differentiated.
         direction: a tensor for every parameter, by name.
     """
     whole = _Running(network, loss)
@@ -51,12 +52,12 @@ def network_derivative_along(
 
 
 class _Running(nn.Module):
-    """A module around a network whose call is the computation of a loss with it."""
+    """A module that wraps a network; calling it computes a loss with the network."""
 
     def __init__(self, network: nn.Module, loss: Callable[[], Tensor]) -> None:
         super().__init__()
         self.network, self._loss = network, loss
 
     def forward(self) -> Tensor:
-        """Return the loss with the parameters that the network has now."""
+        """Return the loss with the network's current parameters."""
         return self._loss()

@@ -1,10 +1,10 @@
-"""The space of all parameters of the base model (MeZO, algorithm 1), tied weights once.
+"""The space of all parameters of the base model (MeZO, algorithm 1); tied weights count once.
 
-By default θ is a float32 copy beside the network, and the network's parameters are a perturbation
-of it, rounded to their type: perturbing and restoring leaves no error, and in the half types θ
-keeps updates that are smaller than a weight's last bit. Without the copy, θ is the network's own
-parameters, as published: the memory is that of inference, and every perturbation leaves rounding
-errors (docs/concepts/mezo.md).
+By default θ is a separate float32 copy. The network's parameters are θ or a perturbation of it,
+rounded to their type. Perturbing and restoring therefore leaves no error, and with half-precision
+weights θ keeps updates that are smaller than a weight's last bit. Without the copy, θ is the
+network's parameters themselves, as in MeZO. Memory is then that of inference, but every
+perturbation leaves rounding errors (docs/concepts/mezo.md).
 """
 
 from bisect import bisect_right
@@ -17,24 +17,24 @@ from torch import Tensor
 
 from samara.client.spaces.forward_mode import network_derivative_along
 from samara.client.spaces.space import LossFunction, SequentialSpace, SpaceTensor
-from samara.shared.directions import Distribution
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.replay import Backend
 
 
 class FullSpace(SequentialSpace):
     """The space of all parameters of a network without adapters.
 
-    Without a copy, evaluating with seeds leaves rounding errors in θ. A trajectory holds only the
-    seeds of its steps, so no other seeds may be evaluated during a run.
+    Without a copy, evaluating with seeds leaves rounding errors in θ. A trajectory records only the
+    seeds of its steps, so a run must not evaluate any other seeds.
 
     Args:
-        base: model whose parameters are trained, in all networks that share them.
+        base: model whose parameters are trained; other networks that share them change too.
         backend: backend that draws directions.
-        keep_copy: whether θ is kept in float32 beside the network, 4 bytes per parameter.
+        keep_copy: whether to keep θ as a separate float32 copy, 4 bytes per parameter.
         distribution: distribution of the directions.
 
     Raises:
@@ -70,13 +70,13 @@ class FullSpace(SequentialSpace):
             self.state = f"{str(base.network.dtype).removeprefix('torch.')}, in place"
 
     def values(self, first: int, count: int) -> Tensor:
-        """Return elements of the copy, or of the network where there is none."""
+        """Return elements of the copy, or of the network if there is no copy."""
         if self._copy is not None:
             return self._copy[first : first + count]
         return self._read_network(first, count)
 
     def assign(self, first: int, values: Tensor) -> None:
-        """Set elements of the copy and, rounded, of the network."""
+        """Set elements of the copy, and the network's elements rounded to their type."""
         if self._copy is not None:
             self._copy[first : first + len(values)] = values
         self._write_network(first, values)
@@ -85,14 +85,14 @@ class FullSpace(SequentialSpace):
         return torch.cat([view.float() for view in self._views(first, count)])
 
     def _write_network(self, first: int, values: Tensor) -> None:
-        """Set the network's parameters, from an element on, to float32 [count], rounded."""
+        """Set the network's parameters from element `first` on to float32 [count], rounded."""
         start = 0
         for view in self._views(first, len(values)):
             view.copy_(values[start : start + len(view)])
             start += len(view)
 
     def _views(self, first: int, count: int) -> Iterator[Tensor]:
-        """Yield views of the network's parameters that together hold a range of elements."""
+        """Yield views of the network's parameters that together cover a range of elements."""
         index = bisect_right(self._ends, first)
         while count:
             parameter = self._parameters[index]
@@ -118,7 +118,7 @@ class FullSpace(SequentialSpace):
         yield self._no_adapters
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and its derivative along a direction, which is in memory as a whole."""
+        """Return L(θ) and its derivative along a direction, which is held in memory whole."""
         parts = [self.perturbation(seed, *part, self.scaling) for part in self.chunks()]
         sizes = [tensor.size for tensor in self.tensors]
         direction = {
@@ -142,7 +142,7 @@ class FullSpace(SequentialSpace):
 
 
 def check_trainable(base: BaseModel) -> None:
-    """Raise a ModelError if a model's weights are quantized, since they cannot be perturbed."""
+    """Raise a ModelError if a model's weights are quantized and so cannot be perturbed."""
     if base.quantization != "none":
         raise ModelError(
             f"{base.folder}: quantized weights cannot be trained; "

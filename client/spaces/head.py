@@ -1,7 +1,7 @@
-"""The space of a model's head, between the last hidden state and the vocabulary.
+"""The space of a model's head, which maps the last hidden state to the vocabulary.
 
-Head tuning (Malladi et al. 2023, appendix E.4): the whole model is fixed except for the projection
-to the vocabulary. Where that is tied to the word embeddings, the embeddings stay as they are.
+Head tuning (Malladi et al. 2023, appendix E.4): only the projection to the vocabulary is trained.
+If it is tied to the word embeddings, the embeddings do not change.
 """
 
 from typing import Any
@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from samara.client.spaces.parameter_space import ParameterSpace
-from samara.shared.directions import Distribution
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.replay import Backend
 
 
 class HeadSpace(ParameterSpace):
-    """The space of the weights, and the bias if there is one, of the head.
+    """The space of the head's weights and, if it has one, bias.
 
     Args:
         base: model with a head.
@@ -43,7 +43,7 @@ class HeadSpace(ParameterSpace):
         super().__init__(base.network, named, backend, distribution)
 
     def replace_head(self) -> None:
-        """Make θ the network's own head for good, no longer tied to the word embeddings."""
+        """Replace the network's head by θ permanently, untied from the word embeddings."""
         network: Any = self._network
         network.config.tie_word_embeddings = False
         for name, tensor in self.named_tensors():

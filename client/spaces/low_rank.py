@@ -15,23 +15,23 @@ from samara.client.spaces.space import (
     SequentialFlatSpace,
     SpaceTensor,
 )
-from samara.shared.directions import BOTH_SIDES
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import LoRAFALinear, inject
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import draw_directions
-from samara.shared.replay import Backend
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import BOTH_SIDES
+from samara.shared.protocol.replay import Backend
+from samara.shared.settings.sections import AdapterSettings
 
 
 class LoRAFASpace(FlatSpace):
-    """The space of B of every adapted layer and, if configured, the label bias.
+    """The space of every adapted layer's B and, if configured, the label bias.
 
     Several perturbations can share a forward pass.
 
     Args:
-        base: model that the adapters are inserted into, in place.
+        base: model into which the adapters are inserted, in place.
         settings: settings of the adapters.
         labels: number of labels, for the label bias.
         backend: backend that draws directions.
@@ -57,7 +57,7 @@ class LoRAFASpace(FlatSpace):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine once, with all perturbations; its schedule groups them."""
+        """Run a forward engine once with all perturbations; its schedule groups them."""
         layout, device = self.adapter.layout, self._torch_device
         if not len(seeds):
             return score(Perturbations(layout, self._theta))
@@ -66,7 +66,7 @@ class LoRAFASpace(FlatSpace):
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Yield adapters with a vector as θ, float32 [d]."""
+        """Yield adapters whose θ is the given vector, float32 [d]."""
         yield Perturbations(self.adapter.layout, theta)
 
 
@@ -77,7 +77,7 @@ class LoRASpace(SequentialFlatSpace):
     as zero.
 
     Args:
-        base: model that the adapters are inserted into, in place.
+        base: model into which the adapters are inserted, in place.
         settings: settings of the adapters.
         labels: number of labels, for the label bias.
         backend: backend that draws directions.
@@ -106,7 +106,7 @@ class LoRASpace(SequentialFlatSpace):
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Give the layers their A's, rounded to their type, and yield the rest of θ."""
+        """Set the layers' A's, rounded to their type, and yield the rest of θ."""
         before, start = [layer.a for layer in self._layers], 0
         try:
             for layer, a in zip(self._layers, before, strict=True):

@@ -1,4 +1,4 @@
-"""Spaces of some parameters of a network, which θ takes the place of while the model computes."""
+"""Spaces of selected parameters of a network, which θ replaces while the model computes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
-from samara.shared.directions import Distribution
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.replay import Backend
 
 
 class ParameterSpace(SequentialFlatSpace):
-    """The space of some parameters of a network, in a given order.
+    """The space of selected parameters of a network, in a given order.
 
-    θ is float32 beside them and is rounded to their type for a forward pass.
+    θ is a separate float32 vector, rounded to the parameters' type for a forward pass.
 
     Args:
-        network: network that has them.
-        named: parameters by their names in the network; where a parameter is tied to another one,
-            that one is not trained.
+        network: network that owns the parameters.
+        named: parameters by their names in the network; a parameter that is tied to one of them is
+            not trained.
         backend: backend that draws directions.
         distribution: distribution of the directions.
-        first_block: index of the lowest block that they change the output of.
+        first_block: index of the lowest block whose output depends on the parameters.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ParameterSpace(SequentialFlatSpace):
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Give the network's modules their numbers, rounded to their type."""
+        """Set the parameters to the given vector, rounded to their type."""
         before: list[tuple[dict[str, Any], str, Tensor]] = []
         flats = torch.split(theta, [tensor.size for tensor in self.tensors])
         try:
@@ -58,6 +58,6 @@ class ParameterSpace(SequentialFlatSpace):
                 own[name] = value
 
     def _place(self, name: str) -> tuple[dict[str, Any], str]:
-        """Return the parameters of the module that has a parameter, and its name there."""
+        """Return the parameter dictionary of a parameter's module, and its name there."""
         owner, _, own_name = name.rpartition(".")
         return self._network.get_submodule(owner)._parameters, own_name

@@ -1,4 +1,4 @@
-"""Spaces of adapters that PEFT computes: DoRA and VeRA, which train other numbers than LoRA.
+"""Spaces of adapters computed by PEFT: DoRA and VeRA.
 
 DoRA (Liu et al., 2024) trains LoRA's A and B and, for every output of a layer, the length m of its
 row of weights: W' = m·(W + s·B·A)/‖W + s·B·A‖. VeRA (Kopiczko et al., 2024) trains two vectors b
@@ -19,15 +19,15 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from samara.client.spaces.parameter_space import ParameterSpace
-from samara.shared.directions import query_seeds
 from samara.shared.errors import ModelError
-from samara.shared.files import make_folder, write_durably
 from samara.shared.model.frozen_a import frozen_a
 from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.peft import CONFIG_FILE, WEIGHTS_FILE
-from samara.shared.replay import Backend
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import query_seeds
+from samara.shared.protocol.replay import Backend
+from samara.shared.settings.sections import AdapterSettings
+from samara.shared.storage.files import make_folder, write_durably
 
 PeftKind = Literal["dora", "vera"]
 _ADAPTER = "default"
@@ -35,15 +35,16 @@ _SHARED = ("vera_A", "vera_B")
 
 
 class PeftSpace(ParameterSpace):
-    """The space of all trained numbers of an adapter of PEFT's, in the order of its parameters.
+    """The space of all trained parameters of a PEFT adapter, in PEFT's order.
 
-    The random matrices are those of `samara.shared.directions`, so that they are the same on every
-    machine; the lengths that DoRA begins with are computed from the weights, and need not be.
+    The random matrices come from `samara.shared.protocol.directions`, so they are the same on every
+    machine. DoRA's initial lengths are computed from the weights, so they may differ between
+    machines.
 
     Args:
-        base: model that the adapter is injected into, in place.
-        kind: which adapter.
-        settings: adapted layers, rank and seed; alpha is DoRA's alone.
+        base: model into which the adapter is injected, in place.
+        kind: kind of the adapter.
+        settings: adapted layers, rank and seed; only DoRA uses alpha.
         backend: backend that draws directions.
 
     Raises:
@@ -66,10 +67,10 @@ class PeftSpace(ParameterSpace):
         super().__init__(base.network, named, backend, settings.distribution, min(chosen))
 
     def write(self, folder: Path, base: str) -> None:
-        """Write the adapter as PEFT reads it.
+        """Write the adapter in PEFT's file format.
 
         Args:
-            folder: folder for the files; it is created if it is missing.
+            folder: folder for the files, created if missing.
             base: path or name of the base model.
 
         Raises:
@@ -94,7 +95,7 @@ class PeftSpace(ParameterSpace):
 
 
 def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: list[str]) -> Any:
-    """Inject an adapter of PEFT's into a base model, in place, and return its configuration."""
+    """Inject a PEFT adapter into a base model, in place, and return its configuration."""
     try:
         import peft
     except ImportError as error:
@@ -117,7 +118,7 @@ def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: l
         config = peft.VeraConfig(**wanted, projection_prng_key=settings.seed % 2**32)
     try:
         with warnings.catch_warnings():
-            # PEFT asks transformers for what transformers calls deprecated.
+            # PEFT uses parts of transformers that are deprecated.
             warnings.simplefilter("ignore", FutureWarning)
             peft.get_peft_model(base.network, config, autocast_adapter_dtype=False)
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -131,7 +132,7 @@ def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: l
 def _set_random_matrices(
     base: BaseModel, settings: AdapterSettings, layers: dict[str, nn.Module]
 ) -> None:
-    """Replace the random matrices of an injected adapter by those of the adapter's seed."""
+    """Replace an injected adapter's random matrices by those drawn from the adapter's seed."""
     seeds = query_seeds(settings.seed, 0, 1, max(2, len(layers)))[0]
     sizes = [features(layer) for layer in layers.values()]
     widest = max(own[0] for own in sizes), max(own[1] for own in sizes)
@@ -139,7 +140,7 @@ def _set_random_matrices(
         layer: Any = base.body.get_submodule(name)
         if hasattr(layer, "lora_A"):
             _fill(layer.lora_A[_ADAPTER].weight, frozen_a(int(seed), settings.rank, inputs))
-        else:  # of Kaiming's variance, as in the paper
+        else:  # with the variance of Kaiming initialization, as in the paper
             a = frozen_a(int(seeds[0]), settings.rank, widest[0])
             b = frozen_a(int(seeds[1]), widest[1], settings.rank)
             _fill(layer.vera_A[_ADAPTER], math.sqrt(2) * a)
@@ -151,7 +152,7 @@ def _fill(tensor: Tensor, values: NDArray[np.float32]) -> None:
 
 
 def _exported_name(name: str) -> str:
-    """Return the name that a parameter has in PEFT's files, without the adapter's name."""
+    """Return a parameter's name in PEFT's files, which omits the adapter's name."""
     if "lora_magnitude_vector" in name:
         return name.removesuffix(f".{_ADAPTER}.weight")
     return name.replace(f".{_ADAPTER}", "")

@@ -1,10 +1,10 @@
-"""Prefix tuning: m keys and values per layer that every token attends to, in language models.
+"""Prefix tuning of language models: every token attends to m trained keys and values per layer.
 
 Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as MeZO uses it
-(appendix E.5): the prefix is initialized with the keys and values of random tokens of the
-vocabulary, or with random numbers, or is made by a network that is trained in its place. The model
-is given it as a cache, as if those tokens had been read before, so the positions of a sequence
-start behind it.
+(appendix E.5). The initial prefix is the keys and values of random tokens of the vocabulary, or
+random numbers. Alternatively a network computes the prefix, and the network is trained. The model
+receives the prefix as a cache, as if it had already read those tokens, so the positions of a
+sequence start after it.
 """
 
 from collections.abc import Iterator
@@ -17,22 +17,22 @@ from torch import Tensor, nn
 
 from samara.client.spaces.prefix_network import PrefixNetwork
 from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
-from samara.shared.directions import Distribution, prefix_tokens
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import Distribution, prefix_tokens
+from samara.shared.protocol.replay import Backend
 
 DEFAULT_SPREAD = 0.02
-"""Standard deviation of random initial values where a model's configuration has none."""
+"""Standard deviation of random initial values if the model's configuration gives none."""
 
 
 class PrefixSpace(SequentialFlatSpace):
     """The space of a prefix's keys and values, layer by layer, each [heads, m, features of a head].
 
-    θ is float32 and is rounded to the model's compute type for a forward pass. Its initial values
-    are computed by the model, so their last bits depend on the machine.
+    θ is float32 and is rounded to the model's compute type for a forward pass. The model computes
+    the initial values, so their last bits depend on the machine.
 
     Attributes:
         tokens: ids of the tokens whose keys and values are the initial θ.
@@ -43,13 +43,13 @@ class PrefixSpace(SequentialFlatSpace):
         seed: seed of the tokens.
         backend: backend that draws directions.
         distribution: distribution of the directions.
-        random_start: whether θ begins as random numbers instead.
-        width: size of the hidden layer of a network that makes the keys and values, whose numbers
-            are θ then and begin as random ones; 0 if θ are the keys and values themselves.
+        random_start: whether the initial θ is random, and not the keys and values of tokens.
+        width: size of the hidden layer of a network that computes the keys and values. Then θ is
+            the network's parameters, initially random. With 0, θ is the keys and values themselves.
 
     Raises:
-        ModelError: if the model is no language model, its cache is not keys and values of all
-            tokens, or its context is too short.
+        ModelError: if the model is not a language model, its cache does not hold the keys and
+            values of all tokens, or its context is too short.
     """
 
     kind = "prefix"
@@ -86,12 +86,12 @@ class PrefixSpace(SequentialFlatSpace):
         if self._network is not None:
             tensors = self._network.tensors
             theta = theta.new_zeros(sum(tensor.size for tensor in tensors))
-        # sequences that share a row would read the prefix as one of them, and each other
+        # packed sequences would treat the prefix as one of them, and would see each other
         adapter, self._no_adapters = empty_adapter(packs=False)
         super().__init__(tensors, adapter, theta, backend, distribution)
         if self._network is not None:
             self._theta = self._network.start(self.direction(seed, 0, self.size))
-        elif random_start:  # of the size that the model's own weights began with
+        elif random_start:  # of the same size as the model's own initial weights
             spread = getattr(base.network.config, "initializer_range", DEFAULT_SPREAD)
             self._theta = self.direction(seed, 0, self.size) * spread
         self.portable = random_start or self._network is not None
@@ -105,7 +105,7 @@ class PrefixSpace(SequentialFlatSpace):
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Prepend a prefix to every sequence that the body reads inside the context."""
+        """Prepend a prefix to every sequence that the body reads inside this context."""
         dtype = self._base.network.dtype
         prefix = [part[None].to(dtype) for part in self.keys_and_values(theta)]
 
@@ -136,14 +136,14 @@ class PrefixSpace(SequentialFlatSpace):
             handle.remove()
 
     def _mask_behind(self, mask: Tensor) -> Tensor:
-        """Return the attention mask of padded sequences behind the prefix.
+        """Return the attention mask of padded sequences that follow the prefix.
 
         Args:
             mask: int64 [rows, S], 0 for padding.
 
         Returns:
-            int64 [rows, m + S]; of a masked LM, which does not ask its cache how long it is, what
-            its attention reads, [rows, 1, S, m + S].
+            int64 [rows, m + S]. For a masked LM, which does not query its cache's length, the mask
+            in the form that its attention reads, [rows, 1, S, m + S].
         """
         whole = nn.functional.pad(mask, (self._length, 0), value=1)
         if self._base.family == "causal":
@@ -158,7 +158,7 @@ class PrefixSpace(SequentialFlatSpace):
 
 
 def draw_prefix_tokens(base: BaseModel, length: int, seed: int) -> list[int]:
-    """Draw ids of tokens from a model's vocabulary, none of them special."""
+    """Draw ids of non-special tokens from a model's vocabulary."""
     special = set(base.tokenizer.all_special_ids)
     ordinary = sorted(set(base.tokenizer.get_vocab().values()) - special)
     ordinary = [token for token in ordinary if token < base.network.config.vocab_size]
@@ -167,7 +167,7 @@ def draw_prefix_tokens(base: BaseModel, length: int, seed: int) -> list[int]:
 
 @torch.inference_mode()
 def _compute_activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
-    """Compute the keys and values of some tokens, layer by layer, each [heads, m, features]."""
+    """Compute the keys and values of m tokens, layer by layer, each [heads, m, features]."""
     cache = _make_cache([], 1)
     ids = torch.tensor([tokens], device=base.network.device)
     base.body(input_ids=ids, past_key_values=cache, use_cache=True)

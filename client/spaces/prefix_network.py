@@ -1,7 +1,8 @@
-"""The network that a reparameterized prefix comes from (Li and Liang, 2021, section 4.3).
+"""The network that computes a reparameterized prefix (Li and Liang, 2021, section 4.3).
 
-Every token of the prefix has an embedding, and a network of one hidden layer makes its keys and
-values in all layers out of it: W₂·tanh(W₁·e + b₁) + b₂. All of these are trained.
+Every token of the prefix has an embedding e. A network with one hidden layer computes the token's
+keys and values in all layers from it: W₂·tanh(W₁·e + b₁) + b₂. Embeddings, weights and biases are
+all trained.
 """
 
 import math
@@ -16,7 +17,7 @@ from samara.client.spaces.space import SpaceTensor
 
 @dataclass(frozen=True)
 class PrefixNetwork:
-    """The shape of such a network.
+    """The shape of a prefix network.
 
     Attributes:
         features: size of an embedding.
@@ -30,7 +31,7 @@ class PrefixNetwork:
 
     @property
     def tensors(self) -> list[SpaceTensor]:
-        """The embeddings of the m tokens, and weights and biases of both layers."""
+        """The trained tensors: embeddings of the m tokens, weights and biases of both layers."""
         length, width = self.shapes[0][1], self.width
         made = sum(heads * features for heads, _, features in self.shapes)
         return [
@@ -42,7 +43,7 @@ class PrefixNetwork:
         ]
 
     def start(self, z: Tensor) -> Tensor:
-        """Return the initial θ: random numbers with the variances of torch's layers, biases 0.
+        """Return the initial θ: random weights with the variances of torch's layers, zero biases.
 
         Args:
             z: standard-normal numbers, float32 [d].
@@ -52,7 +53,7 @@ class PrefixNetwork:
         return torch.cat([part * spread for part, spread in zip(parts, spreads, strict=True)])
 
     def keys_and_values(self, theta: Tensor) -> list[Tensor]:
-        """Return the keys and values that θ makes, of the shapes in `shapes`, float32."""
+        """Return the keys and values computed from θ, float32, with the shapes in `shapes`."""
         tensors = self.tensors
         flats = torch.split(theta, [tensor.size for tensor in tensors])
         embeddings, hidden, hidden_bias, output, output_bias = (

@@ -1,8 +1,8 @@
-"""Directions scaled group by group: D of the variance- and expectation-modified estimates.
+"""Scaling of directions by parameter group: D of variance- and expectation-modified estimates.
 
 Malladi et al. (2023), appendices B.3 and B.4: θ is perturbed by ε·D⁻¹·z, and the estimate is the
 projected gradient times D·z (definition 6, unbiased) or times z (definition 7, an estimate of
-D⁻¹·∇L). D = diag(d) has one d for every group of parameters.
+D⁻¹·∇L). D = diag(d) has one value d per group of parameters.
 """
 
 import re
@@ -21,13 +21,13 @@ _EMBEDDING = re.compile(r"emb|wte|wpe")
 
 @dataclass(frozen=True)
 class ScalingPlan:
-    """The modification of a run's estimates, and the steps in which D is found.
+    """The modification of a run's estimates, and the steps at which D is computed.
 
     Attributes:
-        modify: what D modifies; for the variance it scales perturbations and estimates, for the
-            expectation perturbations alone.
+        modify: variance or expectation. For the variance, D scales perturbations and estimates; for
+            the expectation, only perturbations.
         groups: number of parameter groups.
-        interval: number of steps after which D is found anew; 0 if it is found once.
+        interval: number of steps between computations of D; 0 computes it once.
     """
 
     modify: Modification
@@ -35,17 +35,17 @@ class ScalingPlan:
     interval: int = 0
 
     def finds_anew(self, step: int) -> bool:
-        """Return whether D is found before a step, whose index counts from 0."""
+        """Return whether D is computed before a step, given the step's index from 0."""
         return step % self.interval == 0 if self.interval else step == 0
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """The factors of every group of parameters on a direction z.
+    """The factors by which each group of parameters scales a direction z.
 
     Attributes:
-        perturbation: float32 [groups], factors where θ is perturbed.
-        update: float32 [groups], factors in the estimate; None if they are all 1.
+        perturbation: float32 [groups], factors for perturbing θ.
+        update: float32 [groups], factors for the estimate; None if all are 1.
     """
 
     perturbation: NDArray[np.float32]
@@ -57,26 +57,26 @@ class Scaling:
 
         Args:
             d: float32 [groups], positive.
-            modify: what D modifies.
+            modify: variance or expectation.
         """
         return cls(np.float32(1) / d, d if modify == "variance" else None)
 
     @classmethod
     def of_one(cls, group: int, groups: int) -> Self:
-        """Return the factors of a direction in one group alone (proposition 1)."""
+        """Return factors that keep one group of a direction and zero the others (proposition 1)."""
         return cls(np.eye(groups, dtype=np.float32)[group])
 
 
 def scaling_by(plan: ScalingPlan | None, d: NDArray[np.float32] | None) -> Scaling | None:
-    """Return the scaling of a step whose D has these numbers; None if there is no D."""
+    """Return the scaling for a step's D; None without a D."""
     return None if plan is None or d is None else Scaling.by(d, plan.modify)
 
 
 class ParameterGroups:
-    """The groups of a space's elements: a group for each layer, and embeddings and head apart.
+    """The groups of a space's elements: one per layer, one for the embeddings, one for the head.
 
-    A tensor belongs to the layer of the first number in its name. Of the others, those with
-    ``emb``, ``wte`` or ``wpe`` in their names are the embeddings; the rest is the head.
+    The first number in a tensor's name is its layer. Tensors without a number belong to the
+    embeddings if ``emb``, ``wte`` or ``wpe`` is in their names, otherwise to the head.
 
     Attributes:
         names: name of every group, in the order of its first element.
@@ -92,7 +92,7 @@ class ParameterGroups:
         self._ends = np.cumsum([size for _, size in tensors])
 
     def parts(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yield group and length of consecutive parts of a range of elements."""
+        """Split a range of elements at group boundaries, and yield each part's group and length."""
         index = int(np.searchsorted(self._ends, first, side="right"))
         while count:
             length = min(count, int(self._ends[index]) - first)
@@ -100,7 +100,7 @@ class ParameterGroups:
             first, count, index = first + length, count - length, index + 1
 
     def spread(self, factors: NDArray[np.float32], first: int, count: int) -> Tensor:
-        """Return every element's own factor, float32 [count].
+        """Return the factor of every element, float32 [count].
 
         Args:
             factors: float32 [groups].

@@ -1,10 +1,10 @@
-"""Spaces: sets of parameters that zeroth-order training moves, and the float state θ of each.
+"""Spaces: sets of parameters trained by zeroth-order optimization, each with a float state θ.
 
-A space is the set of parameters that MeZO moves (Malladi et al. 2023, sections 2.1 and 3). Its d
-elements have one flattened order; directions are those of `samara.shared.directions` in that order,
-drawn chunk by chunk, so that a direction of a whole model is never in memory at once. All
-arithmetic on θ is elementwise float32, each operation rounded by itself: chunk size, number of
-threads and instruction set change no bit.
+A space is the set of parameters that MeZO updates (Malladi et al. 2023, sections 2.1 and 3). Its d
+elements have one flattened order. Directions come from `samara.shared.protocol.directions` in that
+order. They are drawn in chunks, so that a whole model's direction is never in memory at once. All
+arithmetic on θ is elementwise float32, and each operation is rounded separately. The bits therefore
+do not depend on chunk size, number of threads or instruction set.
 """
 
 import hashlib
@@ -23,15 +23,20 @@ from torch import Tensor
 
 from samara.client.spaces.forward_mode import derivative_along
 from samara.client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
-from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS, MAX_DIRECTION, Distribution
 from samara.shared.errors import ModelError
 from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.replay_torch import draw_directions
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import (
+    BOTH_SIDES,
+    DIRECTION_BITS,
+    MAX_DIRECTION,
+    Distribution,
+)
+from samara.shared.protocol.replay import Backend
 
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
-"""Runs a forward engine under P perturbations and returns an array [P, …]."""
+"""Runs a forward engine under P perturbations, and returns an array [P, …]."""
 
 LossFunction = Callable[[PerturbedAdapters], Tensor]
 """Runs a forward engine with the adapters of one point, and returns its loss as a scalar."""
@@ -40,14 +45,14 @@ RangeUpdate = Callable[[int, int], None]
 """Updates the elements first … first + count − 1 of θ, given first and count."""
 
 CPU_CHUNK, ACCELERATOR_CHUNK = 2**19, 2**24
-"""Elements of a direction in memory at once: few enough for a CPU's caches, or many enough to
-occupy a GPU."""
+"""Number of a direction's elements in memory at once: few enough for a CPU's caches, or many enough
+to occupy a GPU."""
 NO_SEEDS = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True)
 class SpaceTensor:
-    """A name and a shape of a trained tensor."""
+    """The name and shape of a trained tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,15 +70,15 @@ class Space(ABC):
         kind: name of the space.
         tensors: trained tensors, in the order in which they are flattened.
         size: number d of elements.
-        adapter: adapter that a forward engine of this space is built with.
+        adapter: adapter with which to build a forward engine for this space.
         distribution: distribution of the directions.
-        state: name of the type in which θ is stored.
-        drifts: true if θ itself is perturbed and restored, which leaves rounding errors in it.
-        signs: signs that a step perturbs with; where θ drifts, a rebuild repeats them.
-        groups: groups of parameters that D scales alike.
-        scaling_plan: what D modifies in this run's estimates; None if there is no D.
-        scaling: factors on the directions that θ is perturbed along; None if they are all 1.
-        portable: true if θ starts with the same bits on every machine.
+        state: name of the data type in which θ is stored.
+        drifts: whether θ itself is perturbed and restored, which leaves rounding errors in it.
+        signs: signs of a step's perturbations; rebuilding a drifting θ repeats them.
+        groups: groups of parameters with a common scaling factor in D.
+        scaling_plan: modification of this run's estimates by D; None without a D.
+        scaling: factors on the directions of perturbations; None if all are 1.
+        portable: whether the initial θ has the same bits on every machine.
     """
 
     kind: str
@@ -121,9 +126,9 @@ class Space(ABC):
         """Run a forward engine at θ ± ε·z of every seed, or at θ itself.
 
         Args:
-            score: function that is called once or several times, each time with perturbations for
-                the engine that was built with `adapter`; valid only inside the call.
-            seeds: uint64 [q], seeds of the directions; an empty array means θ itself.
+            score: function called one or more times with perturbations for the engine built with
+                `adapter`; they are valid only during the call.
+            seeds: uint64 [q], seeds of the directions; empty for θ itself.
             epsilon: size ε of the perturbations.
             signs: +1 and −1, or one of them.
 
@@ -136,11 +141,11 @@ class Space(ABC):
         """Return L(θ) and the derivative of L along a direction, by forward-mode differentiation.
 
         Args:
-            loss: function that is called once, inside of the differentiation.
+            loss: function called once, inside the differentiation.
             seed: seed of the direction; the space's `scaling` applies.
 
         Raises:
-            NotImplementedError: if θ is streamed; settings that ask for it are refused before.
+            NotImplementedError: if θ is streamed; the settings' validation already refuses this.
         """
         raise NotImplementedError(f"{self.kind}: a streamed θ has no forward-mode derivative")
 
@@ -161,7 +166,7 @@ class Space(ABC):
         count: int,
         scaling: Scaling | None = None,
     ) -> None:
-        """Apply to some elements of θ the rounding errors that perturbing with these seeds leaves.
+        """Reproduce on a range of θ the rounding errors left by perturbing with these seeds.
 
         Does nothing unless the space drifts.
 
@@ -170,7 +175,7 @@ class Space(ABC):
             epsilon: size ε of the perturbations.
             first: index of the first element.
             count: number of elements.
-            scaling: factors on the directions at the time.
+            scaling: factors on the directions at that step.
         """
         if self.drifts:
             for seed in seeds:
@@ -187,11 +192,11 @@ class Space(ABC):
         count: int,
         scaling: Scaling | None,
     ) -> None:
-        """Move some elements in place from θ + current·z to θ + target·z, z scaled."""
+        """Move a range of elements in place from θ + current·z to θ + target·z, with z scaled."""
         self.add(first, self.perturbation(seed, first, count, scaling) * (target - current))
 
     def update_all(self, update: RangeUpdate) -> None:
-        """Apply an update to all of θ, range by range, now or when a range is next in memory."""
+        """Apply an update to all of θ range by range, now or when a range is next in memory."""
         for first, count in self.chunks():
             update(first, count)
 
@@ -219,16 +224,16 @@ class Space(ABC):
         return z.to(torch.float32) * 2.0**-DIRECTION_BITS
 
     def perturbation(self, seed: int, first: int, count: int, scaling: Scaling | None) -> Tensor:
-        """Return elements of a direction times the factors that a scaling has for perturbations."""
+        """Return elements of a direction, multiplied by a scaling's perturbation factors."""
         z = self.direction(seed, first, count)
         return z if scaling is None else self.scaled(z, scaling.perturbation, first)
 
     def scaled(self, z: Tensor, factors: NDArray[np.float32] | None, first: int) -> Tensor:
-        """Return elements of a direction times the factors of their groups.
+        """Return elements of a direction, multiplied by their groups' factors.
 
         Args:
             z: float32 [count].
-            factors: float32 [groups]; None if they are all 1.
+            factors: float32 [groups]; None if all are 1.
             first: index of the first element.
         """
         if factors is None:
@@ -236,14 +241,14 @@ class Space(ABC):
         return z * self.groups.spread(factors, first, len(z)).to(z.device)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and value of every tensor of θ, a copy in float32 [shape]."""
+        """Yield the name of every tensor of θ and a copy of its value, float32 [shape]."""
         first = 0
         for tensor in self.tensors:
             yield tensor.name, self.values(first, tensor.size).clone().view(tensor.shape)
             first += tensor.size
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of names, shapes and little-endian float32 bytes of θ, 32 bytes."""
+        """Return the SHA-256 (32 bytes) of θ: names, shapes and little-endian float32 bytes."""
         whole = hashlib.sha256(self.tensors_hash)
         for first, count in self.chunks():
             whole.update(self.values(first, count).cpu().numpy().astype("<f4").tobytes())
@@ -263,9 +268,9 @@ class SequentialSpace(Space):
     def _perturbed(
         self, seed: int, epsilon: float, signs: tuple[int, ...]
     ) -> Generator[PerturbedAdapters]:
-        """Yield with the model at θ + s·ε·z for every sign s, and restore θ at the end.
+        """Set the model to θ + s·ε·z for each sign s, yield after each, and finally restore θ.
 
-        Where the space drifts, θ is restored up to rounding.
+        If the space drifts, θ is restored up to rounding.
         """
 
     @abstractmethod
@@ -279,13 +284,13 @@ class SequentialSpace(Space):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine under one perturbation after the other, seed by seed."""
+        """Run a forward engine under one perturbation at a time, seed by seed."""
         if not len(seeds):
             with self._unperturbed() as unperturbed:
                 return score(unperturbed)
         results: list[list[NDArray[np.float32]]] = []
         for seed in seeds:
-            # Closed, so that θ is restored also when `score` fails.
+            # Closing restores θ even if `score` fails.
             with closing(self._perturbed(int(seed), epsilon, signs)) as sides:
                 results.append([score(perturbed) for perturbed in sides])
         return np.concatenate(
@@ -294,7 +299,7 @@ class SequentialSpace(Space):
 
 
 class FlatSpace(Space):
-    """A small space: θ and its perturbations are float32 vectors beside the model.
+    """A small space, whose θ and perturbations are float32 vectors outside the model.
 
     Args:
         theta: float32 [d] on the model's torch device, the initial θ.
@@ -324,7 +329,7 @@ class FlatSpace(Space):
         """Return a context inside which the model computes with a vector as θ, float32 [d]."""
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and its derivative along a direction, which is in memory as a whole."""
+        """Return L(θ) and its derivative along a direction, which is held in memory whole."""
 
         def loss_at(theta: Tensor) -> Tensor:
             with self.computing_with(theta) as adapters:

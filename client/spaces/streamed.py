@@ -1,10 +1,10 @@
 """The space of all parameters of a streamed model (ZO2, Wang et al. 2025, algorithms 2 and 3).
 
-Every block is transferred once per step. When it is loaded, the last step's update is applied to
-it, then it computes with θ + ε·z and θ − ε·z of every direction, and is written back (section 5.4).
-The paper passes the state of a random generator from block to block; here a direction's elements
-are a function of seed and index, so there is nothing to pass (section 5.1). All arithmetic is that
-of `FullSpace`, element by element, so θ has the same bits.
+Every block is transferred once per step. A loaded block receives the last step's update, computes
+with θ + ε·z and θ − ε·z of every direction, and is written back (section 5.4). The paper passes the
+state of a random generator from block to block (section 5.1). Here a direction's elements are a
+function of seed and index, so no state is passed. The arithmetic is the same as in `FullSpace`,
+element by element, so θ has the same bits.
 """
 
 from bisect import bisect_right
@@ -27,34 +27,34 @@ from samara.client.spaces.space import (
 )
 from samara.client.streaming.block_store import BlockStore, allocate
 from samara.client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
-from samara.shared.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import empty_adapter
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import BOTH_SIDES, WHOLE_BLOCKS, Distribution
+from samara.shared.protocol.replay import Backend
 
 
 class StreamedFullSpace(Space):
     """The space of all parameters of a network whose blocks are kept in a writable store.
 
-    Parameters outside the blocks stay in memory; they are called resident.
+    Parameters outside the blocks stay in memory and are called resident.
 
     Attributes:
         stream: stream that loads and writes back the blocks.
 
     Args:
-        base: model whose blocks are placeholders, without a stream attached to it.
-        store: store of the initial blocks; from now on it holds their θ.
+        base: model with placeholders in its blocks and no stream attached.
+        store: store of the initial blocks, which from now on holds their θ.
         backend: backend that draws directions.
-        keep_copy: as in `FullSpace`: θ is kept in float32 and perturbations are computed beside
-            it; otherwise θ itself is perturbed and restored.
-        deferred: whether a step's update is applied to a block when it is next loaded, instead of
-            to all blocks at once.
+        keep_copy: as in `FullSpace`: whether to keep θ in float32 beside the perturbed weights;
+            otherwise θ itself is perturbed and restored.
+        deferred: whether to apply a step's update to a block when it is next loaded, instead of to
+            all blocks at once.
         distribution: distribution of the directions.
         scheduling: schedule of the stream's transfers, for measurements.
 
     Raises:
-        ModelError: if the weights are quantized, the model is too large for a direction, or the
-            memory too small.
+        ModelError: if the weights are quantized, the model is too large for a direction, or memory
+            is too small.
     """
 
     kind = "full"
@@ -112,8 +112,8 @@ class StreamedFullSpace(Space):
             self._perturbed_buffer = allocate(largest, self._torch_device)
 
     def values(self, first: int, count: int) -> Tensor:
-        """Return a copy of elements of θ; blocks that hold some of them are loaded."""
-        # A copy, since the next block is loaded into the memory of this one.
+        """Return a copy of elements of θ, loading the blocks that hold them."""
+        # A copy, because the next block is loaded into this block's memory.
         values = torch.empty(count, device=self._torch_device)
         start = 0
         for _, view in self._views(first, count):
@@ -123,10 +123,10 @@ class StreamedFullSpace(Space):
 
     @torch.inference_mode()
     def assign(self, first: int, values: Tensor) -> None:
-        """Set elements of θ; blocks that hold some of them are loaded, and later written back.
+        """Set elements of θ, loading the blocks that hold them; they are written back later.
 
-        With a copy, the θ of a block is rounded here to the type that it is stored in, and not only
-        when it is written, so that its bits do not depend on when it is transferred.
+        With a copy, this rounds a block's θ to the stored type at once, and not only when the block
+        is written. So the bits do not depend on the time of the transfer.
         """
         start = 0
         for parameter, view in self._views(first, len(values), changes=True):
@@ -145,12 +145,12 @@ class StreamedFullSpace(Space):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a `StreamedForward` that perturbs the model by this space's `at_stage`."""
+        """Run a `StreamedForward` that perturbs the model through this space's `at_stage`."""
         if not len(seeds):
             self.flush()
             return score(self._no_adapters)
         self._seeds, self._offsets = seeds, [sign * epsilon for sign in signs]
-        # Adapters without elements: the perturbations are of the model itself.
+        # Empty adapters, because the model itself is perturbed.
         no_elements = torch.zeros((len(seeds), 0), dtype=torch.int16)
         try:
             return score(replace(self._no_adapters, directions=no_elements, signs=signs))
@@ -164,7 +164,7 @@ class StreamedFullSpace(Space):
         return whole[before:]
 
     def update_all(self, update: RangeUpdate) -> None:
-        """Apply an update to the resident parameters now, to a block when it is next loaded."""
+        """Apply an update to the resident parameters now, and to blocks when next loaded."""
         for parameter in self.parameters_of(None):
             self._apply(update, parameter)
         self._updates.append(update)
@@ -187,19 +187,19 @@ class StreamedFullSpace(Space):
 
     @contextmanager
     def at_stage(self, stage: int) -> Iterator[Callable[[int], None]]:
-        """Perturb one part of the model after another seed and sign; θ is restored at the end.
+        """Prepare one part of the model for perturbations; θ is restored at the end.
 
         Args:
-            stage: index of a block; any other number means the resident parameters, before the
-                blocks if it is negative and behind them otherwise.
+            stage: index of a block. A negative number means the resident parameters before the
+                blocks, a number past the last block those after them.
 
         Yields:
-            A function that perturbs the part, given an index: 0 … q − 1 for every seed with the
-            first sign, q … 2q − 1 with the second.
+            A function that perturbs the part, given a perturbation's index: 0 … q − 1 for the seeds
+            with the first sign, q … 2q − 1 with the second.
         """
         block = stage if 0 <= stage < self.stream.block_count else None
         part = _PerturbedPart(self, block)
-        # Resident parameters are perturbed twice, but in place they may drift only once.
+        # Resident parameters are perturbed at two stages, but in place they may drift only once.
         restore = block is None and stage < 0 and not self.keeps_copy
         saved = {f: t.clone() for f, t in self._resident.items()} if restore else {}
         try:
@@ -217,7 +217,7 @@ class StreamedFullSpace(Space):
         return int(self._seeds[query]), self._offsets[sign]
 
     def theta_of(self, parameter: "_Parameter") -> Tensor:
-        """Return a flat view of the θ of one parameter; its block is loaded."""
+        """Return a flat view of one parameter's θ, loading its block."""
         if parameter.block is None:
             resident: Tensor = self._theta[parameter.first]
             return resident
@@ -225,11 +225,11 @@ class StreamedFullSpace(Space):
         return loaded
 
     def parameters_of(self, block: int | None) -> "list[_Parameter]":
-        """Return the parameters of a block, or the resident ones."""
+        """Return the parameters of a block, or the resident parameters."""
         return self._by_block.get(block, [])
 
     def perturbable_tensors(self, block: int | None) -> dict[int, Tensor]:
-        """Return flat views of the tensors that a part computes with, by their first element."""
+        """Return flat views of a part's computing tensors, keyed by first element."""
         if block is None:
             return self._resident
         if self._perturbed_buffer is None:
@@ -240,7 +240,7 @@ class StreamedFullSpace(Space):
         return {p.first: views[p.name].view(-1) for p in self.parameters_of(block)}
 
     def _apply_deferred(self, block: int) -> None:
-        """Apply the deferred updates to a block that has just been loaded."""
+        """Apply the deferred updates to a newly loaded block."""
         updates = self._updates[self._applied[block] :]
         self._applied[block] = len(self._updates)
         for parameter in self._by_block[block]:
@@ -254,7 +254,7 @@ class StreamedFullSpace(Space):
     def _views(
         self, first: int, count: int, changes: bool = False
     ) -> "Iterator[tuple[_Parameter, Tensor]]":
-        """Yield parameters and views of their θ that together hold a range of elements."""
+        """Yield parameters and views of their θ that together cover a range of elements."""
         index = bisect_right(self._starts, first) - 1
         while count:
             parameter = self._parameters[index]
@@ -268,14 +268,14 @@ class StreamedFullSpace(Space):
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A parameter of the network: its range of elements in θ, and where it is stored.
+    """A parameter of the network: its range of elements in θ, and its storage.
 
     Attributes:
         first: index of its first element in θ.
-        end: index behind its last element.
+        end: index after its last element.
         block: index of its block; None if it is resident.
         name: its name within the block, or within the network.
-        stored_dtype: type in which its θ is stored.
+        stored_dtype: data type in which its θ is stored.
     """
 
     first: int
@@ -285,17 +285,17 @@ class _Parameter:
     stored_dtype: torch.dtype
 
     def chunks(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield first element and length of consecutive ranges of at most so many elements."""
+        """Yield first element and length of consecutive ranges, each at most a given length."""
         for first in range(self.first, self.end, most):
             yield first, min(most, self.end - first)
 
     def overlaps(self, first: int, count: int) -> bool:
-        """Return whether it has elements in a range of θ."""
+        """Return whether the parameter has elements in a range of θ."""
         return self.first < first + count and first < self.end
 
 
 class _PerturbedPart:
-    """A block or the resident parameters, computing with θ + offset·z."""
+    """A block or the resident parameters, which can compute with θ + offset·z."""
 
     def __init__(self, space: StreamedFullSpace, block: int | None) -> None:
         self._space, self._block = space, block
@@ -304,7 +304,7 @@ class _PerturbedPart:
             space.stream.load_block(block)
 
     def perturb(self, seed: int, offset: float) -> None:
-        """Have the part compute with θ + offset·z."""
+        """Make the part compute with θ + offset·z."""
         if (seed, offset) == (self._seed, self._offset):
             return
         if self._offset and seed != self._seed and not self._space.keeps_copy:
@@ -312,7 +312,7 @@ class _PerturbedPart:
         self._move(seed, offset)
 
     def restore(self) -> None:
-        """Have the part compute with θ."""
+        """Make the part compute with θ."""
         if self._offset:
             self._move(self._seed, 0.0)
 
@@ -343,7 +343,7 @@ class _PerturbedPart:
 def _list_parameters(
     base: BaseModel, named: list[tuple[str, Tensor]], store: BlockStore
 ) -> list[_Parameter]:
-    """Return every parameter in the network's order; resident ones are stored in float32."""
+    """List every parameter in the network's order; resident parameters are stored in float32."""
     stored_dtypes: dict[tuple[int | None, str], torch.dtype] = {
         (block, part.name): part.dtype
         for block, packed_block in enumerate(store.packed_blocks)

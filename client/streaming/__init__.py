@@ -1,1 +1,1 @@
-"""Blocks of a model that are not in memory: where they lie, and how they come and go."""
+"""Storage and transfer of model blocks that are not in memory."""

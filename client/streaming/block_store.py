@@ -1,7 +1,7 @@
 """Stores of a model's blocks: files on disk, or the host's memory.
 
-A store names the host memory that a block passes through, fills it with the block, and writes a
-changed block back. The files of a checkpoint are only read; what is trained is a copy of them.
+A store provides a host buffer for each block, fills it with the block, and writes a changed block
+back. A checkpoint's files are read-only; training changes a copy of them.
 """
 
 import os
@@ -31,22 +31,22 @@ class BlockStore(ABC):
 
     @property
     def largest(self) -> int:
-        """The size of the largest block, in bytes."""
+        """Size of the largest block, in bytes."""
         return max(packed_block.bytes for packed_block in self.packed_blocks)
 
     @property
     def bytes(self) -> int:
-        """The size of all blocks together, in bytes."""
+        """Total size of all blocks, in bytes."""
         return sum(packed_block.bytes for packed_block in self.packed_blocks)
 
     @property
     @abstractmethod
     def in_memory(self) -> bool:
-        """Return whether the blocks are in the host's memory, without files."""
+        """Return whether the blocks are in host memory, without files."""
 
     @abstractmethod
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
-        """Return the host memory that a block passes through, uint8 [bytes of the block].
+        """Return the host buffer for a block, uint8 [bytes of the block].
 
         Args:
             block: index of the block.
@@ -55,7 +55,7 @@ class BlockStore(ABC):
 
     @abstractmethod
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Fill a block's host buffer.
+        """Fill a host buffer with its block.
 
         Raises:
             ModelError: if a file is missing, truncated, or cannot be read.
@@ -66,7 +66,7 @@ class BlockStore(ABC):
         """Store a changed block from its host buffer.
 
         Raises:
-            ModelError: if it cannot be written.
+            ModelError: if the block cannot be written.
         """
 
 
@@ -75,9 +75,9 @@ class FileStore(BlockStore):
 
     Args:
         locations: for each block, the location of each of its tensors by its name in the block.
-        packed_blocks: layout of each block in memory, with the same tensors in the same types.
+        packed_blocks: layout of each block in memory, with the same tensors and types.
         writable: whether `write_back` may write into the files.
-        read: function that reads a range of a file.
+        read: function that reads a byte range of a file.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class FileStore(BlockStore):
         return False
 
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
-        """Return the part of the staging buffer that the block takes."""
+        """Return the part of the staging buffer that the block occupies."""
         assert staging_buffer is not None, "blocks in files pass through a staging buffer"
         return staging_buffer[: self.packed_blocks[block].bytes]
 
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Read a block from the disk, several pieces at a time."""
+        """Read a block from disk, several pieces in parallel."""
         memory = _bytes_of(host_buffer)
         jobs: list[Future[None]] = []
         for tensor in self.packed_blocks[block].tensors:
@@ -114,7 +114,7 @@ class FileStore(BlockStore):
                     self._readers.submit(self._read, location.file, location.offset + start, piece)
                 )
         for job in jobs:
-            job.exception()  # wait for every job to release the buffer, also if one fails
+            job.exception()  # wait for every job to release the buffer, even if one fails
         for job in jobs:
             job.result()
 
@@ -129,14 +129,14 @@ class FileStore(BlockStore):
 
 
 class HostStore(BlockStore):
-    """A store of blocks in the host's memory, page-locked where that makes transfers faster.
+    """A store of blocks in host memory, page-locked if that makes transfers faster.
 
     Args:
-        source: store that the blocks are copied from.
-        dtype: type that floating-point tensors are kept in; None keeps the source's types.
-        pinned: whether the memory is page-locked.
-        model_dtype: type of the model, which floating-point tensors are rounded to before they are
-            converted to `dtype`; None rounds nothing.
+        source: store from which the blocks are copied.
+        dtype: type for storing floating-point tensors; None keeps the source's types.
+        pinned: whether to page-lock the memory.
+        model_dtype: type of the model. Floating-point tensors are rounded to it before conversion
+            to `dtype`; None rounds nothing.
 
     Raises:
         ModelError: if there is not enough memory, or the source cannot be read.
@@ -158,18 +158,18 @@ class HostStore(BlockStore):
 
     @property
     def in_memory(self) -> bool:
-        """Return True: blocks lie in the host's memory."""
+        """Return True: blocks are in host memory."""
         return True
 
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
-        """Return the memory that the block lies in."""
+        """Return the memory that holds the block."""
         return self._memory[block]
 
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Do nothing: the block lies in its host buffer."""
+        """Do nothing: the host buffer is the stored block."""
 
     def write_back(self, block: int, host_buffer: Tensor) -> None:
-        """Do nothing: the block lies in its host buffer."""
+        """Do nothing: the host buffer is the stored block."""
 
 
 def copy_to_files(
@@ -178,14 +178,14 @@ def copy_to_files(
     dtype: torch.dtype | None,
     model_dtype: torch.dtype | None = None,
 ) -> FileStore:
-    """Copy all blocks to new files, and return the writable store of these files.
+    """Copy all blocks to new files, and return a writable store of them.
 
     Args:
-        source: store that the blocks are copied from.
+        source: store from which the blocks are copied.
         folder: folder for one file per block; files of an earlier copy are replaced.
-        dtype: type that floating-point tensors are kept in; None keeps the source's types.
-        model_dtype: type of the model, which floating-point tensors are rounded to before they are
-            converted to `dtype`; None rounds nothing.
+        dtype: type for storing floating-point tensors; None keeps the source's types.
+        model_dtype: type of the model. Floating-point tensors are rounded to it before conversion
+            to `dtype`; None rounds nothing.
 
     Raises:
         ModelError: if the source cannot be read or the folder cannot be written.
@@ -202,10 +202,10 @@ def copy_to_files(
 def write_block_file(
     folder: Path, block: int, tensors: Mapping[str, Tensor]
 ) -> dict[str, TensorLocation]:
-    """Write a block's file, completely or not at all, and return the locations of its tensors.
+    """Write a block's file atomically, and return the locations of its tensors.
 
     Raises:
-        ModelError: if it cannot be written.
+        ModelError: if the block cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -226,7 +226,7 @@ def write_block_file(
 
 
 def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
-    """Allocate memory for blocks, uint8 [size], which threads in any mode may write.
+    """Allocate memory for blocks, uint8 [size], writable in and outside of inference mode.
 
     Raises:
         ModelError: if there is not enough memory.
@@ -249,7 +249,7 @@ def _copy_block(
     memory: Tensor,
     model_dtype: torch.dtype | None,
 ) -> None:
-    """Copy a block of another store into memory, in the types of the packed block."""
+    """Copy a block of another store into memory, converted to the packed block's types."""
     if source.in_memory:
         source_memory = source.host_buffer(block, None)
     elif packed_block == source.packed_blocks[block] and model_dtype is None:

@@ -1,9 +1,9 @@
-"""Transfers of blocks between the host's memory and the torch device that computes with them.
+"""Transfers of blocks between host memory and the torch device that computes with them.
 
-On a CPU no transfer is needed. On CUDA three streams work side by side (ZO2, section 5.2): one
-uploads, one computes, one offloads. An upload waits until the computation with the previous block
-in the same buffer has finished, an offload until the computation with its own block has; each waits
-in a thread of its own, so that neither delays anything else.
+A CPU needs no transfer. On CUDA three streams run in parallel (ZO2, section 5.2): upload, compute
+and offload. An upload waits for the computation with the previous block in the same buffer. An
+offload waits for the computation with the offloaded block. Each waits in a separate thread, so the
+waits delay no other work.
 """
 
 from abc import ABC, abstractmethod
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class BlockTransfer(ABC):
-    """A transfer of blocks between the host's memory and a torch device.
+    """A transfer of blocks between host memory and a torch device.
 
     Attributes:
         device: torch device that computes with the blocks.
-        pinned: whether the host's memory should be page-locked.
+        pinned: whether host memory should be page-locked.
     """
 
     device: torch.device
@@ -26,50 +26,50 @@ class BlockTransfer(ABC):
 
     @abstractmethod
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
-        """Transfer a block to the device, and return its bytes there, uint8, once complete.
+        """Transfer a block to the device, wait for completion, and return its bytes there, uint8.
 
         Args:
-            host_buffer: the block in the host's memory, uint8.
+            host_buffer: the block in host memory, uint8.
             device_buffer: memory on the device, uint8, at least as large; None if the device
-                computes in the host's memory.
-            event: return value of `record_event` from when the device buffer was last used or
-                allocated.
+                computes in host memory.
+            event: return value of `record_event` after the device buffer's last use or its
+                allocation.
         """
 
     @abstractmethod
     def record_event(self) -> Any:
-        """Record the end of all work that the device has been given so far."""
+        """Record the end of all work submitted to the device so far."""
 
     @abstractmethod
     def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
-        """Transfer a block back to the host, and return once it is complete.
+        """Transfer a block back to the host, and wait for completion.
 
         Args:
             device_bytes: return value of `upload`.
-            host_buffer: memory of the host for the block, uint8.
-            event: return value of `record_event` from when the block was last written.
+            host_buffer: host memory for the block, uint8.
+            event: return value of `record_event` after the last write to the block.
         """
 
 
 class CpuTransfer(BlockTransfer):
-    """A transfer without copies: the CPU computes in the host's memory."""
+    """A transfer without copies: the CPU computes in host memory."""
 
     device, pinned = torch.device("cpu"), False
 
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
-        """Return the host's buffer itself."""
+        """Return the host buffer itself."""
         return host_buffer
 
     def record_event(self) -> Any:
-        """Return None: the CPU has finished when a call returns."""
+        """Return None: on a CPU, work has finished when a call returns."""
         return None
 
     def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
-        """Do nothing: the bytes are in the host's memory."""
+        """Do nothing: the bytes are already in host memory."""
 
 
 class CudaTransfer(BlockTransfer):
-    """A transfer from page-locked memory, with one CUDA stream for each direction.
+    """A transfer from and to page-locked memory, with one CUDA stream per direction.
 
     Args:
         device: a CUDA device.
@@ -88,7 +88,7 @@ class CudaTransfer(BlockTransfer):
         return device_bytes
 
     def record_event(self) -> Any:
-        """Record an event in the stream that computes."""
+        """Record an event in the computing stream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event

@@ -1,7 +1,7 @@
-"""Loading of a model whose blocks stay on disk or in the host's memory.
+"""Loading of a model whose blocks stay on disk or in host memory.
 
-Blocks that are not quantized are read from the checkpoint's own files, in their own types.
-Quantized blocks are computed once and kept in a folder that other runs use too.
+Unquantized blocks are read from the checkpoint's files, in their stored types. Quantized blocks are
+computed once and stored in a folder shared by all runs.
 """
 
 import logging
@@ -24,8 +24,7 @@ from samara.client.streaming.sizes import read_model_sizes
 from samara.client.streaming.stream import BlockStream
 from samara.client.streaming.tensor_locations import TensorLocation, tensor_locations
 from samara.shared.errors import ModelError
-from samara.shared.files import cache_folder
-from samara.shared.free_memory import free_memory
+from samara.shared.machine.free_memory import free_memory
 from samara.shared.model.cache_key import cache_key, model_inputs
 from samara.shared.model.checkpoint import (
     CheckpointEntry,
@@ -33,19 +32,20 @@ from samara.shared.model.checkpoint import (
     replace_with_empty_quantized_layers,
 )
 from samara.shared.model.loading import BaseModel, load_base_model, load_without_blocks
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
+from samara.shared.storage.files import cache_folder
 
 log = logging.getLogger("samara.stream")
 
 Tier = Literal["host", "disk"]
 
 _FREE_SHARE = 0.25
-"""Share of the free memory that weights must leave free if they are to be kept in it."""
+"""Share of the free memory that must stay free if weights are stored there."""
 HELD_SHARE = 0.5
-"""Share of the free memory up to which blocks on disk are left to the page cache. Larger ones would
-drop each other's pages from it, and those of other processes."""
+"""Largest total size of blocks that are read through the page cache, as a share of the free memory.
+Larger blocks would evict each other's pages, and those of other processes."""
 _BUFFERS = 2
-"""Fewest blocks in memory at a time."""
+"""Minimum number of blocks in memory at a time."""
 _KIND = "quantized blocks 2"
 
 
@@ -54,30 +54,30 @@ class LoadedModel:
     """A model, with a store of its blocks if they are streamed.
 
     Attributes:
-        base: model with all its weights, or with placeholders in its blocks.
-        store: store of the blocks; None if the model holds them.
+        base: model with all its weights, or with placeholders in its blocks if they are streamed.
+        store: store of the blocks; None if they are in the model.
     """
 
     base: BaseModel
     store: BlockStore | None = None
 
     def make_stream(self, base: BaseModel) -> BlockStream | None:
-        """Attach a stream of the blocks to a model; return None if the model holds them.
+        """Attach a stream of the blocks to a model; return None if they are in the model.
 
         Args:
             base: the loaded model or a copy of its modules.
 
         Raises:
-            ModelError: if store and model do not fit.
+            ModelError: if store and model do not match.
         """
         return None if self.store is None else BlockStream(base, self.store)
 
     def make_trainable_store(self, folder: Path, dtype: torch.dtype = torch.float32) -> BlockStore:
-        """Return a store of the blocks that may be changed: in memory, or a copy on disk.
+        """Return a writable store of the blocks: in memory, or a copy on disk.
 
         Args:
-            folder: folder for a copy on disk; its older files are replaced.
-            dtype: type that blocks are kept and transferred in (ZO2, section 5.5).
+            folder: folder for a copy on disk; files of an earlier copy are replaced.
+            dtype: type for storing and transferring blocks (ZO2, section 5.5).
 
         Raises:
             ModelError: if there is not enough memory or disk space, or a block cannot be read.
@@ -93,14 +93,14 @@ class LoadedModel:
 
 
 def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
-    """Load a model as its settings ask, streamed or not.
+    """Load a model according to its settings, streamed or not.
 
     Args:
         settings: settings of the model.
-        depth: number or share of the blocks that are loaded, the lowest ones; empty for all.
+        depth: number or share of the lowest blocks to load; empty for all.
 
     Raises:
-        ModelError: if it cannot be loaded.
+        ModelError: if the model cannot be loaded.
     """
     tier = choose_tier(settings)
     if tier is None:
@@ -138,7 +138,7 @@ def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
 def _choose_reading(
     locations: list[dict[str, TensorLocation]], packed: list[PackedBlock]
 ) -> ReadRange:
-    """Choose direct reads if memory cannot hold the blocks and the disk has such reads."""
+    """Choose direct reads if memory cannot hold the blocks and the disk supports them."""
     if sum(block.bytes for block in packed) <= free_memory() * HELD_SHARE:
         return read
     file = next(iter(locations[0].values())).file
@@ -150,11 +150,11 @@ def _choose_reading(
 
 
 def choose_tier(settings: ModelSettings) -> Tier | None:
-    """Choose where the blocks are stored; return None if the whole model is kept on the device.
+    """Choose where to store the blocks; return None to keep the whole model on the device.
 
-    With ``stream = auto`` the model is kept on the device if its weights take at most three
-    quarters of the memory that is free there; otherwise its blocks are stored in the host's memory
-    by the same rule, and otherwise on disk.
+    With ``stream = auto`` the model stays on the device if its weights take at most three quarters
+    of the device's free memory. Otherwise its blocks are stored in host memory by the same rule, or
+    else on disk.
     """
     if settings.stream == "off":
         return None
@@ -172,14 +172,14 @@ def choose_tier(settings: ModelSettings) -> Tier | None:
 
 
 def _check_memory(settings: ModelSettings) -> None:
-    """Check that the part of a streamed model that is always in memory fits the CPU's.
+    """Check that the permanently loaded part of a streamed model fits the CPU's memory.
 
     Raises:
-        ModelError: if it does not.
+        ModelError: if this part does not fit.
     """
     sizes = read_model_sizes(settings)
     if sizes is None or settings.torch_device != "cpu":
-        return  # on a GPU the allocator reports missing memory
+        return  # on a GPU the allocator reports a lack of memory
     need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
     if need > free:
         raise ModelError(
@@ -193,7 +193,7 @@ def _check_memory(settings: ModelSettings) -> None:
 def _locations(
     settings: ModelSettings, base: BaseModel, entries: list[dict[str, CheckpointEntry]]
 ) -> list[dict[str, TensorLocation]]:
-    """Return the location of each tensor of each block, by its name in the block."""
+    """Return, for each block, the locations of its tensors by name."""
     if settings.quantization != "none":
         return _quantized_locations(settings, base, entries)
     files: dict[Path, dict[str, TensorLocation]] = {}
@@ -228,9 +228,9 @@ def _packed_blocks(
 def _quantized_locations(
     settings: ModelSettings, base: BaseModel, entries: list[dict[str, CheckpointEntry]]
 ) -> list[dict[str, TensorLocation]]:
-    """Return the locations of quantized blocks, quantizing those that have no file yet.
+    """Return the locations of quantized blocks, first quantizing blocks that have no file yet.
 
-    The model's linear layers are replaced by quantized ones on the meta device.
+    Quantized layers on the meta device replace the model's linear layers.
     """
     kind, dtype, device = settings.quantization, base.network.dtype, base.network.device
     folder = stream_folder() / cache_key(_KIND, model=model_inputs(base)).hex()
@@ -252,7 +252,7 @@ def _quantized_locations(
 
 
 def stream_folder() -> Path:
-    """Return the folder for blocks that differ from those of the checkpoint.
+    """Return the folder for blocks that differ from the checkpoint's.
 
     Raises:
         ModelError: if the user has no home folder.

@@ -1,4 +1,4 @@
-"""The layout of a block's tensors in one contiguous piece of memory (ZO2, section 5.3)."""
+"""The layout of a block's tensors in one contiguous memory buffer (ZO2, section 5.3)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes; torch's own allocator places tensors at multiples of it."""
+"""Alignment in bytes, the same as that of torch's allocator."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class PackedTensor:
     """A tensor inside a packed block.
 
     Attributes:
-        name: name inside the block.
-        dtype: type that the tensor is stored and transferred in.
+        name: name of the tensor in its block.
+        dtype: type for storing and transferring the tensor.
         shape: shape of the tensor.
-        misalignment: bytes between the last multiple of `ALIGNMENT` and the tensor's first byte.
-            The last bits of a CPU matrix product depend on it, and the tensors of a resident model
-            have the alignment that they have in the memory-mapped checkpoint.
+        misalignment: bytes between the preceding multiple of `ALIGNMENT` and the tensor's first
+            byte. The last bits of a CPU matrix product depend on this number. A resident model's
+            tensors have the alignment of the memory-mapped checkpoint.
         offset: position of the tensor's first byte in the packed block.
     """
 
@@ -33,7 +33,7 @@ class PackedTensor:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes of the tensor."""
+        """Size of the tensor, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -43,7 +43,7 @@ class PackedBlock:
 
     Attributes:
         tensors: tensors of the block, in their order in the model.
-        bytes: size of the whole block.
+        bytes: size of the whole block, in bytes.
     """
 
     tensors: tuple[PackedTensor, ...]
@@ -53,7 +53,7 @@ class PackedBlock:
     def lay_out(
         cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], int]]
     ) -> "PackedBlock":
-        """Lay tensors out one after the other.
+        """Lay out tensors one after another.
 
         Args:
             tensors: name, type, shape and misalignment of each tensor.
@@ -66,7 +66,7 @@ class PackedBlock:
         return cls(tuple(packed), end)
 
     def with_dtype(self, dtype: torch.dtype | None) -> "PackedBlock":
-        """Return the layout with all floating-point tensors in another type; None keeps theirs."""
+        """Return the layout with all floating-point tensors in another type; None changes none."""
         if dtype is None:
             return self
         return PackedBlock.lay_out(
@@ -80,7 +80,7 @@ class PackedBlock:
         )
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """Return the block's tensors as views of a piece of memory, uint8 [bytes or more]."""
+        """Return the block's tensors as views of a buffer, uint8 [at least `bytes`]."""
         return {
             tensor.name: memory[tensor.offset : tensor.offset + tensor.bytes]
             .view(tensor.dtype)

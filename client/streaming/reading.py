@@ -1,6 +1,6 @@
-"""Reading a range of a file into memory, through the system's page cache or past it.
+"""Reading of file ranges into memory, through the system's page cache or bypassing it.
 
-Direct reads, past the page cache, leave in the cache what other processes have there.
+Direct reads bypass the page cache, so they do not evict other processes' pages from it.
 """
 
 import errno
@@ -15,18 +15,18 @@ from threading import local
 from samara.shared.errors import ModelError
 
 READERS = 4
-"""Threads that read a block together: a disk answers several requests faster than one."""
+"""Number of threads that read a block together, because disks serve parallel requests faster."""
 PIECE_BYTES = 8 * 2**20
 ReadRange = Callable[[Path, int, memoryview], None]
-"""Fill a buffer with the bytes of a file from an offset on, or raise ModelError."""
+"""A function that fills a buffer with a file's bytes from an offset on, or raises ModelError."""
 _ALIGNMENT = 4096
-"""Bytes that offset, length and memory of a direct read are multiples of; no common disk has larger
+"""Alignment in bytes of offset, length and memory of a direct read; no common disk has larger
 sectors."""
 _thread = local()
 
 
 def read(file: Path, offset: int, buffer: memoryview) -> None:
-    """Fill a buffer with the bytes of a file from an offset on, through the page cache.
+    """Fill a buffer with a file's bytes from an offset on, through the page cache.
 
     Raises:
         ModelError: if the file is missing, truncated, or cannot be read.
@@ -35,13 +35,13 @@ def read(file: Path, offset: int, buffer: memoryview) -> None:
 
 
 def read_directly(file: Path, offset: int, buffer: memoryview) -> None:
-    """Fill a buffer with the bytes of a file from an offset on, past the page cache (O_DIRECT).
+    """Fill a buffer with a file's bytes from an offset on, bypassing the page cache (O_DIRECT).
 
-    The bytes go through a page-aligned buffer that each thread keeps.
+    Each thread keeps a page-aligned buffer for direct reads.
 
     Raises:
-        ModelError: if the file is missing, truncated, cannot be read, or its file system has no
-            direct reads.
+        ModelError: if the file is missing, truncated, cannot be read, or its file system does not
+            support direct reads.
     """
     if not hasattr(os, "O_DIRECT"):
         raise ModelError(_no_direct_reads(file))
@@ -59,7 +59,7 @@ def read_directly(file: Path, offset: int, buffer: memoryview) -> None:
 
 
 def measure_disk_rate(file: Path, pieces: int) -> float:
-    """Measure the bytes/s at which the first pieces of a file are read past the page cache.
+    """Measure the speed, in bytes/s, of direct reads of a file's first pieces.
 
     Args:
         file: file to read.
@@ -78,14 +78,14 @@ def measure_disk_rate(file: Path, pieces: int) -> float:
 
 
 def _read(file: Path, flags: int, offset: int, buffer: memoryview, needed: int) -> None:
-    """Fill a buffer with at least `needed` bytes; a direct read may give more."""
+    """Read at least `needed` bytes into a buffer; a direct read may read more."""
     try:
         descriptor = os.open(file, flags)
         try:
             done = 0
             while done < needed:
                 count = os.preadv(descriptor, [buffer[done:]], offset + done)
-                # A direct read stops between two pages only at the end of the file.
+                # A direct read returns part of a page only at the end of the file.
                 ends = flags != os.O_RDONLY and count % _ALIGNMENT and done + count < needed
                 if not count or ends:
                     raise ModelError(

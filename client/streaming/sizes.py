@@ -1,4 +1,4 @@
-"""The memory that a model will take, from the headers of its files."""
+"""Estimation of a model's memory from the headers of its files."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samara.client.streaming.tensor_locations import tensor_locations
 from samara.shared.model.model_folder import check_weights, find_checkpoint, weight_files
-from samara.shared.sections import EMBEDDED_MODEL, ModelSettings
+from samara.shared.settings.sections import EMBEDDED_MODEL, ModelSettings
 
 _TYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
@@ -14,11 +14,11 @@ _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model's weights in the types that they will be loaded in, in bytes.
+    """Sizes of a model's weights, in bytes, with the types after loading.
 
     Attributes:
         outside: size of embeddings, head and norms.
-        blocks: size of all blocks together.
+        blocks: total size of all blocks.
         largest: size of the largest block.
     """
 
@@ -28,15 +28,15 @@ class ModelSizes:
 
     @property
     def total(self) -> int:
-        """The size of the whole model, in bytes."""
+        """Size of the whole model, in bytes."""
         return self.outside + self.blocks
 
 
 def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
-    """Read the sizes of a model from its files; return None if they are not in a local folder.
+    """Read a model's sizes from its files; return None if they are not in a local folder.
 
     Raises:
-        ModelError: if one of its files is damaged, or they are quantized.
+        ModelError: if one of the model's files is damaged, or its weights are quantized.
     """
     if model.path == EMBEDDED_MODEL:
         return ModelSizes(0, 0, 0)
@@ -51,7 +51,7 @@ def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
     for file in weight_files(folder):
         for name, location in tensor_locations(file).items():
             count = location.bytes / location.dtype.itemsize
-            # the blocks' tensors are named by their layer's number
+            # tensor names of blocks contain the number of their layer
             if block := re.match(r"(.*?\.)?\d+\.", name):
                 each = matrix_bytes if len(location.shape) == 2 else full_bytes
                 blocks[block[0]] = blocks.get(block[0], 0.0) + count * each

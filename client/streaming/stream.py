@@ -1,9 +1,9 @@
-"""A model's blocks, each loaded when it is called (ZO2, sections 5.2 and 5.3).
+"""A stream of a model's blocks, each loaded when it is called (ZO2, sections 5.2 and 5.3).
 
-While one block computes, the next is read into a second buffer, and where blocks are changed, the
-previous one is written back from a third. The order of the previous pass predicts the next block.
-Only the buffers, the embeddings and the head are in memory. A block of the model loads its tensors
-before its forward runs, so no modelling code is changed.
+While one block computes, the next block is read into a second buffer. If blocks are changed, the
+previous block is written back from a third buffer. The order of the previous pass predicts the next
+block. Only the buffers, the embeddings and the head are in memory. A block loads its tensors before
+its forward pass, so no modelling code changes.
 """
 
 import logging
@@ -28,16 +28,16 @@ log = logging.getLogger("samara.stream")
 
 _PASSES_BEFORE_WARNING = 3
 _SLOW_SHARE = 0.5
-"""Share of the time spent waiting for blocks above which a warning about the disk is logged."""
+"""Share of time spent waiting for blocks above which to log a warning about the disk."""
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """The optimizations that ZO2 ablates in its table 4; measurements alone turn them off.
+    """The optimizations ablated in ZO2's table 4; only measurements turn them off.
 
     Attributes:
-        overlap: whether the next block is loaded while one computes.
-        reuse: whether buffers are allocated once, not for every block.
+        overlap: whether to load the next block while the present block computes.
+        reuse: whether to allocate buffers once instead of for every block.
     """
 
     overlap: bool = True
@@ -49,13 +49,13 @@ DEFAULT_SCHEDULING = Scheduling()
 
 @dataclass
 class TransferStatistics:
-    """Counts and times of all transfers of a stream so far.
+    """Counts and times of a stream's transfers so far.
 
     Attributes:
         blocks: number of blocks loaded.
         bytes: number of bytes loaded.
-        reading_seconds: time that loading took, most of it in parallel to the computation.
-        waiting_seconds: time that the computation waited for blocks.
+        reading_seconds: time spent loading, mostly in parallel with computation.
+        waiting_seconds: time that computation spent waiting for blocks.
     """
 
     blocks: int = 0
@@ -68,11 +68,12 @@ class _BlockBuffer:
     """Memory for one block.
 
     Attributes:
-        staging: host memory that a block from a file is read into, or None.
-        device: memory on the torch device, or None if that computes in the host's memory.
-        compute: memory for tensors whose type in the computation differs from the stored one.
-        event: end of the last computation with this buffer, or with its memory before that.
-        write: last job that wrote a block back from this buffer.
+        staging: host memory for reading a block from a file, or None.
+        device: memory on the torch device, or None if the device computes in host memory.
+        compute: memory for tensors whose computing type differs from their stored type.
+        event: end of the last computation with this buffer, or with the memory before its
+            allocation.
+        write: latest job that writes a block back from this buffer.
     """
 
     def __init__(self) -> None:
@@ -85,29 +86,28 @@ class _BlockBuffer:
 
 @dataclass
 class _PendingBlock:
-    """A block that is being loaded into a buffer; the future gives its bytes on the device."""
+    """A block being loaded into a buffer; the future returns its bytes on the device."""
 
     buffer: _BlockBuffer
     device_bytes: "Future[Tensor]"
 
 
 class BlockStream:
-    """The blocks of a model in a few buffers, for one computing thread.
+    """A stream of a model's blocks through a few buffers, for one computing thread.
 
     Attributes:
         statistics: counts and times of all transfers so far.
 
     Args:
-        base: model whose blocks hold placeholders on the meta device.
+        base: model with placeholders on the meta device in its blocks.
         store: store of the blocks.
-        dtype: type that floating-point tensors are computed in; None takes each tensor's type in
-            the model.
-        writable: whether blocks may be changed; changed blocks are written back.
+        dtype: computing type of floating-point tensors; None uses each tensor's type in the model.
+        writable: whether blocks may change; changed blocks are written back.
         scheduling: optimizations, for measurements.
-        on_load: function called with the index of a loaded block before it computes.
+        on_load: function called with the index of each loaded block before it computes.
 
     Raises:
-        ModelError: if store and model do not fit, or the buffers do not fit the memory.
+        ModelError: if store and model do not match, or the buffers do not fit in memory.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class BlockStream:
 
     @property
     def block_count(self) -> int:
-        """The number of blocks."""
+        """Number of blocks."""
         return len(self._swappable)
 
     def load_block(self, index: int) -> dict[str, Tensor]:
-        """Load a block, and return its tensors on the device by their names in the block.
+        """Load a block, and return its tensors on the device by name.
 
         The tensors are valid until the next block is loaded.
 
         Raises:
-            ModelError: if it cannot be read, or an earlier block could not be written.
+            ModelError: if the block cannot be read, or an earlier block could not be written.
         """
         if index != self._current:
             begun = time.monotonic()
@@ -191,18 +191,18 @@ class BlockStream:
         return self._tensors
 
     def set_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Have the loaded block compute with these tensors, in the types of the model."""
+        """Make the loaded block compute with these tensors, converted to the model's types."""
         assert self._current is not None
         for name, swappable in self._swappable[self._current].items():
             swappable.swap_in(tensors[name])
 
     def mark_changed(self) -> None:
-        """Note that the loaded block was changed, so that it is written back."""
+        """Mark the loaded block as changed, so that it is written back."""
         assert self._writable, "this stream's blocks are only read"
         self._changed = True
 
     def unload_block(self) -> None:
-        """Put the placeholders back into the loaded block; if it was changed, start its writing."""
+        """Put the placeholders back into the loaded block; start writing it if it was changed."""
         if self._current is None:
             return
         assert self._buffer is not None
@@ -223,10 +223,10 @@ class BlockStream:
         self._tensors, self._changed = {}, False
 
     def finish_writes(self) -> None:
-        """Return when every changed block is in the store.
+        """Wait until every changed block is in the store.
 
         Raises:
-            ModelError: if one could not be written.
+            ModelError: if a block could not be written.
         """
         self.unload_block()
         for job in self._writes.values():
@@ -234,7 +234,7 @@ class BlockStream:
         self._writes.clear()
 
     def _warn_if_slow(self) -> None:
-        """Log once if a step mostly waits for the disk."""
+        """Log a warning once if steps mostly wait for the disk."""
         passes = self.statistics.blocks / self.block_count
         if self._first_load is None:
             self._first_load = time.monotonic()
@@ -244,7 +244,7 @@ class BlockStream:
                 log.warning("%s", warning)
 
     def free_buffers(self) -> None:
-        """Free the buffers' memory; they are allocated again when a block is loaded."""
+        """Free the buffers, which are allocated again when a block is loaded."""
         self.finish_writes()
         for pending in self._pending.values():
             pending.device_bytes.exception()
@@ -253,7 +253,7 @@ class BlockStream:
         self._unallocated = self._buffer_count
 
     def slow_disk_warning(self, seconds: float) -> str:
-        """Return a warning if the disk is slow, judged after so many seconds of work, or ''."""
+        """Return a warning if the disk was slow during the given seconds of work, else ''."""
         statistics = self.statistics
         if self._store.in_memory or statistics.waiting_seconds < _SLOW_SHARE * seconds:
             return ""
@@ -266,13 +266,13 @@ class BlockStream:
         )
 
     def _load_successor(self, index: int) -> None:
-        """Start loading the block that followed this one last time."""
+        """Start loading the block that followed this one in the previous pass."""
         successor = self._successors.get(index, (index + 1) % self.block_count)
         if self._scheduling.overlap and successor != index and successor not in self._pending:
             self._pending[successor] = self._start_loading(successor)
 
     def _start_loading(self, index: int) -> _PendingBlock:
-        """Start loading a block into a free buffer, or else into that of an unused prediction."""
+        """Start loading a block into a free buffer or the buffer of an unused prediction."""
         if not self._free and self._unallocated:
             buffer = _BlockBuffer()
             self._allocate(buffer)
@@ -289,7 +289,7 @@ class BlockStream:
         return _PendingBlock(buffer, job)
 
     def _fetch(self, index: int, buffer: _BlockBuffer) -> Tensor:
-        """Load a block, in the reading thread, and return its bytes on the device."""
+        """Load a block and return its bytes on the device; runs in the reading thread."""
         for job in (buffer.write, self._writes.get(index)):
             if job is not None:
                 job.result()
@@ -305,13 +305,13 @@ class BlockStream:
         return device_bytes
 
     def _write_back(self, index: int, buffer: _BlockBuffer, device_bytes: Tensor) -> None:
-        """Write a block back to the store, in the writing thread."""
+        """Write a block back to the store; runs in the writing thread."""
         host_buffer = self._store.host_buffer(index, buffer.staging)
         self._transfer.offload(device_bytes, host_buffer, buffer.event)
         self._store.write_back(index, host_buffer)
 
     def _compute_tensors(self, index: int) -> dict[str, Tensor]:
-        """Return the loaded block's tensors in the types that they are computed in."""
+        """Return the loaded block's tensors in their computing types."""
         assert self._buffer is not None
         assert self._device_bytes is not None
         stored, computed = self._store.packed_blocks[index], self._compute_layouts[index]
@@ -327,7 +327,7 @@ class BlockStream:
         return converted
 
     def _round_to_stored_types(self, index: int, device_bytes: Tensor) -> None:
-        """Round the loaded block's tensors to the types that they are stored in."""
+        """Round the loaded block's tensors to their stored types."""
         for name, view in self._store.packed_blocks[index].views(device_bytes).items():
             if self._tensors[name].data_ptr() != view.data_ptr():
                 view.copy_(self._tensors[name])
@@ -346,7 +346,7 @@ class BlockStream:
         if converts:
             largest = max(layout.bytes for layout in self._compute_layouts)
             buffer.compute = allocate(largest, transfer.device)
-        # Work that still uses the memory which the buffer was given must end before an upload.
+        # An upload must wait for earlier work that still uses the newly allocated memory.
         buffer.event = transfer.record_event()
 
     def _model_dtypes(self, index: int) -> list[torch.dtype]:
@@ -382,13 +382,13 @@ class BlockStream:
                     )
 
     def detach(self) -> None:
-        """Remove the stream from the model, whose blocks can then get another stream."""
+        """Remove the stream from the model, so that another stream can be attached."""
         self.free_buffers()
         for block in self._blocks:
             del block.forward
 
     def _attach(self) -> None:
-        """Have each block load its tensors before its forward runs."""
+        """Make each block load its tensors before its forward pass."""
         for index, block in enumerate(self._blocks):
             block.forward = self._load_first(index, block.forward)
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a block that are replaced by placeholders while they are elsewhere."""
+"""Parameters and buffers of a block, with placeholders for them while the block is not loaded."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ class SwappableTensor:
     Args:
         module: module that owns the tensor.
         name: name of the tensor in the module.
-        placeholder: tensor on the meta device that the module holds in the meantime.
-        is_parameter: whether it is a parameter; otherwise it is a buffer.
+        placeholder: tensor on the meta device that stands in for the real tensor.
+        is_parameter: whether the tensor is a parameter rather than a buffer.
 
     Attributes:
-        placeholder: as above.
+        placeholder: tensor on the meta device.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class SwappableTensor:
         self._name, self._is_parameter = name, is_parameter
 
     def swap_in(self, tensor: Tensor) -> None:
-        """Have the module compute with a tensor, converted to the type of the placeholder."""
+        """Make the module compute with a tensor, converted to the placeholder's type."""
         value = tensor.to(self.placeholder.dtype)
         if self._is_parameter:
             value = nn.Parameter(value, requires_grad=False)

@@ -1,8 +1,8 @@
-"""The byte ranges of tensors in safetensors files, for reading blocks into existing buffers.
+"""Byte ranges of tensors in safetensors files, for reading blocks into existing buffers.
 
-The safetensors library returns new tensors or maps the file; if a mapped file is truncated later,
-the process ends with a signal. Here bytes are read into buffers that exist already, and every
-problem with a file is an error that names the file.
+The safetensors library returns new tensors or maps the file into memory. If a mapped file is
+truncated later, a signal ends the process. This module instead supports reading into existing
+buffers, and every problem with a file raises an error that names it.
 """
 
 import json
@@ -18,7 +18,7 @@ from samara.shared.errors import ModelError
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""The limit that safetensors sets itself."""
+"""Largest header in bytes, the limit of the safetensors library."""
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -57,7 +57,7 @@ class TensorLocation:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes of the tensor."""
+        """Size of the tensor, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 

@@ -1,7 +1,7 @@
-"""The examples of one client, tokenized, and the source that they come from.
+"""The tokenized examples of one client, and their source.
 
-A source either divides the examples of a task among simulated clients or gives all of them to the
-one client of a device.
+A source either divides the examples of a task among simulated clients, or gives all of them to the
+only client of a device.
 """
 
 import math
@@ -13,33 +13,37 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.data_settings import EMBEDDED_DATA, DataSettings
 from samara.shared.errors import ConfigError, DataError
-from samara.shared.frames.instructions import Split
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 from samara.shared.model.windows import cut_into_windows
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.data import DataSettings
 from samara.shared.tasks.base_task import USER_FIELD
 from samara.shared.tasks.data import load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
 from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.partition import partition
 from samara.shared.tasks.rows import Example, hash_examples
 from samara.shared.tasks.sampling import limit_evaluation
 
 ExampleReader = Callable[[int], Sequence[Example]]
-"""Gives the examples of a task on this machine, for a number of clients among whom they will be
-divided; generated messages depend on that number."""
+"""Function from a number of clients to the examples of a task on this machine.
+
+The examples will be divided among these clients. The number of generated messages depends on the
+number of clients.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledPrompts:
-    """One split of a client's data as the model reads it.
+    """One split of a client's data in the form that the model reads.
 
     Attributes:
         prompts: n tokenized examples.
         labels: int64 [n].
-        parts: the examples in the parts that a readout computes together, and keeps; each part is
-            longer than the next one. One part holds all of them if they came together.
+        parts: the examples in groups that a readout computes and caches together. Each part has
+            more examples than the next one.
     """
 
     prompts: tuple[Prompt, ...]
@@ -62,7 +66,7 @@ class LabelledPrompts:
 
 
 class ExampleTokenizer:
-    """A scorer's tokenization, called by one thread at a time as fast tokenizers require.
+    """A scorer's tokenization; one thread at a time may call it, as fast tokenizers require.
 
     Attributes:
         lock: lock of the tokenizer.
@@ -72,7 +76,7 @@ class ExampleTokenizer:
         self._scorer, self.lock = scorer, threading.Lock()
 
     def __call__(self, example: Example) -> Prompt:
-        """Return an example as the model reads it."""
+        """Convert an example to a prompt."""
         with self.lock:
             return self._scorer.prompt(example.text, example.answers, example.cut)
 
@@ -97,7 +101,7 @@ class ExampleTokenizer:
 
 
 class ClientData:
-    """All examples of one client; `replace_examples` is the only change that they can undergo.
+    """All examples of one client, which only `replace_examples` can change.
 
     Args:
         client: client index.
@@ -111,10 +115,10 @@ class ClientData:
         examples: examples of all splits.
         client_count: number of clients that a common data set is divided among; None if the
             examples are the client's own.
-        most_evaluated: by split, how many examples an evaluation may count in the run at hand:
-            those that the client introduced itself with; others are not limited.
+        most_evaluated: maximum number of examples that an evaluation of the current run may count,
+            by split, as declared in the client's hello. Other splits are not limited.
         passes: number of rows that went through the model for the client's steps so far.
-        has_passed: whether the first pass of a readout is among them.
+        has_passed: whether `passes` includes the pass that computes a readout's features.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class ClientData:
         self._hashes: dict[Split, str] = {}
 
     def take_passes(self) -> int:
-        """Return the number of rows since the call before, and count from 0 again."""
+        """Return the number of rows since the last call, and restart the count."""
         rows, self.passes = self.passes, 0
         return rows
 
@@ -145,7 +149,7 @@ class ClientData:
         return np.array([example.label for example in self.in_split(split)], np.int64)
 
     def hash_of(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+        """Return an order-independent hash of a split's examples in hex; empty without examples."""
         with self._lock:
             if split not in self._hashes:
                 examples = self.in_split(split)
@@ -161,26 +165,28 @@ class ClientData:
             return self._tokenized[split]
 
     def some_prompts(self, split: Split, most: int) -> list[Prompt]:
-        """Return at most so many examples of a split, evenly spread, as the model reads them."""
+        """Return up to `most` prompts of a split, evenly spread."""
         examples = self.in_split(split)
         step = max(1, math.ceil(len(examples) / most))
+        if step == 1:
+            return list(self.tokenized(split).prompts)
         return [self._tokenize(example) for example in examples[::step]]
 
     def evaluated(self, split: Split) -> LabelledPrompts:
-        """Return the examples of a split that an evaluation of the run at hand counts."""
+        """Return the examples of a split within `most_evaluated`, tokenized."""
         return self.tokenized(split).first(self.most_evaluated.get(split))
 
     def evaluated_texts(self, split: Split) -> list[Example]:
-        """Return the examples that `evaluated` returns, as text."""
+        """Return the examples of `evaluated` as text."""
         return self.in_split(split)[: self.most_evaluated.get(split)]
 
     def replace_examples(self, examples: Sequence[Example], afresh: bool = False) -> None:
-        """Take other examples in place of the present ones.
+        """Replace all examples.
 
         Args:
             examples: examples of all splits.
-            afresh: whether prompts and parts are those of a client that had no examples before;
-                otherwise examples that stay keep theirs.
+            afresh: whether to recompute all prompts and parts, as for a new client. Otherwise the
+                remaining examples keep their prompts and parts.
         """
         with self._lock:
             if afresh:
@@ -208,14 +214,15 @@ class ClientData:
 def grown_parts(
     parts: Sequence[tuple[Prompt, ...]], prompts: Sequence[Prompt]
 ) -> tuple[tuple[Prompt, ...], ...]:
-    """Return parts for examples of which some are in parts already.
+    """Return the parts of some examples, given the parts of the previous examples.
 
-    A part that is not longer than the next one is united with it. So there are few parts, and an
+    A part that is not longer than the next one is merged with it. So there are few parts, and an
     example is computed again only when the number of examples has about doubled.
 
     Args:
-        parts: parts of the examples before; a part stays the same as long as one of them is left.
-        prompts: the examples now.
+        parts: parts of the previous examples. A part stays the same as long as one of its examples
+            remains.
+        prompts: the present examples.
     """
     present, known = set(map(id, prompts)), {id(one) for part in parts for one in part}
     kept = [part for part in parts if any(id(one) in present for one in part)]
@@ -232,9 +239,10 @@ class ClientDataSource:
 
     Args:
         examples: reader of the task's examples.
-        settings: settings of their division among clients.
+        settings: settings of the examples' division among clients.
         tokenize: function that turns an example into a prompt.
-        evaluated: most validation examples, and most test examples, of a share; 0 is all.
+        evaluated: maximum number of validation examples, and of test examples, of a share; 0 for
+            all.
     """
 
     def __init__(
@@ -290,24 +298,25 @@ class ClientDataSource:
 
 
 def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
-    """Read a task's examples, and return the function that gives them.
+    """Read a task's examples, and return a function that provides them.
 
     Args:
-        task: task that the examples belong to.
-        settings: settings that name the data; generated messages are written at the first call, by
-            as many writers as there are clients.
+        task: task of the examples.
+        settings: settings that name the data; generated messages are created at the first call, by
+            one writer per client.
 
     Raises:
-        DataError: if the data cannot be read, are missing, or lack the user that the task names.
-        ConfigError: if they may grow, which this does not read.
+        DataError: if the data cannot be read, are missing, or lack the user field that the task
+            names.
+        ConfigError: if the data may grow, which is not supported here.
     """
     check_data_is_given(task, settings.path)
     if settings.path == EMBEDDED_DATA:
         return cache(lambda client_count: embedded_examples(task, client_count, settings.seed))
     if settings.watch:
         raise ConfigError(
-            "data.watch: only a live client's data may grow; a simulation reads its data once, so "
-            "leave data.watch out"
+            "data.watch: only the data of a live client may grow. A simulation reads its data "
+            "once; leave data.watch out"
         )
     examples = load_examples(settings.path, task, settings.seed, settings.limit, settings.split)
     if task.user != USER_FIELD and not any(example.user for example in examples):

@@ -1,8 +1,8 @@
 """The execution of a run on this machine: decided once, recorded, and kept on resume.
 
-Grouping, micro-batch and thread count change the last bits of a projected gradient. A run in which
-they changed half-way would differ from an uninterrupted one, so whatever the settings leave open is
-decided before the first step and written to the run's folder.
+Grouping, micro-batch and thread count change the last bits of a projected gradient. If a resumed
+run had other values, its results would differ from those of an uninterrupted run. So the values
+that the settings leave open are decided before the first step and written to the run's folder.
 """
 
 import time
@@ -28,17 +28,17 @@ from samara.client.forward.grouping import (
 from samara.client.forward.peak_memory import measure_peak_memory
 from samara.client.forward.readout import ReadoutForward
 from samara.client.forward.resident import ResidentForward
-from samara.shared.config import RunConfig
-from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
-from samara.shared.files import write_once
-from samara.shared.kept_file import KeptFile
-from samara.shared.layout import Layout
 from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.layout import Layout
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.files import write_once
+from samara.shared.storage.kept_file import KeptFile
 
 USUAL_PASS_BYTES = 32 * 2**20
-"""The most bytes of a pass on a CPU where the settings leave it open: what its caches hold."""
+"""Most bytes of a pass on a CPU if the settings leave it open; about the size of its caches."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Execution:
 
 
 class _ExecutionFile(KeptFile[Execution | None]):
-    """The record of a run's execution on this machine, which the first of several processes makes.
+    """The record of a run's execution on this machine; the first of several processes writes it.
 
     Args:
         folder: folder of the run.
@@ -89,12 +89,12 @@ class _ExecutionFile(KeptFile[Execution | None]):
 def read_or_decide_execution(
     folder: Path, run_id: bytes, decide: Callable[[], Execution]
 ) -> Execution:
-    """Return the recorded execution of a run, after deciding and recording it if there is none.
+    """Return the recorded execution of a run; decide and record it if there is none.
 
     Args:
         folder: folder of the run.
         run_id: run id, 8 bytes.
-        decide: function that decides the execution of a run that is new on this machine.
+        decide: function that decides the execution of a new run.
 
     Raises:
         ConfigError: if the record is damaged or cannot be written.
@@ -108,7 +108,7 @@ def read_or_decide_execution(
 
 
 class StepBenchmark:
-    """The time and the memory of steps on examples of this machine; their results are discarded.
+    """Measures time and memory of steps on this machine's examples; results are discarded.
 
     Args:
         forward: forward engine.
@@ -153,7 +153,7 @@ class StepBenchmark:
 def choose_schedule(
     config: RunConfig, benchmark: StepBenchmark, is_streamed: bool = False
 ) -> Schedule:
-    """Return the schedule of the settings; what they leave open is chosen by measurement.
+    """Return the schedule that the settings define; open values are chosen by measurement.
 
     Args:
         config: settings of the run.
@@ -198,16 +198,16 @@ def choose_first_pass(
     usual: int,
     is_streamed: bool,
 ) -> Schedule:
-    """Return the schedule of the one pass that a readout needs of each example.
+    """Return the schedule of the single pass that a readout needs for each example.
 
-    There are no perturbations to group and nothing is timed; the micro-batch is cut to the memory
-    budget.
+    The pass has no perturbations to group, and is not timed. The memory budget limits the
+    micro-batch.
 
     Args:
         config: settings of the run.
         forward: forward engine.
         longest: examples that take the most memory.
-        usual: micro-batch where the settings leave it open.
+        usual: micro-batch to use if the settings leave it open.
         is_streamed: whether the model's blocks are streamed.
 
     Raises:
@@ -230,12 +230,12 @@ def choose_first_pass(
 def _largest_micro_batch(
     config: RunConfig, peak_bytes: Callable[[int], int], most: int, is_streamed: bool
 ) -> int:
-    """Return the largest micro-batch within the memory budget; 0 if no example fits it.
+    """Return the largest micro-batch within the memory budget; 0 if no example fits.
 
-    Without a budget, passes on a CPU take no more than `USUAL_PASS_BYTES`, or twice as much as one
-    example where that is more: what a pass takes whatever its size, such as a weight matrix that is
-    dequantized, does not make it a pass of one example. Nothing is measured where blocks are
-    streamed: every pass reads the model once.
+    Without a budget, passes on a CPU take at most `USUAL_PASS_BYTES`, or twice the memory of one
+    example if that is more. The fixed memory of a pass, such as a dequantized weight matrix, then
+    does not reduce passes to single examples. With streamed blocks the batch is not split, because
+    every additional pass would read the whole model again.
     """
     if config.memory_budget:
         return find_largest_micro_batch(peak_bytes, config.memory_budget, most)
@@ -253,7 +253,7 @@ def _budget_error(config: RunConfig, needed: int) -> ConfigError:
 
 
 def evaluation_batch_size(schedule: Schedule, config: RunConfig, limit: int) -> int:
-    """Return how many examples an evaluation's forward pass has, within the memory of a step's.
+    """Return the number of examples in an evaluation's forward pass, within the memory of a step.
 
     Args:
         schedule: schedule of a step.

@@ -1,7 +1,8 @@
-"""The examples of a live client, which may grow while it runs.
+"""The examples of a live client, whose number may grow while it runs.
 
-They are those of ``data.path``, which is read once or watched, and those that the owner has taught
-the client. They are used in the order in which they came, whatever is deleted or added between.
+The examples come from ``data.path``, which is read once or watched, and from the client's owner
+(learned examples). They are in the order of arrival. Deletions and additions do not change the
+order of the others.
 """
 
 import logging
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from samara.client.training.own_examples import OwnExample, OwnExamples
-from samara.shared.data_settings import EMBEDDED_DATA, DataSettings
 from samara.shared.errors import ConfigError, DataError
+from samara.shared.settings.data import DataSettings
 from samara.shared.tasks.data import load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
 from samara.shared.tasks.growing import (
@@ -25,6 +26,7 @@ from samara.shared.tasks.growing import (
     with_stable_split,
 )
 from samara.shared.tasks.kinds import Task
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.rows import Example, Row
 
 log = logging.getLogger("samara.client")
@@ -33,13 +35,13 @@ SECONDS_PER_DAY = 86_400
 _LOGGED_PROBLEMS = 5
 
 Source = Literal["given", "watched", "learned"]
-"""The origin of an example: data that are read once, watched data, or the client's owner."""
+"""Origin of an example: data read once, watched data, or the client's owner."""
 _Files = tuple[tuple[str, int, int, int], ...]
-"""The files of a source: path, inode, size, and time of the last change in nanoseconds."""
+"""Files of a source: path, inode, size, and modification time in nanoseconds."""
 
 
 class _Added(NamedTuple):
-    """An example that was added: its row, its source, and its line if its owner taught it."""
+    """An added example: its row and source, and for a learned example also its line."""
 
     row: Row
     source: Source
@@ -48,12 +50,12 @@ class _Added(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The numbers of a client's examples, and what is not used, for its owner.
+    """The numbers of a client's examples, and the problems with unusable data, for its owner.
 
     Attributes:
         counts: number of examples by source and split.
-        newest: when the newest added example was written, seconds since 1970; 0 without any.
-        problems: what is not used and why, each with its file and line.
+        newest: time of the newest added example, seconds since 1970; 0 without any.
+        problems: unusable data and the reasons, each with file and line.
     """
 
     counts: dict[tuple[Source, str], int]
@@ -62,22 +64,22 @@ class DataFacts:
 
 
 class GrowingData:
-    """The examples of one client; one thread uses it.
+    """The examples of one client, for use by one thread.
 
     Args:
         task: task of the examples.
         settings: the device's data settings.
-        folder: folder of the client, with what its owner has taught it.
+        folder: folder of the client, which contains the learned examples.
         clock: function that gives the seconds since 1970.
-        may_delete: whether examples that have expired are deleted from the client's own file.
+        may_delete: whether expired examples are deleted from the file of learned examples.
 
     Attributes:
         examples: the examples at the last reading.
-        facts: their numbers, and what is not used.
+        facts: numbers of the examples, and problems with unusable data.
 
     Raises:
         DataError: if the data cannot be read.
-        TrainerError: if the client's own file cannot be read or written.
+        TrainerError: if the file of learned examples cannot be read or written.
         ConfigError: if settings contradict each other.
     """
 
@@ -91,8 +93,8 @@ class GrowingData:
     ) -> None:
         if settings.watch and settings.limit:
             raise ConfigError(
-                f"data.limit = {settings.limit}: which examples it leaves would change with every "
-                "new one; set data.keep where data.watch is set"
+                f"data.limit = {settings.limit}: the limited choice of examples would change with "
+                "every new example; with data.watch, set data.keep instead"
             )
         self._task, self._settings = task, settings
         self._clock, self._may_delete = clock, may_delete
@@ -110,10 +112,11 @@ class GrowingData:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read what has changed on the disk; return whether the examples are others now.
+        """Read changes from the disk; return whether the examples have changed.
 
-        Watched data that cannot be read any more are used as they were. Examples that the
-        retention settings no longer allow are left out, and deleted from the client's own file.
+        If watched data cannot be read, the data of the last reading stay in use. Examples that the
+        retention settings no longer allow are left out, and are deleted from the file of learned
+        examples.
 
         Raises:
             TrainerError: if the client's own file cannot be read or written.
@@ -134,14 +137,14 @@ class GrowingData:
         return self.examples != before
 
     def divide_as(self, settings: DataSettings) -> bool:
-        """Divide the examples into splits by other settings; return whether they are others now.
+        """Divide the examples into splits by other settings; return whether any have changed.
 
         Args:
             settings: the device's data settings, with the split and the seed of a run.
 
         Raises:
-            DataError: if the data cannot be read again; they stay as they were.
-            TrainerError: as `refresh`.
+            DataError: if the data cannot be read again; the examples are then unchanged.
+            TrainerError: as in `refresh`.
         """
         before = self._settings
         if (settings.split, settings.seed) == (before.split, before.seed):
@@ -173,7 +176,7 @@ class GrowingData:
             return True
 
     def _read_watched(self) -> bool:
-        """Read the watched data if a file has changed; return whether one has.
+        """Read the watched data if a file has changed; return whether a file has changed.
 
         Raises:
             DataError: if they cannot be read.
@@ -188,7 +191,7 @@ class GrowingData:
         return True
 
     def _read_learned(self) -> bool:
-        """Read the client's own file if it has changed; return whether it has."""
+        """Read the file of learned examples if it has changed; return whether it has changed."""
         files = _files(self._own.file)
         if files == self._learned_files:
             return False
@@ -207,7 +210,7 @@ class GrowingData:
         return True
 
     def _retained(self, added: Sequence[_Added]) -> list[_Added]:
-        """Return the added examples that the retention settings allow; delete others' lines."""
+        """Return the added examples that the retention settings allow; delete the others' lines."""
         keep, days = self._settings.keep, self._settings.keep_days
         since = self._clock() - days * SECONDS_PER_DAY if days else 0.0
         kept = [added[index] for index in newest([one.row.time for one in added], keep, since)]
@@ -241,14 +244,14 @@ def load_given(task: Task, settings: DataSettings) -> list[Example]:
 def _merge(
     before: Iterable[Example], given: Sequence[Example], added: Sequence[_Added], task: Task
 ) -> tuple[list[Example], list[Source]]:
-    """Return all examples with their sources: the given ones, then the others as they came.
+    """Return all examples with their sources: given data first, then added examples by arrival.
 
     A text counts once, in the split of its first source, with its newest label.
 
     Args:
         before: examples before the change, whose order stays.
-        given: data that are read once; texts in them that repeat are kept as they are.
-        added: the others.
+        given: data that are read once; repeated texts in these data are kept.
+        added: added examples.
         task: task of the examples.
     """
     split_of: dict[Identity, tuple[str, Source]] = {}
@@ -273,7 +276,7 @@ def _merge(
 
 
 def _files(path: Path) -> _Files:
-    """Return the files of a source: a file, or those of a folder and its folders."""
+    """Return the files of a source: a single file, or all files in a folder and its subfolders."""
     found = []
     try:
         paths = [path, *path.glob("*"), *path.glob("*/*")] if path.is_dir() else [path]

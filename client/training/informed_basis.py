@@ -2,11 +2,12 @@
 
 F = E[∇log p(y|x) ∇log p(y|x)ᵀ] is the Fisher matrix of the adapter's elements at B = 0 under the
 model's own predictions y. The texts x are random tokens or lines of a public file, with the task's
-prompt around them, so neither data nor labels of a federation are needed. The basis is made of the
-eigenvectors of the largest eigenvalues λ, each times λ^(−1/4): directions that change answers a lot
-are shortened, since they bound the learning rate, and the others are lengthened, up to where they
-would mostly add noise. All are scaled so that tr(UᵀFU) = tr(F): projected gradients are then as
-large as those of isotropic directions, and the same learning rates are stable.
+prompt around them, so neither data nor labels of a federation are needed. The basis consists of the
+eigenvectors with the largest eigenvalues λ, each multiplied by λ^(−1/4). This shortens directions
+that change answers a lot, because they bound the learning rate. It lengthens the other directions,
+but not so far that they mostly add noise. All vectors are scaled so that tr(UᵀFU) = tr(F).
+Projected gradients are then as large as those of isotropic directions, and the same learning rates
+are stable.
 """
 
 import logging
@@ -20,11 +21,11 @@ from scipy.special import softmax
 
 from samara.client.forward.resident import have_equal_row_counts
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.basis import Basis, BasisOrigin
-from samara.shared.directions import prefix_tokens
 from samara.shared.errors import ModelError
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.basis import Basis, BasisOrigin
+from samara.shared.protocol.directions import prefix_tokens
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 from samara.shared.tasks.rows import read_rows
 
@@ -37,7 +38,7 @@ LEAST_SHARE = 0.95
 """The share of squared gradients on probe texts below which a basis is refused."""
 EXPONENT = -0.25
 SHORTEST, LONGEST = 4, 40
-"""Fewest and most random tokens of a text."""
+"""Minimum and maximum number of random tokens in a text."""
 _SEED = 0x5A3A7A
 _LENGTHS, _LABELS = 1, 2
 _CLIENTS_PER_PASS = 32
@@ -47,10 +48,10 @@ _AT_ONCE = 2**13
 
 @dataclass(frozen=True, eq=False)
 class MeasuredBasis:
-    """A basis with what was measured beside it.
+    """A basis with further results of its measurement.
 
     Attributes:
-        basis: the basis; its origin holds the share on probe texts.
+        basis: the basis; its `origin` includes the share of the squared gradients of probe texts.
         effective_rank: (Σλ)²/Σλ² of the Fisher matrix.
     """
 
@@ -59,7 +60,7 @@ class MeasuredBasis:
 
 
 def random_texts(runtime: ModelRuntime, count: int, first: int = 0) -> list[str]:
-    """Return texts of random tokens, without the tokenizer's special ones.
+    """Return texts of random tokens, without the tokenizer's special tokens.
 
     Args:
         runtime: model runtime.
@@ -82,7 +83,7 @@ def prompts_around(
 ) -> list[Prompt]:
     """Return prompts of a task whose fields hold these texts, one after the other.
 
-    Fields that take given values alone take the first of them.
+    A field that accepts only given values gets the first of these values.
     """
     fields = [f for f in task.source_fields if f not in task.replace]
     right = {task.label_names[0]: task.labels[0][0]} if task.labels else {}
@@ -97,10 +98,9 @@ def prompts_around(
 
 
 def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-    """Return the gradients of −log p(y|x) at B = 0 of one predicted answer y per prompt.
+    """Return the gradients of −log p(y|x) at B = 0, for one predicted answer y per prompt.
 
-    Returns:
-        float32 [n, elements]; answers are drawn by the probabilities that the model gives them.
+    Returns: float32 [n, elements]; answers are drawn with the model's probabilities.
     """
     longest = sorted(prompts, key=lambda prompt: max(map(len, prompt.sequences)))
     probabilities = softmax(runtime.base_scores(longest).astype(np.float64), axis=1)
@@ -118,7 +118,7 @@ def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> ND
 
 
 def equal_rows(prompts: Sequence[Prompt]) -> Iterator[NDArray[np.int64]]:
-    """Yield indices of prompts that can share a pass, each as the one prompt of a client."""
+    """Yield indices of prompts that can share a pass in which each prompt is another client's."""
     for start in range(0, len(prompts), _CLIENTS_PER_PASS):
         some = np.arange(start, min(start + _CLIENTS_PER_PASS, len(prompts)))
         if have_equal_row_counts([prompts[index] for index in some.tolist()], len(some)):
@@ -136,12 +136,11 @@ def leading_vectors(
         gradients: float32 [n, d].
         size: number of vectors, k.
 
-    Returns:
-        All eigenvalues that are not zero, descending, float64 [r]; and k orthonormal vectors,
-        float64 [k, d].
+    Returns: All nonzero eigenvalues, descending, float64 [r]; and k orthonormal vectors, float64
+        [k, d].
 
     Raises:
-        ModelError: if there are fewer than k.
+        ModelError: if there are fewer than k nonzero eigenvalues.
     """
     gram = np.zeros((len(gradients), len(gradients)))
     for start in range(0, gradients.shape[1], _AT_ONCE):
@@ -152,7 +151,7 @@ def leading_vectors(
     rank = int((values > values[0] * 1e-12).sum()) if values[0] > 0 else 0
     if rank < size:
         raise ModelError(
-            f"the answers change in {rank} directions only, and a basis has {size}; leave "
+            f"the answers change in only {rank} directions, but a basis needs {size}; leave "
             "adapter.basis empty, or adapt more elements"
         )
     scaled = vectors[:, :size] / np.sqrt(values[:size])
@@ -176,8 +175,8 @@ def measure_basis(
 
     Args:
         runtime: model runtime, whose adapter has no basis.
-        task: task whose prompts are around the texts.
-        texts: texts; the last ones are probe texts, which the basis does not see.
+        task: task whose prompts surround the texts.
+        texts: texts. The last ones are probe texts, which are not used for the basis.
         source: ``random-tokens`` or ``file``.
 
     Raises:

@@ -16,22 +16,27 @@ from samara.client.estimators.prge import (
     GradientEstimate,
     prge_estimator,
 )
-from samara.shared.directions import batch_order
 from samara.shared.errors import TrainingError
 from samara.shared.extensions import extension
-from samara.shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.replay import CoefficientBlock, quantize
-from samara.shared.step_size import REACH
+from samara.shared.protocol.directions import batch_order
+from samara.shared.protocol.frames.instructions import (
+    CLUSTERING_TRACK,
+    SeedPolicy,
+    TrainInstruction,
+)
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import CoefficientBlock, quantize
+from samara.shared.protocol.step_size import REACH
 
 _Progress = TypeVar("_Progress")
 
 
 def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) -> bool:
-    """Return whether every step has a batch of one label, by turns, as in clustering rounds.
+    """Return whether every batch has a single label, as in clustering rounds.
 
-    Otherwise the base rate of a client would dominate its projected gradients. If a label has fewer
-    examples than a batch its projected gradients are scaled down, without any to zero.
+    The labels take turns. With mixed batches, the client's base rate would dominate its projected
+    gradients. If a label has fewer
+    examples than a batch, its projected gradients are scaled down; without examples they are zero.
 
     Args:
         instruction: instruction of the round.
@@ -45,7 +50,7 @@ def smallest_batch(
 ) -> int:
     """Return the number of a client's examples in the smallest batch of an instruction's steps.
 
-    Steps for a label without examples do not count: they report zeros, and no loss.
+    Steps for a label without examples are left out, because they report zeros and no loss.
 
     Args:
         instruction: instruction of the round.
@@ -92,13 +97,13 @@ class LocalStepPlan:
         return len(self._estimates)
 
     def next_estimator(self, gradients: str = "differences") -> Estimator:
-        """Return the estimator of the next step, which knows its directions and its batch.
+        """Create the estimator of the next step, for its directions and its batch.
 
         Args:
             gradients: value of the setting `gradients`.
 
         Raises:
-            ConfigError: if it names an estimator that this machine does not have.
+            ConfigError: if this machine lacks the estimator.
         """
         instruction, step = self._instruction, len(self._estimates)
         batch = self._next_batch()
@@ -111,7 +116,7 @@ class LocalStepPlan:
         return _with_curvature(extension("estimator", gradients), seeds, batch, epsilon, curvature)
 
     def _next_batch(self) -> NDArray[np.int64]:
-        """Return the examples of the next step; the first one if there are none of its label."""
+        """Return the examples of the next step; the first example if the step's label has none."""
         instruction, step = self._instruction, len(self._estimates)
         if self._has_whole_batches and len(self._labels):
             return np.arange(len(self._labels))
@@ -123,18 +128,18 @@ class LocalStepPlan:
     def finish_step(
         self, estimate: GradientEstimate
     ) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
-        """Record the estimate of the next step, and return the update that it makes.
+        """Record the estimate of the next step, and return its update.
 
-        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The reported loss is to be that
-        of the state that the round began with. If every batch is all of the client's examples, it
-        is the first step's. Otherwise that one would be the loss of few examples, and those of
-        later steps count too while the client is near that state (`REACH`).
+        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The reported loss
+        estimates the loss at the round's start state. If every batch holds all of the client's
+        examples, the first step's loss is reported. Otherwise the first step covers few examples,
+        so losses of later steps count too while the client is near the start (`REACH`).
 
         Args:
             estimate: result of the step's estimator.
 
         Returns:
-            Seeds and coefficient blocks, for `samara.shared.replay.replay`.
+            Seeds and coefficient blocks, for `samara.shared.protocol.replay.replay`.
 
         Raises:
             TrainingError: if a loss is not finite.
@@ -203,10 +208,10 @@ def _with_curvature(
 
 
 class InterruptedSteps(Generic[_Progress]):
-    """The finished steps of a client's interrupted round, kept in memory until the round goes on.
+    """Finished steps of a client's interrupted round, kept in memory until it continues.
 
-    An exception between two forward passes interrupts a round. The steps before it are not repeated
-    if the same round is begun again with the same examples.
+    An exception between two forward passes interrupts a round. Earlier steps are not repeated if
+    the same round starts again with the same examples.
     """
 
     def __init__(self) -> None:
@@ -218,7 +223,7 @@ class InterruptedSteps(Generic[_Progress]):
 
         Args:
             token: token of the round's instruction, 8 bytes.
-            examples: examples of the round; only the same object is the same.
+            examples: examples of the round, compared by object identity.
             beginning: progress at the round's start, which the round's steps change.
         """
         if self._progress is None or self._token != token or self._examples is not examples:

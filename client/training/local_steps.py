@@ -1,8 +1,8 @@
 """The local steps of a round, of one client or of many that share forward passes.
 
-Every client has its own examples, order of batches, directions, and state that its steps move. Only
-the forward passes are shared. So the reports of clients that step together are those of clients
-that step alone, but for the rounding of larger matrix products (docs/measurements/fleets.md).
+Every client has separate examples, batches, directions and state. Only the forward passes are
+shared. So a client that shares passes reports the same as a client that steps alone, except for the
+rounding of larger matrix products (docs/measurements/fleets.md).
 """
 
 import threading
@@ -23,18 +23,23 @@ from samara.client.training.client_data import ClientData, LabelledPrompts
 from samara.client.training.local_step_plan import InterruptedSteps, LocalStepPlan
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import SamaraError
-from samara.shared.frames.instructions import Split, TrainInstruction, token_of
-from samara.shared.frames.report import Report
 from samara.shared.model.perturbations import Perturbations
+from samara.shared.model.replay_torch import draw_directions
 from samara.shared.model.scorers import Prompt
-from samara.shared.replay import replay
+from samara.shared.protocol.frames.instructions import Split, TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import replay
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.tasks.objectives import PROFILED, SUMMED_CROSS_ENTROPY
+from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY
+from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.tasks.rows import Example
 
 _one_at_a_time = threading.Lock()
-"""Held by the steps of a readout, which threads that take turns only make dearer: a step runs for
-microseconds between two uses of the interpreter."""
+"""Lock held during the steps of a readout.
+
+Alternating threads would only slow them down, because a step uses the interpreter every few
+microseconds.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +58,9 @@ class _TrainedPart:
         """Return the center of the perturbations of a client with this state, int64 [d]."""
         return state if self.mask is None else np.where(self.mask, state, self.start)
 
-    def project(self, z: NDArray[np.int16]) -> NDArray[np.int16]:
-        """Return directions [n, d] with zeros where numbers are not perturbed."""
-        return z if self.mask is None else z * self.mask
+    def project(self, z: torch.Tensor) -> torch.Tensor:
+        """Return directions, int16 [n, d], with zeros where numbers are not perturbed."""
+        return z if self.mask is None else z * torch.from_numpy(self.mask).to(z.device)
 
 
 @dataclass(eq=False)
@@ -65,10 +70,10 @@ class _Participant:
     Attributes:
         data: all examples of the client.
         examples: training examples.
-        texts: the same examples as text, where a step decodes their answers.
-        plan: batches and directions of its steps, and its results so far.
-        state: state after its steps so far, int64 [d].
-        error: error that ended its steps.
+        texts: training examples as text, if steps decode answers.
+        plan: batches and directions of the client's steps, and the results so far.
+        state: state after the client's steps so far, int64 [d].
+        error: error that ended the client's steps; None without an error.
     """
 
     data: ClientData
@@ -151,8 +156,8 @@ def take_local_steps_together(
 def prepare_training_examples(runtime: ModelRuntime, data: ClientData) -> LabelledPrompts:
     """Return a client's training examples, prepared for the runtime's forward engine.
 
-    The rows that this takes count as passes of the client. The first pass of a readout counts
-    once, whether it was kept from an earlier run or not.
+    The rows needed for this count as passes of the client. The first pass of a readout counts once,
+    even if it was kept from an earlier run.
     """
     examples, before = data.tokenized(Split.TRAIN), runtime.passes
     for part in examples.parts:
@@ -175,11 +180,11 @@ def prepare_evaluated_examples(
 
 
 def clients_per_pass(row_budget: int, instruction: TrainInstruction, schedule: Schedule) -> int:
-    """Return how many clients share a forward pass under a budget of rows; at least one.
+    """Return the number of clients that share a forward pass under a budget of rows; at least 1.
 
     Args:
-        row_budget: largest number of rows in a pass, of all its clients together; 0 is one client
-            at a time.
+        row_budget: largest number of rows in a pass, of all clients together; 0 means one client
+            per pass.
         instruction: instruction of the round.
         schedule: schedule of a client's step.
     """
@@ -240,11 +245,12 @@ def _losses_in_one_pass(
 ) -> list[NDArray[np.float64]]:
     """Return the answers to requests of participants that share forward passes, float64 [n]."""
     layout, weight_map, first = runtime.layout, runtime.weight_map, requests[0]
-    center = np.stack([weight_map.weights(part.center(one.state)) for one in participants])
+    weights = np.stack([weight_map.weights(part.center(one.state)) for one in participants])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([request.seeds for request in requests])
-        z = runtime.backend.directions(seeds, layout.size, layout.distribution)
+        where = runtime.torch_device
+        z = draw_directions(runtime.backend, seeds, layout.size, layout.distribution, 0, where)
         z = part.project(z).reshape(len(participants), len(first.seeds), layout.size)
     pairs = list(zip(participants, requests, strict=True))
     batches = [_batch_prompts(one, request) for one, request in pairs]
@@ -253,7 +259,7 @@ def _losses_in_one_pass(
     schedule = runtime.schedule_for(len(first.batch))
     if first.exact and z is not None:
         losses, gradients = runtime.forward.loss_gradients(
-            Perturbations.from_arrays(layout, center, device=runtime.torch_device),
+            Perturbations.from_arrays(layout, weights, device=runtime.torch_device),
             prompts,
             labels,
             schedule.micro_batch,
@@ -261,11 +267,11 @@ def _losses_in_one_pass(
         )
         return [
             np.append(loss, directional_derivatives(weight_map.gradient(elements), directions))
-            for loss, elements, directions in zip(losses, gradients, z, strict=True)
+            for loss, elements, directions in zip(losses, gradients, z.cpu().numpy(), strict=True)
         ]
     perturbations = Perturbations(
         layout,
-        torch.from_numpy(center).to(runtime.torch_device),
+        torch.from_numpy(weights).to(runtime.torch_device),
         None if z is None else weight_map.directions(z),
         first.epsilon,
         first.signs,
@@ -274,6 +280,9 @@ def _losses_in_one_pass(
         (one,) = participants
         return [_losses_of_answers(runtime, one, first, perturbations, schedule)]
     scores = runtime.forward.scores(perturbations, prompts, schedule)
+    if first.unperturbed:
+        center = replace(perturbations, directions=None)
+        scores = np.concatenate([scores, runtime.forward.scores(center, prompts, schedule)])
     if runtime.config.objective == SUMMED_CROSS_ENTROPY:
         scores[..., 0] *= [len(prompt.targets[0]) for prompt in prompts]
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
@@ -294,12 +303,17 @@ def _losses_of_answers(
     examples = [participant.texts[row] for row in request.batch.tolist()]
     prompts = [runtime.tokenize(replace(one, answers=())) for one in examples]
     accepted = [one.answers for one in examples]
-    losses = answer_losses(forward, task, perturbations, prompts, accepted, schedule.micro_batch)
+    size = schedule.micro_batch
+    losses = answer_losses(forward, task, perturbations, prompts, accepted, size)
+    if request.unperturbed:
+        center = replace(perturbations, directions=None)
+        unperturbed = answer_losses(forward, task, center, prompts, accepted, size)
+        losses = np.append(losses, unperturbed)
     return losses.astype(np.float64)
 
 
 def _batch_prompts(participant: _Participant, request: LossRequest) -> Sequence[Prompt]:
-    """Return the prompts of a request's batch; if it is all in their order, they themselves."""
+    """Return the prompts of a request's batch; the same object if the batch is all of them."""
     prompts, rows = participant.examples.prompts, request.batch
     if np.array_equal(rows, np.arange(len(prompts))):
         return prompts

@@ -1,6 +1,6 @@
-"""The model runtime: base model, adapter, scorer and forward engine, and how they are executed.
+"""The model runtime: base model, adapter, scorer, forward engine, and their execution.
 
-It is independent of clients. `scores` evaluates prompts under a state; local steps (local_steps.py)
+The runtime knows no clients. `scores` evaluates prompts under a state; local steps (local_steps.py)
 use the forward engine, the replay backend and the schedule.
 """
 
@@ -42,19 +42,19 @@ from samara.client.training.execution import (
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from samara.shared.config import NO_STREAMED_GRADIENTS, RunConfig
-from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
-from samara.shared.features import check_features, kind_of
-from samara.shared.machine import cores
+from samara.shared.machine.process import cores
 from samara.shared.model.cache_key import model_inputs, scorer_inputs
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.perturbations import Perturbations, WeightMap
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
-from samara.shared.replay import Backend
-from samara.shared.runs import run_folder, run_id_of
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.replay import Backend
+from samara.shared.settings.config import NO_STREAMED_GRADIENTS, RunConfig
+from samara.shared.settings.features import check_features, kind_of
+from samara.shared.settings.runs import run_folder, run_id_of
 from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.objectives import Objective, decodes_answers, training_objective
@@ -69,7 +69,7 @@ class ModelRuntime:
         model: loaded base model.
         task: task that the model is adapted to.
         examples: reader of the examples that the execution is measured on.
-        predecessor: runtime of the same model, task and data, whose caches are taken over.
+        predecessor: runtime of the same model, task and data, whose caches are reused.
 
     Raises:
         ConfigError: if the settings cannot be combined with the task.
@@ -108,7 +108,7 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        # The turn comes before the lock: a question, which training waits for, needs the lock, too.
+        # The turn comes before the lock: questions need the lock too, and training waits for them.
         with forward_pass(), predecessor.tokenize.lock if predecessor else nullcontext():
             self.scorer = make_scorer(base, task, config.model.max_length, only_compares(config))
         settings = config.adapter
@@ -150,13 +150,17 @@ class ModelRuntime:
         )
 
     def examples(self, client_count: int) -> Sequence[Example]:
-        """Return the examples of the task as they are trained: long plain texts in windows."""
+        """Return the training examples of the task; long plain texts are split into windows."""
         return self.tokenize.windows(self._examples(client_count))
 
     @property
     def has_readout_alone(self) -> bool:
         """Return whether the model runs once per example, since nothing inside it is trained."""
         return isinstance(self.forward, ReadoutForward)
+
+    def texts_to_measure(self) -> Sequence[Prompt]:
+        """Return the texts that a readout alone runs through the model before the first example."""
+        return self.forward.texts_to_measure() if isinstance(self.forward, ReadoutForward) else ()
 
     @property
     def passes(self) -> int:
@@ -166,9 +170,10 @@ class ModelRuntime:
     def make_pass(self) -> Callable[[Sequence[Prompt], int], None]:
         """Return a function that runs the model over prompts, to measure it.
 
-        It takes prompts, and the directions under whose two perturbations adapters inside the model
-        run; with 0 these run as they begin, and a readout alone has none. Its passes do not count
-        in `passes`, and only the function itself keeps anything of them.
+        The function takes prompts and a number of directions. Adapters inside the model run under
+        both perturbations of each direction, or unperturbed if the number is 0. A readout alone
+        ignores the number. These passes do not count in `passes`. Only the returned function caches
+        their results.
         """
         if isinstance(forward := self.forward, ReadoutForward):
             return lambda prompts, queries: forward.run_pass(prompts)
@@ -187,24 +192,24 @@ class ModelRuntime:
         return run
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Have a readout's examples computed by the division of this whole split.
+        """Compute a readout's representations for a whole split, in fixed passes.
 
-        The last bits of a readout's scores so depend on the split alone. With adapters inside the
+        The last bits of a readout's scores then depend only on the split. With adapters inside the
         model there is nothing to prepare.
 
         Args:
-            prompts: all prompts of a client's split, in their order, or of a part of it.
+            prompts: all prompts of a client's split, or of a part of it, in order.
         """
         if isinstance(self.forward, ReadoutForward):
             self.forward.prepare(prompts)
 
     def keep_only(self, parts: Sequence[Sequence[Prompt]]) -> None:
-        """Discard what a readout keeps of other examples than those of some parts."""
+        """Discard cached representations of examples outside of some parts."""
         if self._representations is not None:
             self._representations.keep_only(parts)
 
     def features(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        """Return what a readout reads of n prompts: φ(h), float32 [n, features].
+        """Return the features of n prompts that a readout reads: φ(h), float32 [n, features].
 
         Raises:
             ConfigError: if the adapter is not a readout alone.
@@ -221,11 +226,11 @@ class ModelRuntime:
         return type(self)(self.config, self._model, self._task, self._examples, self)
 
     def under(self, config: RunConfig) -> Self:
-        """Return a runtime with the same weights and other settings of adapter and run.
+        """Return a runtime with the same weights under other settings of adapter and run.
 
         Args:
-            config: settings that agree with this runtime's in model, task and data. At another
-                depth the model is loaded again.
+            config: settings with the same model, task and data as this runtime's. If the depth
+                differs, the model is loaded again.
         """
         self.free_buffers()  # two runtimes' staging buffers may not fit at once
         depth = config.adapter.depth
@@ -251,12 +256,12 @@ class ModelRuntime:
 
     @property
     def adapted_block_count(self) -> int:
-        """The number of blocks from the lowest adapted one on."""
+        """The number of blocks from the lowest adapted block upward."""
         return len(self._model.base.blocks) - self.first_block
 
     @property
     def score_inputs(self) -> dict[str, object]:
-        """The inputs of the scores of prompts, beside the state of the adapter."""
+        """All inputs that determine the scores of prompts, except the state of the adapter."""
         return {"model": model_inputs(self.base), "scorer": scorer_inputs(self.scorer)}
 
     @property
@@ -266,13 +271,16 @@ class ModelRuntime:
 
     @property
     def _trunk_inputs(self) -> tuple[object, ...]:
-        """The settings by which a trunk's outputs of the same model may be taken over."""
+        """The settings that must be equal before another runtime may reuse the trunk's outputs."""
         config = self.config
         return self.model_id, self.first_block, config.trunk_cache, config.trunk_cache_folder
 
     @property
     def _first_pass_inputs(self) -> tuple[object, ...]:
-        """The settings by which a readout's features may be, besides; a damping by its content."""
+        """The settings that must be equal before another runtime may reuse features.
+
+        Those of `_trunk_inputs` must be equal as well. Dampings are equal if their content is.
+        """
         return self.layout.damping, self.config.examples_in_pass, self.config.memory_budget
 
     @cached_property
@@ -284,8 +292,8 @@ class ModelRuntime:
     def execution(self) -> Execution:
         """The schedule and the threads of this run on this machine.
 
-        They are decided, or read from the run's folder, at the first use, which also sets the
-        number of threads of torch. Passes that only measure do not count in `passes`.
+        At the first use they are decided, or read from the run's folder, and torch's number of
+        threads is set. Passes that only measure do not count in `passes`.
         """
         config = self.config
         run_id = run_id_of(config, self.layout, self.model_id)
@@ -316,7 +324,7 @@ class ModelRuntime:
         return execution
 
     def use_threads(self) -> None:
-        """Compute with this run's number of threads again, after another runtime has computed."""
+        """Set this run's number of threads again, after another runtime has computed."""
         if "execution" in self.__dict__:
             torch.set_num_threads(self.execution.threads)
 
@@ -326,7 +334,7 @@ class ModelRuntime:
         return self.execution.schedule
 
     def schedule_for(self, batch: int) -> Schedule:
-        """Return the schedule of a step on so many examples.
+        """Return the schedule of a step on a given number of examples.
 
         Its forward passes are no larger than those of a step on `RunConfig.batch` examples.
         """
@@ -343,7 +351,7 @@ class ModelRuntime:
         return self._scores(self.perturbation(None), prompts)
 
     def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
-        """Return the adapter under a state, int64 [size]; under None, that of the base model."""
+        """Return the adapter under a state, int64 [size]; None means the base model's adapter."""
         if state is None:
             weights = np.zeros(self.layout.element_count, np.float32)
         else:
@@ -424,12 +432,12 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 def only_compares(config: RunConfig) -> bool:
     """Return whether a run reads the scores of a row only by comparing them with each other.
 
-    All objectives over labels do. But a readout's base scores are computed once and kept, also by
-    other runs: they stay log-likelihoods.
+    This holds for all objectives over labels. A readout is an exception: its base scores are
+    computed once and cached, also for other runs, so they must be log-likelihoods.
     """
     return bool(config.adapter.inner_layers) and not config.adapter.has_readout
 
 
 def _letter_count(example: Example) -> int:
-    """Return the letters of all of an example's sequences, which estimates their tokens."""
+    """Return the number of letters in an example's sequences, as an estimate of their tokens."""
     return max(1, len(example.answers)) * len(example.text) + sum(map(len, example.answers))

@@ -1,8 +1,8 @@
-"""The examples that a client's owner has taught it: a file in the client's folder.
+"""Learned examples: the examples that a client's owner has taught it, in the client's folder.
 
-It has one JSON object per line. A line is on the disk before it is acknowledged. Several processes
-may add and delete: a lock file keeps them apart. The file belongs to its owner alone and never
-leaves the device.
+The file has one JSON object per line. A line is on the disk before it is acknowledged. Several
+processes may add and delete lines; a lock file admits one at a time. Only the owner may read the
+file, and the file never leaves the device.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from samara.shared.errors import DataError, TaskError, TrainerError
-from samara.shared.files import make_folder, sync_folder, write_durably
+from samara.shared.storage.files import make_folder, sync_folder, write_durably
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.named_labels import label_value, only_text_field
 from samara.shared.tasks.rows import Row, read_rows
@@ -35,9 +35,9 @@ class OwnExample:
     """A line of the file.
 
     Attributes:
-        id: 12 hexadecimal digits that follow from the row's content without its label: a text that
-            is taught again with another label has the same ones.
-        time: when it was taught by this device's clock, seconds since 1970.
+        id: 12 hexadecimal digits, derived from the row's content without its label. A text that is
+            taught again with another label has the same id.
+        time: time of teaching by this device's clock, seconds since 1970.
         row: a row of data, with the fields that the task reads.
     """
 
@@ -49,7 +49,7 @@ class OwnExample:
         """Return the examples of the row under a task.
 
         Raises:
-            DataError: if the row is none of the task's.
+            DataError: if the row is not a row of the task.
         """
         return [row._replace(time=self.time) for row in read_rows(self.row, task)]
 
@@ -58,7 +58,7 @@ def row_of_text(task: Task, text: str | Mapping[str, str], label: str) -> dict[s
     """Return the row of a text and a label.
 
     Args:
-        task: task that it is to be a row of.
+        task: task that reads the row.
         text: the text, or the fields of a row without its label.
         label: a value in the data, or a label word.
 
@@ -76,7 +76,7 @@ class OwnExamples:
     """The file of one client.
 
     Args:
-        folder: folder of the client; made if it does not exist.
+        folder: folder of the client; created if missing.
         clock: function that gives the seconds since 1970.
     """
 
@@ -84,7 +84,7 @@ class OwnExamples:
         self.file, self._clock = folder / OWN_EXAMPLES_FILE, clock
 
     def read(self) -> tuple[list[OwnExample], list[str]]:
-        """Return the examples, oldest first, and the problems with other lines.
+        """Return the examples, oldest first, and an error message for each damaged line.
 
         A last line that is still being written is left out.
 
@@ -100,14 +100,14 @@ class OwnExamples:
         return examples, problems
 
     def learn(self, rows: Iterable[Mapping[str, Any]], task: Task) -> list[OwnExample]:
-        """Add rows; they are on the disk when this returns.
+        """Add rows durably.
 
         Args:
             rows: rows of data.
-            task: task that they must be rows of.
+            task: task that reads the rows.
 
         Raises:
-            DataError: if one is not, naming all that are not; nothing is added then.
+            DataError: naming all rows that are not rows of the task; nothing is added then.
             TrainerError: if the file cannot be written; nothing is added then.
         """
         now, examples, problems = self._clock(), [], []
@@ -125,7 +125,7 @@ class OwnExamples:
     def delete(self, ids: Collection[str] | None) -> list[OwnExample]:
         """Delete the examples with these ids, or all, and return them.
 
-        They are no longer in the file when this returns.
+        The examples are no longer in the file when this returns.
 
         Raises:
             DataError: if no example has one of the ids.
@@ -140,7 +140,7 @@ class OwnExamples:
             return self._rewrite(lambda one: one is None or one.id not in ids)
 
     def expire(self, expired: Collection[OwnExample]) -> None:
-        """Delete examples that a retention setting does not allow any more.
+        """Delete examples that the retention settings no longer allow.
 
         Raises:
             TrainerError: if the file cannot be read or written.
@@ -153,7 +153,7 @@ class OwnExamples:
         """Write the file without some of its lines, and return their examples.
 
         Args:
-            keep: function that decides about an example, or about a damaged line, None.
+            keep: function that returns whether to keep an example; it gets None for a damaged line.
         """
         lines = [(line, _read_line(line)) for line in self._lines()]
         kept = [line for line, example in lines if keep(example)]
@@ -166,7 +166,7 @@ class OwnExamples:
         return [example for _, example in lines if example is not None and not keep(example)]
 
     def _lines(self) -> list[bytes]:
-        """Return the whole lines."""
+        """Return the complete lines of the file."""
         try:
             return self.file.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -180,7 +180,7 @@ class OwnExamples:
                 is_new = not self.file.exists()
                 self.file.touch(_OWNER_ONLY)
                 with self.file.open("r+b", buffering=0) as file:
-                    # half a line of a process that was killed has not been acknowledged
+                    # An incomplete line of a killed process has not been acknowledged.
                     end = file.read().rfind(b"\n") + 1
                     file.truncate(end)
                     file.seek(end)
@@ -211,7 +211,7 @@ def parse_rows(lines: Iterable[bytes]) -> list[Mapping[str, Any]]:
     """Read rows from JSON lines.
 
     Raises:
-        DataError: naming all lines that are no JSON objects, or too long.
+        DataError: naming all lines that are not JSON objects or are too long.
     """
     rows: list[Mapping[str, Any]] = []
     problems = []
@@ -226,7 +226,7 @@ def parse_rows(lines: Iterable[bytes]) -> list[Mapping[str, Any]]:
             rows.append(row)
         else:
             problems.append(
-                f"line {number}: is no JSON object of at most {MAX_ROW_BYTES} bytes, such as "
+                f"line {number}: is not a JSON object of at most {MAX_ROW_BYTES} bytes, such as "
                 '{"text": "…", "label": 1}'
             )
     if problems:
@@ -238,7 +238,7 @@ def _id_of(row: Mapping[str, Any], task: Task) -> str:
     """Return the id of a row.
 
     Raises:
-        DataError: if it is no row of the task, or too long.
+        DataError: if the row is not a row of the task, or is too long.
     """
     rows = read_rows(row, task)
     if len(json.dumps(row)) > MAX_ROW_BYTES:

@@ -1,4 +1,4 @@
-"""Generation of text by a causal model, token by token: choice of tokens, and the text so far."""
+"""Generation of text by a causal model, one token at a time."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import QuestionError
 from samara.shared.model.perturbations import Perturbations
 
+Mix = Callable[[NDArray[np.float32], Sequence[int]], NDArray[np.float32]]
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""The character that a decoder puts where bytes of another one are still missing."""
+"""The character that a decoder writes in place of a character with missing bytes."""
 _TOKENS_BEFORE = 8
-"""Tokens of the prompt that an answer is decoded with, for the space between them."""
+"""Tokens of the prompt that are decoded with an answer, to get the space between them right."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The way in which tokens are chosen, and when the text ends.
+    """The rules by which tokens are chosen and a text ends.
 
     Attributes:
-        max_tokens: most tokens to generate.
+        max_tokens: maximum number of tokens to generate.
         temperature: divisor of the logits; 0 takes the likeliest token.
-        top_p: tokens are drawn from the likeliest ones whose probabilities sum to this share.
+        top_p: total probability of the likeliest tokens, from which a token is drawn.
         seed: seed of the draws; None draws differently each time.
         stop: texts that end the answer and are not part of it.
     """
@@ -41,7 +42,7 @@ class Ending:
     """The end of a generated text.
 
     Attributes:
-        reason: "stop" at the end of the text or a stop text, "length" after the most tokens.
+        reason: "stop" at the end of the text or at a stop text; "length" at the limit of tokens.
         tokens: number of generated tokens.
     """
 
@@ -52,14 +53,14 @@ class Ending:
 def choose_token(
     logits: NDArray[np.float32], sampling: Sampling, draws: np.random.Generator
 ) -> int:
-    """Return the next token: the likeliest, or drawn from the top of the distribution.
+    """Return the next token: the likeliest, or one drawn from the likeliest tokens.
 
-    Nucleus sampling is that of Holtzman et al. (2020).
+    Drawing is nucleus sampling (Holtzman et al., 2020).
 
     Args:
         logits: float32 [vocabulary].
-        sampling: temperature and share of the probability.
-        draws: source of random numbers; one is taken if the temperature is not 0.
+        sampling: temperature and total probability of the likeliest tokens.
+        draws: source of random numbers; one number is used unless the temperature is 0.
 
     Raises:
         QuestionError: if a logit is not a number.
@@ -79,11 +80,11 @@ def choose_token(
 
 
 class TextPieces:
-    """The text of a growing list of tokens, given out in pieces that no later token changes.
+    """A decoder of a growing list of tokens; it returns text that no later token can change.
 
     Args:
         decode: function that turns tokens into text.
-        before: tokens of the prompt; the text after them is given out.
+        before: tokens of the prompt; only text after the prompt is returned.
         stop: texts that end the answer.
     """
 
@@ -97,7 +98,10 @@ class TextPieces:
         self._given = 0
 
     def add(self, token: int) -> tuple[str, bool]:
-        """Return the text that is certain after one more token, and whether a stop text ends it."""
+        """Add a token; return the new text that is final, and whether a stop text ends the answer.
+
+        Text is final when no later token can change it or complete a stop text.
+        """
         self._tokens.append(token)
         text = self._text()
         found = [index for stop in self._stop if (index := text.find(stop)) >= 0]
@@ -108,7 +112,7 @@ class TextPieces:
         return self._give(text, certain - held), False
 
     def rest(self) -> str:
-        """Return the text that was kept because a stop text or a character might have followed."""
+        """Return the remaining text, which might have continued as a stop text or a character."""
         text = self._text()
         return self._give(text, len(text))
 
@@ -125,13 +129,17 @@ class TextPieces:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that a stop text begins with."""
+    """Return the length of the longest suffix of a text that is a prefix of a stop text."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def generate(
-    runtime: ModelRuntime, adapter: Perturbations, prompt: Sequence[int], sampling: Sampling
+    runtime: ModelRuntime,
+    adapter: Perturbations,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    mix: Mix | None = None,
 ) -> Generator[str, None, Ending]:
     """Generate text after a prompt; every step is one forward pass of one more token.
 
@@ -139,16 +147,15 @@ def generate(
         runtime: model runtime of a causal model.
         adapter: adapter that the model runs with.
         prompt: tokens of the prompt, at least one.
-        sampling: choice of tokens, and the end.
+        sampling: rules for choosing tokens and ending the text.
+        mix: function that changes the logits of the next token, given the tokens so far.
 
-    Yields:
-        The text that a token has made certain, often empty.
+    Yields: The text that became final with each token, often empty.
 
-    Returns:
-        The end of the text.
+    Returns: The reason for the end of the text, and its number of tokens.
 
     Raises:
-        QuestionError: if the model's output is not finite, or it is cut below its head.
+        QuestionError: if the model's output is not finite, or the model is cut below its head.
     """
     if runtime.base.depth:
         raise QuestionError(
@@ -169,6 +176,8 @@ def generate(
     while len(written) < sampling.max_tokens:
         new = [*prompt, *written] if cache is None else written[-1:]
         logits, cache = runtime.forward.next_logits(adapter, new, cache)
+        if mix is not None:
+            logits = mix(logits, [*prompt, *written])
         token = choose_token(logits, sampling, draws)
         written.append(token)
         if token in ends:

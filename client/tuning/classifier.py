@@ -1,8 +1,8 @@
-"""A classifier of its own in place of label words: a linear layer on the last hidden state.
+"""A classifier in place of label words: a linear layer on the last hidden state.
 
-It is how models are tuned without a prompt (Malladi et al. 2023, appendix A.1), and how linear
-probing is followed by tuning all parameters (appendix F.1). The layer is a part of the network, so
-that all parameters include its own.
+A classifier serves to tune models without a prompt (Malladi et al. 2023, appendix A.1), and to tune
+all parameters after linear probing (appendix F.1). The layer is part of the network, so "all
+parameters" include those of the layer.
 """
 
 from collections.abc import Sequence
@@ -18,41 +18,43 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
 from samara.shared.errors import TaskError, TrainingError
-from samara.shared.files import write_durably
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.prompt_frame import first_tokens
 from samara.shared.model.readout import representations
 from samara.shared.model.scorers import Prompt, Scorer
 from samara.shared.model.truncation import truncate
+from samara.shared.storage.files import write_durably
 from samara.shared.tasks.base_task import Span
 from samara.shared.tasks.kinds import ClassificationTask, Task
 
 MODULE = "label_classifier"
-"""The name of the layer in the network."""
+"""Name of the layer in the network."""
 
 Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Matrix, float32 [labels, features], and bias, float32 [labels]."""
 
 CLASSIFIER_FILE = "classifier.safetensors"
-"""File of what the classifier began with, in a run's folder, or became, in an exported one."""
+"""Name of the file with the classifier's initial weights (in a run's folder) or trained weights (in
+an export).
+"""
 _PARTS = ("weight", "bias")
 
 
 class ClassifierScorer(Scorer):
-    """A scorer by a linear layer, in place of the scorer of a model's family.
+    """A scorer that uses a linear layer in place of the family's scorer.
 
-    It reads the representation that the other scorer's scores are computed from, or of a text
-    without a question the first token of a masked LM and the last one of a causal LM.
+    The layer reads the same representation as the family's scorer. For a text without a question,
+    it reads the first token of a masked LM or the last token of a causal LM.
 
     Args:
-        base: model that the layer is added to, in place; it begins with zeros.
+        base: model to which the layer is added in place; the layer starts at zero.
         task: a classification.
-        max_length: number of tokens of a sequence, at most.
+        max_length: maximum number of tokens in a sequence.
         scorer: scorer of the model's family.
-        asks: whether the question is read, too.
+        asks: whether the question is read too.
 
     Raises:
-        TaskError: if the task is no classification.
+        TaskError: if the task is not a classification.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class ClassifierScorer(Scorer):
                 "for all rows: choose a classification, or set classifier to label-words"
             )
         super().__init__(base, task, max_length)
-        self.labels, self._scorer, self._asks = scorer.labels, scorer, asks
+        self.labels = scorer.labels
+        self._scorer = scorer
+        self._asks = asks
         self._form = task.form
         network: Any = base.network
         self._layer = nn.Linear(
@@ -75,7 +79,7 @@ class ClassifierScorer(Scorer):
         network.add_module(MODULE, self._layer)
 
     def begin_at(self, weights: Weights) -> None:
-        """Set matrix and bias of the layer, rounded to its type."""
+        """Set matrix and bias of the layer, rounded to the layer's type."""
         for parameter, values in zip(self._layer.parameters(), weights, strict=True):
             parameter.copy_(torch.from_numpy(values))
 
@@ -86,7 +90,7 @@ class ClassifierScorer(Scorer):
         return matrix, bias
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example with its question, or its text alone."""
+        """Tokenize an example with its question, or only its text."""
         family = self.base.family
         if self._asks or family == "encoder":
             prompt = self._scorer.prompt(text, answers, cut)
@@ -114,14 +118,16 @@ def probe_weights(probe: Pipeline, labels: int) -> Weights:
     """Return the weights of a linear layer that gives a probe's scores, up to a constant per row.
 
     Args:
-        probe: standardization of the features, then logistic regression.
-        labels: number of labels; one without a training example gets the least bias, and no
+        probe: standardization of the features, followed by logistic regression.
+        labels: number of labels; a label without training examples gets the lowest bias, and zero
             weights.
     """
     scaler, regression = (step for _, step in probe.steps)
-    own, bias = regression.coef_, regression.intercept_
-    if len(regression.classes_) == 2:  # it has the difference of both
-        own, bias = np.vstack([-own, own]) / 2, np.concatenate([-bias, bias]) / 2
+    own = regression.coef_
+    bias = regression.intercept_
+    if len(regression.classes_) == 2:  # it stores only the difference of both
+        own = np.vstack([-own, own]) / 2
+        bias = np.concatenate([-bias, bias]) / 2
     own = own / scaler.scale_
     bias = bias - own @ scaler.mean_
     matrix = np.zeros((labels, own.shape[1]), np.float32)
@@ -134,7 +140,7 @@ def write_classifier(weights: Weights, folder: Path) -> None:
     """Write ``classifier.safetensors``: ``weight`` [labels, features] and ``bias`` [labels].
 
     Raises:
-        TrainingError: if it cannot be written.
+        TrainingError: if the file cannot be written.
     """
     file = folder / CLASSIFIER_FILE
     try:
@@ -144,7 +150,7 @@ def write_classifier(weights: Weights, folder: Path) -> None:
 
 
 def read_classifier(folder: Path) -> Weights:
-    """Read what `write_classifier` wrote.
+    """Read the file written by `write_classifier`.
 
     Raises:
         TrainingError: if the file is missing or damaged.

@@ -1,4 +1,4 @@
-"""The start of a classifier of its own: random numbers, or linear probing."""
+"""The initial weights of a classifier: random numbers, or linear probing."""
 
 import numpy as np
 import torch
@@ -9,19 +9,19 @@ from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.tuning.baselines.linear_probe import fit_probe
 from samara.client.tuning.classifier import ClassifierScorer, Weights, probe_weights
 from samara.client.tuning.tuning_setup import TaskSplit, TuningSetup
-from samara.shared.directions import DIRECTION_BITS, directions, query_seeds
+from samara.shared.protocol.directions import DIRECTION_BITS, directions, query_seeds
 
 CLASSIFIER_STREAM = 2
-"""Seed stream of random weights; directions of steps have 0, those of norms 1."""
+"""Seed stream of random weights; directions of steps use 0, those of norms 1."""
 DEFAULT_SPREAD = 0.02
-"""Standard deviation of random weights where a model's configuration has none."""
+"""Standard deviation of random weights if a model's configuration has none."""
 
 
 def start_classifier(setup: TuningSetup) -> Weights | None:
-    """Give the classifier of a run the weights that it begins with, and return them, if it has one.
+    """Initialize the classifier of a run, if it has one, and return the weights.
 
     Raises:
-        DataError: if linear probing has training examples of one label only.
+        DataError: if linear probing has training examples of only one label.
     """
     if not isinstance(setup.scorer, ClassifierScorer):
         return None
@@ -32,7 +32,9 @@ def start_classifier(setup: TuningSetup) -> Weights | None:
 
 
 def _random(setup: TuningSetup) -> Weights:
-    """Return normal weights of the size that the model's own began with, and no bias."""
+    """Return normal weights with the standard deviation of the model's own initialization, and no
+    bias.
+    """
     spread = getattr(setup.base.network.config, "initializer_range", DEFAULT_SPREAD)
     shape = setup.scorer.labels, setup.base.features
     seeds = query_seeds(setup.root, CLASSIFIER_STREAM, 1, 1)[0]
@@ -51,7 +53,8 @@ def _probed(setup: TuningSetup, scorer: ClassifierScorer) -> Weights:
 def _features(
     setup: TuningSetup, scorer: ClassifierScorer, split: TaskSplit
 ) -> NDArray[np.float64]:
-    body, features = PerturbedBody(setup.base, 0), []
+    body = PerturbedBody(setup.base, 0)
+    features = []
     for start in range(0, len(split.prompts), EVALUATION_MICRO_BATCH):
         prompts = split.prompts[start : start + EVALUATION_MICRO_BATCH]
         sequences = [prompt.sequences[0] for prompt in prompts]

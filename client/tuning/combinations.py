@@ -1,18 +1,18 @@
-"""The combinations of tuning settings that do not exist, each with its reason and a remedy."""
+"""The combinations of tuning settings that are refused, each with its reason and a remedy."""
 
 from samara.client.tuning.methods import BY_PEFT, MEZO, SPACES, ZEROTH_ORDER
 from samara.client.tuning.setting_fields import TuneFields
-from samara.shared.config import NO_STREAMED_GRADIENTS
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.features import TUNING_EXCLUSIONS, refusals
-from samara.shared.sections import EMBEDDED_MODEL
-from samara.shared.settings import describe
-from samara.shared.tasks.objectives import PROFILED
+from samara.shared.settings.config import NO_STREAMED_GRADIENTS
+from samara.shared.settings.features import TUNING_EXCLUSIONS, refusals
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.settings.setting import describe
+from samara.shared.tasks.messages import EMBEDDED_DATA
+from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.tasks.sampling import LOW_DATA
 
 
 def mistakes_in(settings: TuneFields) -> list[str]:
-    """Return what is wrong with settings that are each valid by themselves."""
+    """Return the mistakes in a combination of settings that are each valid."""
     return [*_about_the_optimizer(settings), *_about_the_data(settings)]
 
 
@@ -39,10 +39,10 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
         )
     if settings.objective == PROFILED and settings.adapter.label_bias:
         mistakes.append(
-            "adapter.label-bias: a profiled loss has a bias of its own at every step; leave it out"
+            "adapter.label-bias: a profiled loss fits a bias at every step; leave this setting out"
         )
     mistakes += [
-        f"adapter.{key}: samara tune trains the adapter's own numbers from zero; leave it out"
+        f"adapter.{key}: samara tune trains an adapter from zero; leave adapter.{key} out"
         for key in ("basis", "start")
         if getattr(settings.adapter, key)
     ]
@@ -100,7 +100,7 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
 
 
 def _about_peft(settings: TuneFields) -> list[str]:
-    """Return what an adapter that PEFT computes cannot be trained with."""
+    """Return settings that cannot be combined with an adapter that PEFT computes."""
     space, mistakes = settings.trained_space, []
     if space not in BY_PEFT:
         return []
@@ -122,7 +122,7 @@ def _about_peft(settings: TuneFields) -> list[str]:
 
 
 def _about_the_prefix(settings: TuneFields) -> list[str]:
-    """Return what a prefix that a network makes cannot begin as."""
+    """Return settings that cannot be combined with a prefix that a network computes."""
     if settings.prefix_width and settings.prefix_start == "activations":
         return [
             "prefix-start: a prefix that a network makes begins as what the network gives; set it "
@@ -132,7 +132,7 @@ def _about_the_prefix(settings: TuneFields) -> list[str]:
 
 
 def _about_the_classifier(settings: TuneFields) -> list[str]:
-    """Return what a classifier of its own cannot be trained with."""
+    """Return settings that cannot be combined with a classifier in place of label words."""
     mistakes: list[str] = []
     if settings.classifier == "label-words":
         return mistakes
@@ -155,15 +155,15 @@ def _about_the_classifier(settings: TuneFields) -> list[str]:
 
 
 def _about_perturbations(settings: TuneFields) -> list[str]:
-    """Return what a zeroth-order method cannot perturb."""
+    """Return settings whose parameters a zeroth-order method cannot perturb."""
     mistakes, optimizer, space = [], settings.optimizer, settings.trained_space
     other = "one-point" if optimizer == "prge" else "forward"
     if optimizer in ZEROTH_ORDER and settings.differences == other:
         mistakes.append(
-            f"differences: {optimizer} has no {settings.differences} ones; choose central"
+            f"differences: {optimizer} has no {settings.differences} differences; choose central"
             + (" or forward" if optimizer == "prge" else " or one-point")
         )
-    if settings.in_place and space != "full" and "full" in SPACES[optimizer]:
+    if settings.in_place is True and space != "full" and "full" in SPACES[optimizer]:
         mistakes.append(
             f"in-place: in {space} the model's parameters are not perturbed; leave it "
             "out, or set space to full"
@@ -185,7 +185,7 @@ def _about_perturbations(settings: TuneFields) -> list[str]:
                 "autocast: a readout's products are small, and its differences need float32; leave "
                 "it out, or set adapter.layers to top:1"
             )
-    if settings.in_place and settings.stream_compression != "none":
+    if settings.in_place is True and settings.stream_compression != "none":
         mistakes.append(
             "in-place: parameters are perturbed in the type that the model computes in; leave "
             "stream-compression out"
@@ -194,7 +194,7 @@ def _about_perturbations(settings: TuneFields) -> list[str]:
 
 
 def _about_derivatives(settings: TuneFields) -> list[str]:
-    """Return what a zeroth-order method cannot differentiate."""
+    """Return settings with which a zeroth-order method cannot compute exact derivatives."""
     mistakes: list[str] = []
     if settings.gradients == "differences" or settings.optimizer not in ZEROTH_ORDER:
         return mistakes
@@ -202,13 +202,13 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
         mistakes.append(NO_STREAMED_GRADIENTS)
     if settings.gradients == "exact" and settings.optimizer in MEZO:
         mistakes.append(
-            f"gradients: {settings.optimizer} has a batch of its own for every direction, and a "
-            "backward pass is of one; set it to forward-mode, or optimizer to prge"
+            f"gradients: {settings.optimizer} has a separate batch for every direction, and a "
+            "backward pass has only one; set gradients to forward-mode, or optimizer to prge"
         )
     if settings.gradients == "forward-mode":
         if settings.differences != "central":
             mistakes.append(
-                f"differences: with forward-mode there are none; leave {settings.differences} out"
+                f"differences: forward-mode takes no differences; leave {settings.differences} out"
             )
         if settings.features["adapter"] in ("readout", "both"):
             mistakes.append(
@@ -217,9 +217,10 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
             )
         if settings.objective == "metric":
             mistakes.append(
-                "gradients: a metric has no derivative; set it to differences, or another objective"
+                "gradients: a metric has no derivative; set gradients to differences, or choose "
+                "another objective"
             )
-        if settings.in_place and settings.estimates_its_rate:
+        if settings.in_place is True and settings.estimates_its_rate:
             mistakes.append(
                 "in-place: forward-mode perturbs nothing, but the curvature that the learning rate "
                 "is estimated from needs perturbations, which leave rounding errors; set "
@@ -229,7 +230,7 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
 
 
 def _about_scaling(settings: TuneFields) -> list[str]:
-    """Return what an estimate cannot be scaled in, or D cannot be found by."""
+    """Return settings with which estimates cannot be scaled, or D cannot be computed."""
     scaling, mistakes = settings.scaling, []
     if scaling.modify == "nothing" or settings.optimizer not in MEZO:
         return []
@@ -248,7 +249,7 @@ def _about_scaling(settings: TuneFields) -> list[str]:
             "scaling.modify: definitions 6 and 7 have two losses for each direction; set "
             "differences to central"
         )
-    if settings.in_place and scaling.norms == "gradients":
+    if settings.in_place is True and scaling.norms == "gradients":
         mistakes.append(
             "scaling.norms: directions of single groups would leave rounding errors in parameters "
             "that are perturbed in place, which no trajectory repeats; set it to parameters, or "
@@ -256,7 +257,8 @@ def _about_scaling(settings: TuneFields) -> list[str]:
         )
     if scaling.norms == "backward" and settings.objective == "metric":
         mistakes.append(
-            "scaling.norms: a metric has no gradient; set it to gradients, or another objective"
+            "scaling.norms: a metric has no gradient; set scaling.norms to gradients, or choose "
+            "another objective"
         )
     if scaling.norms == "backward" and (
         settings.trained_space != "full"
@@ -272,12 +274,17 @@ def _about_scaling(settings: TuneFields) -> list[str]:
 
 
 def _about_gradients(settings: TuneFields) -> list[str]:
-    """Return what a first-order method cannot train or compute with."""
+    """Return settings that cannot be combined with a first-order method."""
     mistakes, optimizer, space = [], settings.optimizer, settings.trained_space
-    if space != "lora-fa" and settings.model.dtype != "float32":
+    if settings.autocast == "float16":
+        mistakes.append(
+            "autocast: small gradients of a backward pass are zero in float16; choose bfloat16"
+        )
+    fine = ("float32", "bfloat16") if optimizer == "lsp" else ("float32",)
+    if space != "lora-fa" and settings.model.dtype not in fine:
         mistakes.append(
             f"model.dtype: {optimizer} in the space {space} trains the weights as they are, for "
-            f"which {settings.model.dtype} is too coarse; set it to float32"
+            f"which {settings.model.dtype} is too coarse; set it to {' or '.join(fine)}"
         )
     if settings.model.quantization != "none":
         mistakes.append(
@@ -315,7 +322,8 @@ def _about_unread_settings(settings: TuneFields) -> list[str]:
         f"{key}: {settings.optimizer} does not read it; leave it out, or choose "
         + " or ".join(described.read_by)
         for key, described in describe(type(settings)).items()
-        if not described.is_read_by(settings.optimizer) and flat[key] != described.default
+        if not described.is_read_by(settings.optimizer)
+        and flat[key] not in (described.default, described.before)
     ]
 
 

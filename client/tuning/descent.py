@@ -2,7 +2,7 @@
 
 The gradient estimate of a step is ĝ = Σ g_j·z_j / n, and z_j is a function of its seed. So moments
 need not be stored: they can be recomputed from the history, chunk by chunk (MeZO, section 2.2 and
-appendix B.2). They may also be held in memory; both give the same bits.
+appendix B.2). The moments may also be held in memory; both ways give the same bits.
 """
 
 import math
@@ -53,7 +53,7 @@ class UpdateStep:
     def gradient(self, space: Space, first: int, count: int) -> Tensor:
         """Return elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds, float32 [count].
 
-        With a scaling they are multiplied by its factors of the update.
+        With a scaling, they are multiplied by the scaling's factors of the update.
         """
         total = torch.zeros(())
         coefficients = self.gradients / np.float32(len(self.gradients))
@@ -176,8 +176,8 @@ def _check_decay(name: str, beta: float) -> None:
 def window_start(step: int, window: int) -> int:
     """Return the first step that the moments of a step are computed from.
 
-    Windows begin at multiples of K only, so that consecutive steps share them: the moments of a
-    step cover the last K to 2K steps, or all there are.
+    Windows begin only at multiples of K, so that consecutive steps share a window. The moments of a
+    step cover the last K to 2K steps, or all steps if there are fewer.
 
     Args:
         step: index of the step, from 0.
@@ -224,11 +224,12 @@ class Descent:
             space: space in its initial state.
             rule: rule that turns gradient estimates into updates.
             hold_moments: whether the moments of all elements are kept from step to step, instead
-                of recomputed from the history in every step; the bits are the same.
+                of recomputed from the history in every step; the bits are the same. A rule
+                without moments keeps nothing.
         """
         self.space, self.history = space, list[UpdateStep]()
         self._rule = rule
-        self._held: dict[int, _Windows] | None = {} if hold_moments else None
+        self._held: dict[int, _Windows] | None = {} if hold_moments and rule.window else None
 
     def step(self, step: UpdateStep) -> None:
         """Take a step whose perturbations were evaluated in this space just before."""
@@ -260,7 +261,7 @@ class Descent:
         self.history += steps
 
     def _windows(self, first: int, count: int, steps: int) -> _Windows:
-        """Return the moments of some elements after the first steps of the history."""
+        """Return the moments of the given elements after the first `steps` steps of the history."""
         if self._held is not None and first in self._held:
             return self._held[first]
         start = window_start(steps, self._rule.window)

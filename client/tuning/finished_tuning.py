@@ -1,7 +1,7 @@
-"""The best state of a finished run of `samara tune`, rebuilt in its model.
+"""The best state of a finished `samara tune` run, rebuilt in its model.
 
-A zeroth-order run leaves seeds and scalars, from which the state is replayed; a first-order run
-leaves the trained tensors themselves. Data are not needed for either.
+A zeroth-order run leaves seeds and scalars, from which the state is replayed. A first-order run
+leaves the trained tensors themselves. Rebuilding never needs the data.
 """
 
 import json
@@ -23,22 +23,22 @@ from samara.client.tuning.trajectory import read_trajectory
 from samara.client.tuning.tuning_folder import MODEL_PATH, hash_of
 from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 from samara.shared.errors import ConfigError, ModelError
-from samara.shared.settings import with_current_keys
+from samara.shared.settings.setting import with_current_keys
 
 
 def is_tuning_folder(folder: Path) -> bool:
-    """Return whether a folder is that of a run of `samara tune`, and not of a federation."""
+    """Return whether a folder belongs to a `samara tune` run rather than a federation."""
     return (folder / IDENTITY_FILE).exists()
 
 
 @dataclass(frozen=True)
 class FinishedTuning:
-    """A finished run of `samara tune`, opened to rebuild its best state.
+    """A finished `samara tune` run, opened to rebuild its best state.
 
     Attributes:
         folder: folder of the run.
-        result: content of its result.json.
-        settings: settings of the run, with all blocks of the model in memory.
+        result: content of the run's result.json.
+        settings: settings of the run, changed so that all blocks of the model are in memory.
     """
 
     folder: Path
@@ -50,10 +50,12 @@ class FinishedTuning:
         """Open a finished run.
 
         Raises:
-            ConfigError: if it is not finished or damaged, trained nothing, or cannot be rebuilt.
+            ConfigError: if the run is not finished, is damaged, trained nothing, or cannot be
+                rebuilt.
         """
         result = read_result(folder)
-        config, place = dict(result["config"]), result.get(MODEL_PATH)
+        config = dict(result["config"])
+        place = result.get(MODEL_PATH)
         if place is None:
             raise ConfigError(
                 f"{folder}: its result does not say where the base model is, since an earlier "
@@ -76,7 +78,7 @@ class FinishedTuning:
 
     @property
     def about(self) -> str:
-        """A sentence for the model card that says which model it is."""
+        """A sentence for the model card that identifies the model."""
         return (
             f"The model after step {self.result['best_step']} of {self.settings.steps} of samara "
             f"tune, optimizer {self.settings.optimizer}, space {self.settings.space}."
@@ -86,7 +88,7 @@ class FinishedTuning:
         """Load the base model.
 
         Raises:
-            SamaraError: if it is another model than the run's, or cannot be used.
+            SamaraError: if the model differs from the run's, or cannot be used.
         """
         setup = ModelSetup(self.settings)
         setup.load()
@@ -103,10 +105,10 @@ class FinishedTuning:
         """Bring a loaded base model to the run's best state.
 
         Returns:
-            The space that is in this state; None if the model's own weights are.
+            The space in this state; None if the model's own weights were trained.
 
         Raises:
-            SamaraError: if the run's files are damaged, or do not give the state that it noted.
+            SamaraError: if the run's files are damaged, or do not lead to the recorded state.
         """
         space, digest = (
             self._trained(setup) if self.settings.is_first_order else self._replayed(setup)

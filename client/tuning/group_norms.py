@@ -1,7 +1,7 @@
-"""Norms of the groups of parameters, which are d in D of definitions 6 and 7.
+"""Norms of the groups of parameters, which form d in the matrix D of MeZO's definitions 6 and 7.
 
-Malladi et al. (2023), appendix B.3: d is a block vector of gradient norms, estimated from losses
-(proposition 1) or by one backward pass, or of parameter norms.
+In Malladi et al. (2023), appendix B.3, d is a block vector of gradient norms or of parameter norms.
+Gradient norms are estimated from losses (proposition 1), or computed by one backward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,14 +24,15 @@ def estimate_gradient_norms(
 ) -> NDArray[np.float32]:
     """Estimate the norm of every group's gradient from losses (proposition 1).
 
-    For group ℓ it is the mean of |L(θ + ε·z_ℓ; B) − L(θ − ε·z_ℓ; B)| / 2ε over its directions z_ℓ,
-    which are 0 outside of the group. The expectation is √(2/π) of the norm, in every group.
+    For group ℓ, the estimate is the mean of |L(θ + ε·z_ℓ; B) − L(θ − ε·z_ℓ; B)| / 2ε over its
+    directions z_ℓ, which are 0 outside the group. The expectation is √(2/π) times the norm, for
+    every group.
 
     Args:
         space: space at θ; its scaling is None afterwards.
         seeds: uint64 [groups, k], seeds of the directions of every group.
         epsilon: size ε > 0 of the perturbations.
-        losses_of: function that returns the losses along some directions, float64 [2k], + first.
+        losses_of: function that returns the losses along directions, float64 [2k], with + first.
     """
     norms = []
     try:
@@ -53,7 +54,7 @@ def gradient_norms(space: Space, gradient: Tensor) -> NDArray[np.float32]:
     """Return the norm of every group of a gradient, float32 [groups].
 
     Args:
-        space: space whose groups they are.
+        space: space that defines the groups.
         gradient: float32 [d], in the order of θ.
     """
     return _norms(space, lambda first, count: gradient[first : first + count])
@@ -63,8 +64,8 @@ def backward_gradient(network: nn.Module, losses: Iterable[Tensor]) -> Tensor:
     """Return the gradient of a sum of losses by backward passes, float32 [d].
 
     Args:
-        network: network whose parameters, in their order, are θ.
-        losses: losses, each computed when it is asked for.
+        network: network whose parameters, in order, are θ.
+        losses: losses, each computed when it is requested.
     """
     parameters = list(network.parameters())
     try:
@@ -83,7 +84,8 @@ def backward_gradient(network: nn.Module, losses: Iterable[Tensor]) -> Tensor:
 def _norms(space: Space, values: Callable[[int, int], Tensor]) -> NDArray[np.float32]:
     squares = np.zeros(len(space.groups.names))
     for first, count in space.chunks():
-        whole, start = values(first, count), 0
+        whole = values(first, count)
+        start = 0
         for group, length in space.groups.parts(first, count):
             part = whole[start : start + length].double()
             squares[group] += float(part.square().sum())
@@ -92,7 +94,7 @@ def _norms(space: Space, values: Callable[[int, int], Tensor]) -> NDArray[np.flo
 
 
 def d_of(norms: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return d from norms: a group whose norm is 0, on which no loss depends, has d = 1.
+    """Return d computed from norms; a group with norm 0, on which no loss depends, gets d = 1.
 
     Raises:
         TrainingError: if a norm is not finite.

@@ -1,4 +1,4 @@
-"""The methods of `samara tune`: the spaces that each can train, and what it sets by itself."""
+"""The methods of `samara tune`: the spaces that each can train, and their automatic settings."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ Optimizer = Literal[
 ]
 SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "head", "full", "linear"]
 ClassifierName = Literal["label-words", "new", "linear-probe"]
-"""Source of the scores of a classification: label words, or a classifier by how it begins."""
+"""Source of the scores of a classification: label words, or a classifier by its initialization."""
 
 SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa",),
@@ -34,16 +34,16 @@ SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
     "icl": (),
     "linear-probe": (),
 }
-"""The spaces that each method can train, its default first; none if it trains nothing."""
+"""The spaces that each method can train, the default first; empty if it trains nothing."""
 
 BY_PEFT: tuple[SpaceName, ...] = ("dora", "vera")
-"""Spaces of adapters that PEFT computes."""
+"""Spaces of adapters that PEFT implements."""
 LOW_RANK: tuple[SpaceName, ...] = ("lora-fa", "lora", *BY_PEFT)
-"""Spaces of adapters in chosen blocks; the layers below them give the same in every pass."""
+"""Spaces of adapters in chosen blocks; the outputs of lower layers are the same in every pass."""
 MEZO: tuple[Optimizer, ...] = ("mezo", "mezo-momentum", "mezo-adam")
 ZEROTH_ORDER: tuple[Optimizer, ...] = ("prge", *MEZO)
 ESTIMATING: tuple[Optimizer, ...] = ("prge", "mezo", "mezo-momentum")
-"""Methods that estimate a learning rate while they run; Adam takes its space's own."""
+"""Methods that estimate a learning rate during the run; Adam uses the default of its space."""
 FIRST_ORDER: tuple[Optimizer, ...] = ("fo-adam", "fo-sgd", "lora", "zero-offload", "lsp")
 QUERIES: dict[Optimizer, int] = {"prge": 4}
 BATCH = 16
@@ -67,7 +67,8 @@ ADAM_RATE: dict[SpaceName, float] = {
     "head": 1e-4,
 }
 LSP_GAMMA = 1e-4
-"""γ of LSP-Offload, weight of the projectors' norms where they are learned."""
+"""γ of LSP-Offload, the weight of the projectors' norms while these are learned."""
 LSP_RATE = 1e-3
-"""η of LSP-Offload, whose learned projectors shrink what Adam gives: the middle of the rates with
-the lowest validation loss on the data sets of docs/measurements/lsp.md."""
+"""η of LSP-Offload, whose learned projectors shrink Adam's updates. It is the middle of the rates
+with the lowest validation loss on the data sets of docs/measurements/lsp.md.
+"""

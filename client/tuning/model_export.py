@@ -7,17 +7,18 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from samara.shared.errors import TrainingError
-from samara.shared.files import sync_folder
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.sentence_modules import module_folders
+from samara.shared.storage.files import sync_folder
 
 _ENCODER_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 
 def export_model(base: BaseModel, folder: Path) -> None:
-    """Write config, weights in safetensors and tokenizer, in place of what is in the folder.
+    """Write config, safetensors weights and tokenizer, replacing the content of the folder.
 
-    The files are written beside the folder, fsynced and renamed, so that it is whole or missing.
+    The files are written beside the folder, fsynced and renamed, so that the folder is complete or
+    missing.
 
     Args:
         base: model without adapters inside.
@@ -49,5 +50,5 @@ def export_model(base: BaseModel, folder: Path) -> None:
         sync_folder(folder.parent)
     except OSError as error:
         raise TrainingError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    except SafetensorError as error:  # a full disk, for example
+    except SafetensorError as error:  # for example a full disk
         raise TrainingError(f"{folder}: cannot be written: {error}") from error

@@ -1,4 +1,4 @@
-"""The model of a tuning run with its task and its seeds: all that a run has besides its data."""
+"""The model, task and seeds of a tuning run: its setup without the data."""
 
 import gc
 
@@ -8,9 +8,9 @@ from samara.client.forward.setup import make_scorer
 from samara.client.streaming.loading import load_model
 from samara.client.tuning.classifier import ClassifierScorer, Weights
 from samara.client.tuning.settings import TuneSettings
-from samara.shared.directions import round_root
-from samara.shared.features import TUNING_EXCLUSIONS, check_features, kind_of
 from samara.shared.model.scorers import Scorer
+from samara.shared.protocol.directions import round_root
+from samara.shared.settings.features import TUNING_EXCLUSIONS, check_features, kind_of
 from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import Task
 
@@ -19,12 +19,12 @@ class ModelSetup:
     """The model, task and seeds of a tuning run; `load` loads the model.
 
     Attributes:
-        settings: settings without open values.
-        task: task that is trained and evaluated.
-        root: seed that batches and directions are derived from.
-        loaded: loaded model, with its blocks if they are streamed.
+        settings: settings, with every value decided.
+        task: task to train and evaluate.
+        root: seed from which batches and directions are derived.
+        loaded: loaded model; it includes the block stream if blocks are streamed.
         base: base model.
-        stream: stream of its blocks, if they are streamed.
+        stream: block stream; None if the whole model is in memory.
         scorer: scorer of the model.
     """
 
@@ -32,7 +32,7 @@ class ModelSetup:
         """Read the task.
 
         Raises:
-            SamaraError: if it cannot be used, or does not go together with the settings.
+            SamaraError: if the task cannot be used, or does not fit the settings.
         """
         torch.set_num_threads(settings.threads)
         torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
@@ -45,13 +45,13 @@ class ModelSetup:
 
     @property
     def _only_compares(self) -> bool:
-        """Return whether the scores of a row are only compared with each other."""
+        """Return whether a row's scores are only compared with each other."""
         return False
 
     def load(self) -> None:
-        """Load the model, or load it again: base and scorer are then unchanged ones.
+        """Load the model, or load it again with an unchanged base and scorer.
 
-        A classifier in place of label words begins with what it has been given.
+        A classifier in place of label words starts with the weights from `begin_classifier`.
 
         Raises:
             SamaraError: if the model cannot be used.
@@ -59,7 +59,8 @@ class ModelSetup:
         model = self.settings.model
         self.loaded = load_model(model, self.settings.adapter.depth)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
-        most, compares = model.max_length, self._only_compares
+        most = model.max_length
+        compares = self._only_compares
         self.scorer: Scorer = make_scorer(self.base, self.task, most, compares)
         if self.settings.classifier != "label-words":
             asks = self.settings.classifier == "linear-probe"
@@ -68,7 +69,7 @@ class ModelSetup:
                 scorer.begin_at(self._classifier)
 
     def begin_classifier(self, weights: Weights) -> None:
-        """Set what the classifier begins with, now and whenever the model is loaded again."""
+        """Set the initial weights of the classifier, now and whenever the model is loaded again."""
         assert isinstance(self.scorer, ClassifierScorer)
         self.scorer.begin_at(weights)
         self._classifier = weights

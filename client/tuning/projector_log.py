@@ -1,6 +1,6 @@
-"""Checks of the projectors of LSP-Offload: at which steps, and with which result.
+"""Checks of LSP-Offload's projectors: their schedule, and a log of their results.
 
-OUT/projectors.jsonl  a line per check: how many layers, what their bias was and is
+OUT/projectors.jsonl  a line per check: number of layers, bias before and after
 """
 
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from samara.client.offload.offloaded_adam import OffloadedAdam
-from samara.shared.events import append_event, read_events
+from samara.shared.storage.events import append_event, read_events
 
 log = logging.getLogger("samara.tune")
 
@@ -23,20 +23,18 @@ class ProjectorLog:
 
     Args:
         folder: folder of the run.
-        optimizer: optimizer that has the projectors.
+        optimizer: optimizer with the projectors.
         frequency: steps between checks, from step 0 on.
     """
 
     def __init__(self, folder: Path, optimizer: OffloadedAdam, frequency: int) -> None:
-        self._file, self._optimizer, self._frequency = (
-            folder / PROJECTORS_FILE,
-            optimizer,
-            frequency,
-        )
+        self._file = folder / PROJECTORS_FILE
+        self._optimizer = optimizer
+        self._frequency = frequency
         self._logged = {event["step"] for event in read_events(self._file)}
 
     def is_due(self, step: int) -> bool:
-        """Return whether there is a check before a step.
+        """Return whether a check is due before a step.
 
         Args:
             step: number of steps taken.
@@ -45,15 +43,16 @@ class ProjectorLog:
 
     @contextmanager
     def checking(self, step: int, passes: int = 1) -> Iterator[None]:
-        """Check all projectors in the backward passes inside the context, and log the result.
+        """Check all projectors in the backward passes of a block, and log the result.
 
-        A check that a continued run repeats is logged once.
+        If a continued run repeats a check, the check is logged only once.
 
         Args:
             step: number of steps taken.
             passes: number of backward passes.
         """
-        begun, processor = time.monotonic(), time.process_time()
+        begun = time.monotonic()
+        processor = time.process_time()
         with self._optimizer.checking(passes) as checks:
             yield
         if step in self._logged or not checks:

@@ -1,14 +1,14 @@
-"""A tuning run from settings to result: steps, validations, the best state, the test at the end.
+"""A tuning run from settings to result: steps, validations, the best state, and the final test.
 
 OUT/tune.json      identity of the run: all settings, model, task, data
-OUT/metrics.jsonl  every evaluation, written as soon as it is made
+OUT/metrics.jsonl  every evaluation, written at once
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
-OUT/classifier.safetensors: what a classifier in place of label words began with
+OUT/classifier.safetensors: initial weights of a classifier in place of label words
 OUT/start.safetensors: the state with the lowest validation loss, for `adapter.start`
 OUT/model          the best state as a model folder, where a method trains the model's own weights
 OUT/result.json    the summary, written at the end
 
-A run that was killed continues from the files in its folder, to the same result.
+A killed run continues from the files in its folder, to the same result.
 """
 
 import json
@@ -44,13 +44,13 @@ from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, Tunin
 from samara.client.tuning.zeroth_order import ZerothOrder
 from samara.shared import DISTRIBUTION
 from samara.shared.errors import ConfigError, ModelError
-from samara.shared.events import append_event, read_events
-from samara.shared.files import write_durably
-from samara.shared.installed_code import samara_version
-from samara.shared.machine import cores, peak_memory_bytes
+from samara.shared.machine.installed_code import samara_version
+from samara.shared.machine.process import cores, peak_memory_bytes
 from samara.shared.model.loading import check_torch_device
-from samara.shared.runs import RUNS_FOLDER, check_results_folder, folder_name
-from samara.shared.start import START_FILE
+from samara.shared.protocol.start import START_FILE
+from samara.shared.settings.runs import RUNS_FOLDER, check_results_folder, folder_name
+from samara.shared.storage.events import append_event, read_events
+from samara.shared.storage.files import write_durably
 
 log = logging.getLogger("samara.tune")
 
@@ -60,18 +60,19 @@ METRICS_FILE = "metrics.jsonl"
 def tune(
     settings: TuneSettings, on_step: Callable[[int, int], None] = lambda done, steps: None
 ) -> Path:
-    """Run a method on this machine and return the run's folder.
+    """Run a method on this machine, and return the run's folder.
 
-    Model, task and data are loaded first, so that a mistake in them is reported before anything is
-    written. A folder that holds the beginning of the same run is continued, a finished one is left
+    Model, task and data are loaded first, so that mistakes in them are reported before anything is
+    written. A folder with the beginning of the same run is continued; a finished run is left
     unchanged.
 
     Args:
         settings: settings of the run.
-        on_step: function that is called with the number of steps taken and that of the run.
+        on_step: function that is called with the number of steps taken and the total number of
+            steps.
 
     Raises:
-        SamaraError: if the run cannot begin, or cannot continue.
+        SamaraError: if the run cannot start or continue.
     """
     begun = time.monotonic()
     settings = settings.complete(cores())
@@ -107,7 +108,7 @@ def tune(
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Read the summary of a run that has ended.
+    """Read the summary of a finished run.
 
     Raises:
         ConfigError: if the file is missing or damaged.
@@ -121,7 +122,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 class _EvaluationLog:
-    """The evaluations of a run, stored in its metrics file; each is made once.
+    """The evaluations of a run, stored in its metrics file; each is computed once.
 
     Args:
         file: metrics file of the run.
@@ -129,7 +130,8 @@ class _EvaluationLog:
     """
 
     def __init__(self, file: Path, metric: str) -> None:
-        self._file, self._metric = file, metric
+        self._file = file
+        self._metric = metric
         self._events = read_events(file)
 
     def result(
@@ -138,7 +140,7 @@ class _EvaluationLog:
         """Return the stored result of a state on a split, or evaluate it and store the result.
 
         Args:
-            state: name of the state, which is the event's name.
+            state: name of the state, used as the event's name.
             split: name of the split.
             step: number of steps taken.
             evaluate: function that evaluates the state.
@@ -155,7 +157,7 @@ class _EvaluationLog:
         return result
 
     def to_json(self, result: EvaluationResult) -> dict[str, Any]:
-        """Return a result as it is written to files."""
+        """Return a result in the form written to files."""
         return {
             "examples": result.examples,
             "loss": result.loss,
@@ -176,7 +178,8 @@ def _train(
     on_step: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Evaluate the base model, train it, and evaluate its best state on the test split."""
-    validation, test = setup.splits["validation"], setup.splits["test"]
+    validation = setup.splits["validation"]
+    test = setup.splits["test"]
     before = {
         name: evaluations.result("zero-shot", name, 0, partial(setup.evaluate_base, split))
         for name, split in (("validation", validation), ("test", test))
@@ -194,7 +197,8 @@ def _train(
         best = _tested_step(setup.settings, validations)
         method.restore_best(best)
         after = evaluations.result("best", "test", best, partial(method.evaluate, test))
-        digest, cost = method.digest(), method.emulated_cost()
+        digest = method.digest()
+        cost = method.emulated_cost()
         method.export()
     to_json = evaluations.to_json
     start = _log_start(validations) if (folder / START_FILE).exists() else {}
@@ -209,7 +213,7 @@ def _train(
 
 
 def _log_start(validations: dict[int, EvaluationResult]) -> dict[str, int]:
-    """Log which state the start is, and return its step as a part of the result."""
+    """Log the step of the start, and return it as a part of the result."""
     step = _start_step(validations)
     if step == 0:
         log.warning(
@@ -224,7 +228,7 @@ def _log_start(validations: dict[int, EvaluationResult]) -> dict[str, int]:
 
 
 def _write_start(method: TrainingMethod, file: Path) -> None:
-    """Write the current state as a start, where a federation's adapter could have it."""
+    """Write the current state as a start, if a federation's adapter could have this state."""
     try:
         start = method.make_start()
     except ModelError as error:
@@ -244,13 +248,13 @@ def _take_steps(
     folder: Path,
     at_zero: EvaluationResult | None,
 ) -> dict[int, EvaluationResult]:
-    """Take all remaining steps and return the validations of the whole run, by step from 0.
+    """Take all remaining steps, and return the validations of the whole run by step, starting at 0.
 
     The start is written when its state is reached, and replaced by a better one. Before the first
-    step the model is the base model, whose validation is not made twice; a prefix is there from
-    the beginning.
+    step, the model is the base model, whose validation is not repeated, unless there is a prefix.
     """
-    settings, validation = setup.settings, setup.splits["validation"]
+    settings = setup.settings
+    validation = setup.splits["validation"]
     first = method.steps
     stops = sorted({*range(0, settings.steps, settings.validate_every), settings.steps})
     validations = {}
@@ -276,7 +280,7 @@ def _take_steps(
 
 
 def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> EvaluationResult:
-    """Evaluate a method's current state, which must be that after a given step."""
+    """Evaluate a method's current state, which must be the state after a given step."""
     if method.steps != step:
         raise ConfigError(
             f"{METRICS_FILE} lacks the validation after step {step}, and the run is at step "
@@ -290,21 +294,21 @@ def _same(result: EvaluationResult) -> EvaluationResult:
 
 
 def _tested_step(settings: TuneSettings, validations: dict[int, EvaluationResult]) -> int:
-    """Return the step whose state is tested and kept, of those that there are."""
+    """Return the step whose state is tested and kept, chosen from the validated ones."""
     return max(validations) if settings.tested_state == "last" else _best_step(validations)
 
 
 def _best_step(validations: dict[int, EvaluationResult]) -> int:
-    """Return the first of the steps with the best validation."""
+    """Return the first step with the best validation."""
     return max(validations, key=lambda step: validations[step].rank)
 
 
 def _start_step(validations: dict[int, EvaluationResult]) -> int:
-    """Return the first of the steps with the lowest validation loss.
+    """Return the first step with the lowest validation loss.
 
-    A start is chosen by the loss and not by the metric: an accuracy on some hundred examples has an
-    error of some points, more than training on other data changes it, while the loss of the same
-    examples tells the states apart.
+    The loss chooses the start, and not the metric. An accuracy on some hundred examples has an
+    error of some points, which is more than the effect of training on other data. The loss on the
+    same examples distinguishes the states.
     """
     return min(validations, key=lambda step: validations[step].loss)
 
@@ -318,10 +322,12 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
     if method == "icl":
         context = InContext(setup, setup.settings.demonstrations)
         fewest = min(context.count(prompt) for split in splits.values() for prompt in split.prompts)
-        evaluate, details = context.evaluate, {"fewest_demonstrations": fewest}
+        evaluate = context.evaluate
+        details = {"fewest_demonstrations": fewest}
     elif method == "linear-probe":
         probe = LinearProbe(setup)
-        evaluate, details = probe.evaluate, {"strength": probe.strength}
+        evaluate = probe.evaluate
+        details = {"strength": probe.strength}
     results = {
         name: evaluations.result(method, name, 0, partial(evaluate, split))
         for name, split in splits.items()
@@ -330,7 +336,7 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
-    """Return place of the model, duration, peak memory and versions of the run's last process."""
+    """Return the model's place, duration, peak memory and versions of the run's last process."""
     device = torch.device(setup.settings.model.torch_device)
     on_gpu = device.type == "cuda"
     model = setup.settings.model.path

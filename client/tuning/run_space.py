@@ -55,17 +55,17 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
             check_trainable(base)
             setup.stream.detach()
             stored = _STORED_DTYPES[settings.stream_compression]
-            if settings.in_place:
+            if settings.is_in_place:
                 stored = base.network.dtype
             store = setup.loaded.make_trainable_store(blocks, stored)
             distribution = settings.adapter.distribution
-            keep_copy = not settings.in_place
+            keep_copy = not settings.is_in_place
             space = StreamedFullSpace(base, store, backend, keep_copy, distribution=distribution)
             setup.stream = space.stream
             return space
         case "full":
             distribution = settings.adapter.distribution
-            return FullSpace(base, backend, not settings.in_place, distribution)
+            return FullSpace(base, backend, not settings.is_in_place, distribution)
         case "lora":
             return LoRASpace(base, settings.adapter, labels, backend)
         case "dora" | "vera" as kind:
@@ -82,10 +82,10 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
 
 
 def scaling_plan(settings: TuneSettings, space: Space, examples: int) -> ScalingPlan | None:
-    """Return what D modifies in a run, and when it is found; None if there is no D.
+    """Return the plan of the diagonal scaling D of a run; None without scaling.
 
     Args:
-        settings: settings without open values.
+        settings: settings, with every value decided.
         space: the run's space.
         examples: number of training examples.
     """

@@ -3,13 +3,13 @@
 from typing import ClassVar, Literal
 
 from samara.client.tuning.methods import FIRST_ORDER, LSP_GAMMA, MEZO
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.settings import Fixed, Section, Text, setting
+from samara.shared.settings.setting import Fixed, Section, Text, setting
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.sampling import LOW_DATA
 
 
 class TuneData(Section):
-    """The examples, and how many of each split are drawn."""
+    """The examples, and the number drawn for each split."""
 
     path: Text = setting(
         EMBEDDED_DATA,
@@ -36,7 +36,9 @@ class TuneData(Section):
 
 
 class ScalingSettings(Section):
-    """D of the variance- and expectation-modified estimates (MeZO, appendices B.3 and B.4)."""
+    """The matrix D of the variance- and expectation-modified estimates (MeZO, appendices B.3 and
+    B.4).
+    """
 
     modify: Literal["nothing", "variance", "expectation"] = setting(
         "nothing",
@@ -111,9 +113,9 @@ class LspSettings(Section):
 
 
 class OffloadSettings(Section):
-    """The schedule of transfers and updates, and an accelerator that is emulated.
+    """The schedule of transfers and updates, and an emulated accelerator.
 
-    None of it changes a bit of the result.
+    None of these settings changes a bit of the result.
     """
 
     fixed: ClassVar = {"host-slowdown": Fixed(1.0, identity=False)}

@@ -1,4 +1,4 @@
-"""The settings of a tuning run, each valid by itself, and what follows from them."""
+"""The settings of a tuning run, each valid by itself, and values derived from them."""
 
 from typing import ClassVar, Literal
 
@@ -14,7 +14,8 @@ from samara.client.tuning.methods import (
     SpaceName,
 )
 from samara.client.tuning.sections import LspSettings, OffloadSettings, ScalingSettings, TuneData
-from samara.shared.common_settings import (
+from samara.shared.protocol.directions import Gradients
+from samara.shared.settings.common import (
     ADAPTER,
     FORM,
     MODEL,
@@ -23,21 +24,20 @@ from samara.shared.common_settings import (
     SEED,
     TASK,
     TRUNK_CACHE_BYTES,
+    TaskName,
 )
-from samara.shared.directions import Gradients
-from samara.shared.sections import (
+from samara.shared.settings.sections import (
     AdapterSettings,
     LearningRate,
     ModelSettings,
     adapter_kind,
 )
-from samara.shared.settings import Fixed, Settings, Text, setting
-from samara.shared.tasks.catalog import TaskName
+from samara.shared.settings.setting import Fixed, Settings, Text, setting
 from samara.shared.tasks.kinds import Form
 
 
 class TuneFields(Settings):
-    """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
+    """Everything that determines a tuning run; 0 and auto mean the method's defaults."""
 
     fixed: ClassVar = {"trunk-cache": Fixed(TRUNK_CACHE_BYTES)}
 
@@ -153,10 +153,11 @@ class TuneFields(Settings):
         page="concepts/mezo.md#updates",
         identity=False,
     )
-    in_place: bool = setting(
-        False,
+    in_place: bool | Literal["auto"] = setting(
+        "auto",
         "perturb the parameters of `full` themselves, with the memory of inference, in place of a "
-        "float32 copy; every step leaves rounding errors in them",
+        "float32 copy; every step leaves rounding errors in them. `auto` does so in float32, where "
+        "they are harmless",
         read_by=MEZO,
         page="concepts/mezo.md#spaces",
         before=False,
@@ -195,10 +196,10 @@ class TuneFields(Settings):
         "trained and streamed",
         page="guides/streaming.md#all-parameters",
     )
-    autocast: Literal["none", "bfloat16"] = setting(
+    autocast: Literal["none", "bfloat16", "float16"] = setting(
         "none",
-        "`bfloat16`: training passes multiply in bfloat16 and keep the weights in float32 (mixed "
-        "precision)",
+        "`bfloat16` or, without backward passes, `float16`: training passes multiply in this type "
+        "and keep the weights in float32 (mixed precision)",
         read_by=(*ZEROTH_ORDER, *FIRST_ORDER),
         before="none",
     )
@@ -245,7 +246,7 @@ class TuneFields(Settings):
 
     @property
     def trained_space(self) -> SpaceName | Literal["none"]:
-        """The space that is trained; none if the method trains nothing."""
+        """The space that is trained; empty if the method trains nothing."""
         if self.space != "auto":
             return self.space
         return SPACES[self.optimizer][0] if SPACES[self.optimizer] else "none"
@@ -254,6 +255,18 @@ class TuneFields(Settings):
     def is_first_order(self) -> bool:
         """Return whether the method trains on true gradients."""
         return self.optimizer in FIRST_ORDER
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the parameters themselves are perturbed, without a float32 copy."""
+        if self.in_place != "auto":
+            return self.in_place
+        is_float32 = self.model.dtype == "float32" and self.stream_compression == "none"
+        # No trajectory has perturbations outside of steps, so a rebuild would lack their rounding.
+        of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "gradients"
+        of_curvature = self.gradients == "forward-mode" and self.estimates_its_rate
+        is_full = self.optimizer in MEZO and self.trained_space == "full"
+        return is_full and is_float32 and not (of_norms or of_curvature)
 
     @property
     def differentiates(self) -> bool:
@@ -272,7 +285,7 @@ class TuneFields(Settings):
 
     @property
     def estimates_its_rate(self) -> bool:
-        """Return whether `samara.shared.step_size` finds the learning rate during the run."""
+        """Return whether the learning rate is estimated during the run."""
         return self.learning_rate == "auto" and self.optimizer in ESTIMATING
 
     @property
@@ -283,5 +296,5 @@ class TuneFields(Settings):
 
     @property
     def trains(self) -> bool:
-        """Return whether the method takes steps in the model."""
+        """Return whether the method trains the model in steps."""
         return bool(SPACES[self.optimizer])

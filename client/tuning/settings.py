@@ -1,4 +1,4 @@
-"""Settings of a tuning run: one frozen model, all mistakes reported at once."""
+"""Settings of a tuning run in one frozen object; all mistakes are reported together."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,15 +17,15 @@ from samara.client.tuning.methods import (
     SPACES,
 )
 from samara.client.tuning.setting_fields import TuneFields
-from samara.shared.choices import AUTO, INNER, READOUT_BATCH
-from samara.shared.settings import Scalar, flattened, nest, read_recorded
+from samara.shared.settings.choices import AUTO, INNER, READOUT_BATCH
+from samara.shared.settings.setting import Scalar, flattened, nest, read_recorded
 
 IDENTITY_FILE = "tune.json"
-"""Name of the file in a run's folder with all that decides what it computes."""
+"""Name of the file in a run's folder with everything that determines its results."""
 
 
 class TuneSettings(TuneFields):
-    """Everything that decides what a tuning run does; 0 and auto are the method's own values."""
+    """Everything that determines a tuning run; 0 and auto mean the method's defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,15 +45,15 @@ class TuneSettings(TuneFields):
 
     @staticmethod
     def recorded(folder: Path) -> Mapping[str, Any]:
-        """Return the settings that the run in a folder was begun with; none if there is no run."""
+        """Return the settings that the run in a folder was begun with; empty without a run."""
         config = read_recorded(folder / IDENTITY_FILE).get("config")
         return config if isinstance(config, dict) else {}
 
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.
 
-        Subspaces are left out where there are none. The optimizer is the ``method``, as it was
-        called when runs began to have an identity.
+        Settings of subspaces are left out if there are no subspaces. The optimizer is called
+        ``method``, its name when runs first had an identity.
         """
         identity = super().identity()
         identity["method"] = identity.pop("optimizer")
@@ -62,7 +62,7 @@ class TuneSettings(TuneFields):
         return identity
 
     def complete(self, threads: int) -> Self:
-        """Return the settings with a value for everything that was left open.
+        """Return the settings with a value for every open setting.
 
         Args:
             threads: number of threads of this machine.
@@ -71,7 +71,10 @@ class TuneSettings(TuneFields):
         changes: dict[str, object] = {
             "threads": self.threads or threads,
             "batch": self.batch or batch,
+            "in_place": self.is_in_place,
         }
+        if self.in_place == "auto" and self.out and (begun := self.recorded(Path(self.out))):
+            changes["in_place"] = begun.get("in-place", False)
         needs_all_blocks = (
             self.differentiates or self.trained_space in BY_PEFT or self.classifier != "label-words"
         )

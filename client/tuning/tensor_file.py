@@ -1,4 +1,4 @@
-"""Files of named tensors that a first-order run is continued from."""
+"""Files of named tensors from which a first-order run is continued."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from samara.shared.errors import TrainingError
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 
 class TensorFile:
-    """A file of the tensors after some step, which is written as a whole.
+    """A file with the tensors after some step, written completely or not at all.
 
     Args:
         path: path of the file.
-        settings_hash: hash of everything that decides what the run computes, in hexadecimal.
+        settings_hash: hash of everything that determines the run's results, in hexadecimal.
     """
 
     def __init__(self, path: Path, settings_hash: str) -> None:
@@ -62,10 +62,10 @@ class TensorFile:
         """Read all tensors.
 
         Args:
-            expected: tensors that must be among them, for their names and shapes.
+            expected: tensors whose names and shapes the file must have.
 
         Raises:
-            TrainingError: if the file is damaged, or lacks one of them.
+            TrainingError: if the file is damaged, or lacks an expected tensor.
         """
         try:
             with safe_open(self._path, "pt") as stored:
@@ -78,7 +78,7 @@ class TensorFile:
         return tensors
 
     def damaged(self, error: object) -> TrainingError:
-        """Return the error that says what is wrong with the file."""
+        """Return the error for a damaged file."""
         return TrainingError(f"{self._path}: damaged: {error}; begin the run in another folder")
 
 
@@ -87,5 +87,5 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     whole = hashlib.sha256()
     for name, tensor in tensors.items():
         whole.update(f"{name} {tuple(tensor.shape)}".encode())
-        whole.update(tensor.detach().cpu().numpy().astype("<f4").tobytes())
+        whole.update(tensor.detach().float().cpu().numpy().astype("<f4").tobytes())
     return whole.hexdigest()

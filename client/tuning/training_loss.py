@@ -1,4 +1,4 @@
-"""The loss that backward passes begin at, and the precision of training passes."""
+"""The loss from which backward passes start, and the precision of training passes."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from samara.shared.tasks.objectives import ObjectiveName
 
 
 def summed_loss(scores: Tensor, labels: NDArray[np.int64], goal: ObjectiveName) -> Tensor:
-    """Return the loss of some rows, summed, with its graph.
+    """Return the summed loss of some rows, with its autograd graph.
 
     Args:
         scores: float32 [rows, width].
@@ -24,6 +24,7 @@ def summed_loss(scores: Tensor, labels: NDArray[np.int64], goal: ObjectiveName) 
 
 
 def mixed_precision(settings: TuneSettings) -> torch.autocast:
-    """Return the context of a training pass: products in bfloat16, where that is wanted."""
-    device = torch.device(settings.model.torch_device).type
-    return torch.autocast(device, torch.bfloat16, enabled=settings.autocast == "bfloat16")
+    """Return the context of a training pass, with products in a half type if requested."""
+    device, name = torch.device(settings.model.torch_device).type, settings.autocast
+    dtype = torch.float16 if name == "float16" else torch.bfloat16
+    return torch.autocast(device, dtype, enabled=name != "none")

@@ -3,11 +3,11 @@
 from typing import Any, Protocol
 
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit
-from samara.shared.start import Start
+from samara.shared.protocol.start import Start
 
 
 class TrainingMethod(Protocol):
-    """A method that trains a model step by step and can be continued by another process."""
+    """A method that trains a model step by step and that another process can continue."""
 
     @property
     def steps(self) -> int:
@@ -15,7 +15,7 @@ class TrainingMethod(Protocol):
 
     @property
     def warning(self) -> str:
-        """A warning about the files that the run is continued from; empty if there is none."""
+        """A warning about the files from which the run continues; empty if there is none."""
 
     def step(self) -> float:
         """Take the next step and return its mean loss.
@@ -28,26 +28,27 @@ class TrainingMethod(Protocol):
         """Evaluate the model's current state on a split."""
 
     def save(self) -> None:
-        """Save what a later process needs to continue from here."""
+        """Save everything that a later process needs to continue from here."""
 
     def keep_best(self) -> None:
-        """Save the current state as the best so far."""
+        """Keep the current state as the best so far."""
 
     def restore_best(self, step: int) -> None:
-        """Restore the state after an earlier step, the last one at which it was kept."""
+        """Restore the state of the last call of `keep_best`, which was after the given step."""
 
     def digest(self) -> str:
         """Return a hash of the trained numbers, in hexadecimal."""
 
     def make_start(self) -> Start | None:
-        """Return the current weights as the start of a federation; None in a space of other ones.
+        """Return the current weights as the start of a federation; None if the space does not allow
+        it.
 
         Raises:
             ModelError: if a weight is too large for a start.
         """
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return seconds and bytes on an emulated accelerator; empty without one."""
+        """Return seconds and bytes on an emulated accelerator; empty if there is none."""
 
     def export(self) -> None:
         """Write the model in its current state, if the method can; called at the end of a run."""

@@ -1,7 +1,7 @@
-"""The trajectory checkpoint: base + (seed root, scalars) = the trained model, for float states.
+"""The trajectory checkpoint: base model + (seed root, scalars) = trained model, for float states.
 
-The file holds a header and a record per step, each appended and fsynced; its bytes are those of
-`samara.client.tuning.trajectory_format`.
+The file holds a header and one record per step, each appended and fsynced;
+`samara.client.tuning.trajectory_format` defines its bytes.
 """
 
 import os
@@ -25,7 +25,7 @@ from samara.client.tuning.trajectory_format import (
     last_checksum,
 )
 from samara.shared.errors import SamaraError, TrajectoryError
-from samara.shared.files import make_folder, write_durably
+from samara.shared.storage.files import make_folder, write_durably
 
 
 def make_header(
@@ -41,15 +41,15 @@ def make_header(
 
     Args:
         space: space before its first step.
-        rule: rule that turns gradient estimates into updates.
+        rule: update rule for gradient estimates.
         model_id: id of the base model.
-        root: seed of 64 bits that the directions' seeds are derived from.
+        root: 64-bit seed from which the directions' seeds are derived.
         epsilon: size ε of the perturbations.
-        settings_hash: hash of all settings that decide what the run computes, 32 bytes.
+        settings_hash: hash of all settings that determine the run's results, 32 bytes.
     """
     update = {"name": type(rule).__name__.lower()} | asdict(rule)
     if not rule.weight_decay:
-        del update["weight_decay"]  # as in files from before there was one
+        del update["weight_decay"]  # as in files from before weight decay existed
     if space.scaling_plan is not None:
         update |= asdict(space.scaling_plan)
     return TrajectoryHeader(
@@ -75,9 +75,8 @@ class Trajectory:
         path: path of the file.
         header: header of the file.
         start: initial θ as float32; empty if the header determines it.
-        records: records in their order: a step, or for a revert the number of records after which
-            θ was what it is again.
-        d: D of the next step unless it is found anew, float32 [groups]; None if there is none.
+        records: records in order: a step, or for a revert the number of records to which θ returns.
+        d: D of the next step, float32 [groups], unless it is computed again; None without D.
         checksum: CRC-32 that the next record continues.
         dropped: number of bytes of an incomplete record at the end.
     """
@@ -92,16 +91,18 @@ class Trajectory:
 
     @property
     def steps(self) -> tuple[UpdateStep, ...]:
-        """The steps that θ is the result of, without those that were reverted."""
+        """The steps that lead to θ, without reverted ones."""
         taken: list[tuple[int, UpdateStep]] = []  # each with the number of its predecessor
-        last = [0]  # after so many records: the last step's number, from 1 in `taken`; 0 for none
+        # by number of records: the last step's number, counted from 1 in `taken`; 0 for none
+        last = [0]
         for record in self.records:
             if isinstance(record, int):
                 last.append(last[record])
             else:
                 taken.append((last[-1], record))
                 last.append(len(taken))
-        steps, number = [], last[-1]
+        steps = []
+        number = last[-1]
         while number:
             number, step = taken[number - 1]
             steps.append(step)
@@ -121,16 +122,16 @@ class Trajectory:
         """Raise an error if the trajectory belongs to another model, space or run.
 
         Args:
-            header: header that it should have.
-            portable: whether the initial θ must have the same bits.
+            header: expected header.
+            portable: whether the initial θ must be bit-identical.
 
         Raises:
-            TrajectoryError: naming what differs.
+            TrajectoryError: naming the differences.
         """
         if differences := self.header.differences(header, portable):
             raise TrajectoryError(
-                f"{self.path}: it belongs to something else: {differences}; "
-                "use the model and settings that it was made with, or another file"
+                f"{self.path}: it was made with another model or other settings: {differences}; "
+                "use those that it was made with, or another file"
             )
 
     def rebuild(
@@ -140,20 +141,20 @@ class Trajectory:
         model_id: bytes,
         hold_moments: bool = False,
     ) -> Descent:
-        """Move a space from its initial state to the end of the trajectory, to the same bits.
+        """Move a space from its initial state to the end of the trajectory, bit for bit.
 
         Args:
             space: space before its first step.
             rule: update rule of the training.
             model_id: id of the space's base model.
-            hold_moments: whether moments are held in memory, as in `Descent`.
+            hold_moments: whether to hold moments in memory, as in `Descent`.
 
         Returns:
             The descent, ready for the next step.
 
         Raises:
-            TrajectoryError: if the trajectory has another model, space or update rule; the space
-                is unchanged then.
+            TrajectoryError: if the trajectory has another model, space or update rule; the space is
+                then unchanged.
         """
         header = make_header(
             space,
@@ -174,10 +175,10 @@ class Trajectory:
 
 
 def read_trajectory(path: Path) -> Trajectory:
-    """Read a trajectory, also while it is being written; the file is left unchanged.
+    """Read a trajectory, even while it is being written; the file is not changed.
 
     Raises:
-        TrajectoryError: if it cannot be read, or is damaged before the last record.
+        TrajectoryError: if the file cannot be read, or is damaged before the last record.
     """
     try:
         data = path.read_bytes()
@@ -194,7 +195,8 @@ def read_trajectory(path: Path) -> Trajectory:
 def _decode(path: Path, data: bytes) -> Trajectory:
     header, start, offset = TrajectoryHeader.decode(data)
     records: list[UpdateStep | int] = []
-    plan, d = header.scaling_plan, None
+    plan = header.scaling_plan
+    d = None
     checksum = first_checksum(data, offset)
     while offset < len(data):
         record = decode_record(data, offset, len(records), checksum)
@@ -211,22 +213,24 @@ def _decode(path: Path, data: bytes) -> Trajectory:
             records.append(
                 UpdateStep(seeds, gradients, record.learning_rate, header.epsilon, scaling)
             )
-        offset, checksum = record.end, record.checksum
+        offset = record.end
+        checksum = record.checksum
     return Trajectory(path, header, start, tuple(records), d, checksum, len(data) - offset)
 
 
 def _split_d(
     content: NDArray[np.float32], groups: int, step: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return D and the projected gradients of a step in which D was found."""
-    d, gradients = content[:groups], content[groups:]
+    """Return D and the projected gradients of a step in which D was computed."""
+    d = content[:groups]
+    gradients = content[groups:]
     if not len(gradients) or not (np.isfinite(d) & (d > 0)).all():
         raise TrajectoryError(f"step {step + 1} lacks the d of {groups} groups of parameters")
     return d, gradients
 
 
 class TrajectoryWriter:
-    """A trajectory file, opened by its only writer.
+    """A trajectory file opened by its only writer.
 
     Attributes:
         trajectory: contents of the file when it was opened.
@@ -235,16 +239,16 @@ class TrajectoryWriter:
     def __init__(self, path: Path, header: TrajectoryHeader, space: Space) -> None:
         """Open the file, or create it.
 
-        An incomplete last record is cut off; `trajectory.warning` says so.
+        An incomplete last record is cut off, and `trajectory.warning` reports it.
 
         Args:
             path: path of the file; a lock file `….lock` beside it keeps other writers out.
             header: header that the file must have.
-            space: space before its first step, as it was when the header was made.
+            space: space before its first step, as when the header was made.
 
         Raises:
-            TrajectoryError: if the file is damaged, is being written by another process, belongs
-                to something else, or cannot be written.
+            TrajectoryError: if the file is damaged, is being written by another process, belongs to
+                another run, or cannot be written.
         """
         self._path = path
         try:
@@ -269,7 +273,8 @@ class TrajectoryWriter:
             write_durably(self._path, header.encode(b"" if space.portable else _to_bytes(space)))
         self.trajectory = read_trajectory(self._path)
         self.trajectory.check_belongs_to(header, space.portable)
-        self._records, self._checksum = len(self.trajectory.records), self.trajectory.checksum
+        self._records = len(self.trajectory.records)
+        self._checksum = self.trajectory.checksum
         self._end = self._path.stat().st_size - self.trajectory.dropped
         with self._path.open("r+b") as file:
             file.truncate(self._end)
@@ -290,17 +295,18 @@ class TrajectoryWriter:
 
         Args:
             gradients: float32 [n], the projected gradients of `seeds(n)`.
-            learning_rate: learning rate η, which is rounded to float32.
-            d: D of the step, float32 [groups], where there is one.
+            learning_rate: learning rate η, rounded to float32.
+            d: D of the step, float32 [groups], if there is one.
 
         Returns:
-            The step, with the numbers that a rebuild reads.
+            The step, with the numbers that a rebuild will read.
 
         Raises:
-            TrainingError: if a number is not finite; nothing is written then.
-            TrajectoryError: if the disk refuses; the file is unchanged then.
+            TrainingError: if a number is not finite; then nothing is written.
+            TrajectoryError: if writing fails; the file is then unchanged.
         """
-        rate, epsilon = float(np.float32(learning_rate)), self.trajectory.header.epsilon
+        rate = float(np.float32(learning_rate))
+        epsilon = self.trajectory.header.epsilon
         plan = self.trajectory.header.scaling_plan
         seeds = self.seeds(len(gradients))
         step = UpdateStep(seeds, gradients, rate, epsilon, scaling_by(plan, d))
@@ -310,16 +316,16 @@ class TrajectoryWriter:
         return step
 
     def append_revert(self, records: int) -> None:
-        """Write to disk that θ is again what it was after so many records.
+        """Append a record that sets θ back to its value after the first `records` records.
 
         Raises:
-            TrajectoryError: if the disk refuses; the file is unchanged then.
+            TrajectoryError: if writing fails; the file is then unchanged.
         """
         self._write(encode_record(self._records, 0.0, records, self._checksum))
 
     def _write(self, record: bytes) -> None:
         try:
-            self._file.truncate(self._end)  # an append that failed may have left some bytes
+            self._file.truncate(self._end)  # a failed append may have left some bytes
             self._file.seek(self._end)
             rest = memoryview(record)
             while rest:

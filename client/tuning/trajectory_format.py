@@ -4,12 +4,11 @@
              · text (JSON) · start (float32, if the initial θ depends on the machine)
              · SHA-256 of all before
     step     index u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
-             where D is found, d of every group of parameters comes first and counts in n
-    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 after which θ was what it is
-             again · CRC-32
+             if D is computed, d of every group of parameters comes first and counts in n
+    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 to which θ returns · CRC-32
 
-All little-endian. Every CRC-32 continues the one before it, the first that of the header's hash, so
-that a record is valid in its position only.
+All numbers are little-endian. Every CRC-32 continues the previous one, and the first continues that
+of the header's hash, so a record is valid only in its position.
 """
 
 import hashlib
@@ -23,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.client.spaces.scaling import ScalingPlan
-from samara.shared.directions import query_seeds
 from samara.shared.errors import TrajectoryError
-from samara.shared.normal_table import TABLE_SHA256
+from samara.shared.protocol.directions import query_seeds
+from samara.shared.protocol.normal_table import TABLE_SHA256
 
 TRAJECTORY_VERSION = 1
 MAX_QUERIES = 65_535
@@ -43,18 +42,18 @@ class TrajectoryHeader:
     """The model, space and settings that a trajectory belongs to; hashes in hexadecimal.
 
     Attributes:
-        model_id: id of the base model.
+        model_id: model id of the base model.
         space: kind of the space.
-        state: name of the type in which θ is stored.
+        state: name of θ's storage type.
         size: number d of elements.
         tensors_hash: hash of the tensors' names and shapes.
         start_digest: digest of the initial θ.
         distribution: distribution of the directions.
-        root: seed that the directions' seeds are derived from.
+        root: seed from which the directions' seeds are derived.
         epsilon: size ε of the perturbations.
         update: name and parameters of the update rule, and of D if there is one.
         settings_hash: hash of all settings of the run.
-        normal_table_hash: hash of the table that directions are computed from.
+        normal_table_hash: hash of the table from which directions are computed.
     """
 
     model_id: str
@@ -77,7 +76,7 @@ class TrajectoryHeader:
 
     @property
     def scaling_plan(self) -> ScalingPlan | None:
-        """The plan of D: what it modifies in the steps, and where it is found; None without one."""
+        """The plan of the diagonal scaling D; None without scaling."""
         match self.update:
             case {"modify": ("variance" | "expectation") as modify, "groups": groups, **rest}:
                 return ScalingPlan(modify, int(groups), int(rest.get("interval", 0)))
@@ -127,9 +126,10 @@ class TrajectoryHeader:
 
         Args:
             other: header to compare with.
-            portable: whether the initial θ must have the same bits.
+            portable: whether the initial θ must be bit-identical.
         """
-        stored, expected = asdict(self), asdict(other)
+        stored = asdict(self)
+        expected = asdict(other)
         ignored = set() if portable else {"start_digest"}
         return ", ".join(
             f"{key} ({stored[key]} there, {expected[key]} here)"
@@ -144,10 +144,10 @@ class Record:
 
     Attributes:
         learning_rate: learning rate of a step; 0 in a revert.
-        content: projected gradients of a step, float32 [n]; in a revert the number of records after
-            which θ was what it is again.
-        end: offset of the first byte behind the record.
-        checksum: CRC-32 at its end.
+        content: projected gradients of a step, float32 [n]; in a revert, the number of records to
+            which θ returns.
+        end: offset of the first byte after the record.
+        checksum: CRC-32 at the end of the record.
     """
 
     learning_rate: float
@@ -164,7 +164,7 @@ def encode_record(
     Args:
         index: index of the record, from 0.
         learning_rate: learning rate of a step; 0 in a revert.
-        content: projected gradients of a step, or the number of records that a revert returns to.
+        content: projected gradients of a step, or the number of records to which a revert returns.
         checksum: CRC-32 before this record.
     """
     queries = 0 if isinstance(content, int) else len(content)
@@ -191,11 +191,11 @@ def last_checksum(record: bytes) -> int:
 
 
 def decode_record(data: bytes, offset: int, index: int, checksum: int) -> Record | None:
-    """Read a record, or return None if it was not completely written.
+    """Read a record, or return None if it was only partly written.
 
-    An incomplete record is one that the file ends inside of, or zeros to the end of the file, or
-    the file's last record with zeros for its checksum: some file systems leave these after a power
-    cut.
+    A record is incomplete if the file ends inside it, if it is all zeros up to the end of the file,
+    or if it is the last one and its checksum is zeros. Some file systems leave such zeros after a
+    power cut.
 
     Args:
         data: bytes of the file.

@@ -1,4 +1,4 @@
-"""Training curves for TensorBoard, where it is installed."""
+"""Training curves for TensorBoard, if it is installed."""
 
 import logging
 from pathlib import Path
@@ -24,7 +24,7 @@ class _NoCurves:
         """Ignore the point."""
 
     def close(self) -> None:
-        """Do nothing, since no file is open."""
+        """Do nothing, because no file is open."""
 
 
 class _TensorBoardCurves:
@@ -43,7 +43,7 @@ def open_curves(folder: Path, steps: int) -> Curves:
 
     Args:
         folder: folder of the run.
-        steps: number of steps taken before; points that were written for later steps are hidden.
+        steps: number of steps taken before; points already written for later steps are hidden.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""The folder of a tuning run: which run is in it, whether it has ended, and who works in it."""
+"""The folder of a tuning run: its identity, its completion, and its lock."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ from filelock import FileLock, Timeout
 from samara.client.tuning.settings import IDENTITY_FILE, TuneSettings
 from samara.client.tuning.tuning_setup import draw_examples
 from samara.shared.errors import ConfigError
-from samara.shared.files import make_folder, write_durably
 from samara.shared.model.model_folder import model_id_of
-from samara.shared.runs import RUNS_FOLDER, folder_name
+from samara.shared.settings.runs import RUNS_FOLDER, folder_name
+from samara.shared.storage.files import make_folder, write_durably
 from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Example, hash_whole_examples
@@ -23,13 +23,13 @@ from samara.shared.tasks.sources import SPLITS
 
 RESULT_FILE = "result.json"
 MODEL_PATH = "model_path"
-"""Key of the result that says where the base model is; the identity has the model's hash."""
+"""Key of the result with the base model's place; the identity contains only the model's hash."""
 
 
 def identity_of(
     settings: TuneSettings, task: Task, model_id: bytes, examples: Sequence[Example]
 ) -> dict[str, Any]:
-    """Return all that decides what a run computes, by key."""
+    """Return all values that determine a run's results, by key."""
     counts = Counter(example.split for example in examples)
     return {
         "config": settings.identity(),
@@ -42,7 +42,7 @@ def identity_of(
 
 
 def hash_of(identity: dict[str, Any]) -> bytes:
-    """Return the hash of a run's identity, 32 bytes, by which its files belong to it."""
+    """Return the hash of a run's identity, 32 bytes, which ties files to the run."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
 
 
@@ -50,7 +50,7 @@ def find_ended(settings: TuneSettings) -> Path | None:
     """Return the folder of this run if it has ended, without loading the model.
 
     Raises:
-        ConfigError: if `out` holds another run, naming what differs.
+        ConfigError: if `out` holds another run, naming the differences.
     """
     own = RUNS_FOLDER.glob(folder_name(settings.task, "*"))
     folders = [Path(settings.out)] if settings.out else sorted(own)
@@ -78,7 +78,8 @@ def locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
     """Lock a folder for this process, and check that it is empty or holds this run.
 
     Raises:
-        ConfigError: if it holds another run, another process works in it, or it cannot be written.
+        ConfigError: if the folder holds another run, is in use by another process, or cannot be
+            written.
     """
     try:
         make_folder(folder)

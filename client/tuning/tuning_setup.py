@@ -1,4 +1,4 @@
-"""The setup of a tuning run: model, task, a drawn sample of the data, and evaluation on a split."""
+"""The setup of a tuning run: model, task, a sample of the data, and evaluation on a split."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +19,21 @@ from samara.client.spaces.space import ScoreFunction
 from samara.client.tuning.methods import LOW_RANK, ZEROTH_ORDER
 from samara.client.tuning.model_setup import ModelSetup
 from samara.client.tuning.settings import TuneSettings
-from samara.shared.common_settings import TRUNK_CACHE_BYTES
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.directions import batch_order
 from samara.shared.errors import ConfigError, TaskError
-from samara.shared.label_scores import Confusion
 from samara.shared.model.layer_selection import chosen_blocks
 from samara.shared.model.lora_fa import Adapter, empty_adapter, inject
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.directions import batch_order
+from samara.shared.settings.common import TRUNK_CACHE_BYTES
 from samara.shared.tasks.data import check_labels, load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.label_scores import Confusion
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.metrics import answer_metric, label_metric
-from samara.shared.tasks.objectives import CROSS_ENTROPY, PROFILED, ObjectiveName, objective_for
+from samara.shared.tasks.objectives import CROSS_ENTROPY, ObjectiveName, objective_for
+from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.tasks.rows import Example
 from samara.shared.tasks.sampling import sample_each_label, sample_splits
 from samara.shared.tasks.sources import SPLITS
@@ -42,7 +43,9 @@ log = logging.getLogger("samara.tune")
 EMBEDDED_WRITERS = 8
 
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
-"""Calls a function with the adapters of one state, as `Space.evaluate` without seeds does."""
+"""A function that calls another with the adapters of one state, like `Space.evaluate` without
+seeds.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +54,9 @@ class TaskSplit:
 
     Attributes:
         examples: the n examples.
-        prompts: prompts with the right answer, or with all candidates.
-        open_prompts: prompts without an answer, of a generation task; empty otherwise.
-        labels: int64 [n], indices of the right answers.
+        prompts: prompts with the correct answer, or with all candidates.
+        open_prompts: prompts without an answer for a generation task; otherwise empty.
+        labels: int64 [n], indices of the correct answers.
     """
 
     examples: tuple[Example, ...]
@@ -68,7 +71,7 @@ class EvaluationResult:
 
     Attributes:
         examples: number of examples.
-        loss: mean cross-entropy; in a generation task mean loss per token.
+        loss: mean cross-entropy; for a generation task, mean loss per token.
         metric: value of the task's metric.
     """
 
@@ -78,20 +81,20 @@ class EvaluationResult:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The metric and the negative loss: of two results the greater is the better."""
+        """The metric and the negative loss; of two results, the greater is better."""
         return (self.metric, -self.loss)
 
 
 class TuningSetup(ModelSetup):
-    """The model, task and data that every method of `samara tune` starts from.
+    """The model, task and data shared by all methods of `samara tune`.
 
     Attributes:
         examples: drawn examples of all splits.
         goal: name of the objective.
-        is_profiled: whether it is the profiled cross-entropy.
+        is_profiled: whether the objective is the profiled cross-entropy.
         splits: splits by name.
         objective: function that reduces scores to a loss.
-        decodes: whether the training loss is a metric of decoded answers instead of scores.
+        decodes: whether the training loss is a metric of decoded answers rather than of scores.
     """
 
     def __init__(self, settings: TuneSettings) -> None:
@@ -139,12 +142,12 @@ class TuningSetup(ModelSetup):
     ) -> ForwardEngine:
         """Make the forward engine of the loaded model with an adapter.
 
-        All engines of this setup share the representations of a readout alone, and the outputs of
-        the trunk below other adapters.
+        All engines of this setup share cached representations (for a readout alone) or cached
+        outputs of the trunk (below other adapters).
 
         Args:
             adapter: adapter in the model.
-            parameters: parameters that are perturbed in place, of a streamed model.
+            parameters: parameters of a streamed model that are perturbed in place.
         """
         settings = self.settings
         forward = make_forward(
@@ -167,8 +170,9 @@ class TuningSetup(ModelSetup):
     def base_engine(self) -> tuple[ResidentForward, Evaluate]:
         """Return a forward engine of the base model, and a function that evaluates with it.
 
-        It divides the work as the engine of the trained model does: a trunk's last bits depend on
-        which sequences run together, and adapters that are zero are to change no bit of a score.
+        The engine batches sequences in the same way as the trained model's engine. The last bits of
+        a trunk's output depend on which sequences run together, and zero adapters must not change a
+        bit of a score.
         """
         adapter, no_adapters = empty_adapter(self._trunk_block_count())
         streamed = self.stream is not None
@@ -176,24 +180,26 @@ class TuningSetup(ModelSetup):
         return forward, lambda score: score(no_adapters)
 
     def batch(self, step: int, query: int = 0, examples: int = 0) -> NDArray[np.int64]:
-        """Return the indices of a step's examples, int64 [B], fewer if there are fewer.
+        """Return the indices of a step's examples, int64 [B], or fewer if there are fewer examples.
 
         Args:
             step: index of the step, from 0.
-            query: index of the direction, where every direction has a batch of its own.
-            examples: number of examples; 0 is B.
+            query: index of the direction, if every direction has its own batch.
+            examples: number of examples; 0 means B.
         """
         count = len(self.splits["train"].labels)
         return batch_order(self.root, query, step, count)[: examples or self.settings.batch]
 
     def rows(self, batch: NDArray[np.int64]) -> tuple[list[Prompt], NDArray[np.int64]]:
-        """Return prompts and labels of some training examples, as steps score them.
+        """Return prompts and labels of some training examples in the form scored by steps.
 
-        The likelihood of an answer needs no pass over other candidates, so that the right one is
-        the only one there; a label bias or a readout adds to scores by their place.
+        The likelihood of an answer needs no pass over other candidates, so only the correct one is
+        included. A label bias or a readout adds to scores by position.
         """
-        train, adapter = self.splits["train"], self.settings.adapter
-        prompts, labels = [train.prompts[index] for index in batch], train.labels[batch]
+        train = self.splits["train"]
+        adapter = self.settings.adapter
+        prompts = [train.prompts[index] for index in batch]
+        labels = train.labels[batch]
         by_place = adapter.label_bias or adapter.has_readout
         if self.goal != "likelihood" or by_place or not prompts[0].targets:
             return prompts, labels
@@ -202,7 +208,7 @@ class TuningSetup(ModelSetup):
 
     def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, without training."""
-        if not self.settings.adapter.inner_layers:  # its scores are kept with representations
+        if not self.settings.adapter.inner_layers:  # its scores are cached with the representations
             adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
             forward = self.make_forward(adapter)
             assert isinstance(forward, ReadoutForward)
@@ -217,7 +223,7 @@ class TuningSetup(ModelSetup):
 
         Args:
             forward: forward engine.
-            evaluate: function that calls another one with the state's adapters.
+            evaluate: function that calls another with the state's adapters.
             split: split of the data.
         """
         log.info("evaluating %d examples", len(split.labels))
@@ -234,7 +240,7 @@ class TuningSetup(ModelSetup):
     def result_of(
         self, scores: NDArray[np.float32], split: TaskSplit, answers: Sequence[str] = ()
     ) -> EvaluationResult:
-        """Return loss and metric of scores, and of decoded answers where the task has them.
+        """Return loss and metric of scores, and of decoded answers if the task has them.
 
         Args:
             scores: float32 [n, width].
@@ -278,8 +284,8 @@ def draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
     """Return the examples of a tuning run, drawn by its seed.
 
     Raises:
-        DataError: if the data cannot be read, or are missing.
-        TaskError: if examples of every label are wanted of a task without labels.
+        DataError: if the data are missing or cannot be read.
+        TaskError: if examples per label are requested for a task without labels.
     """
     data = settings.data
     if data.per_label and not isinstance(task, ClassificationTask):

@@ -46,21 +46,23 @@ from samara.client.tuning.settings import TuneSettings
 from samara.client.tuning.training_loss import mixed_precision, summed_loss
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from samara.shared.directions import query_seeds
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt
-from samara.shared.profiled_loss import shifts_of_rows
-from samara.shared.start import Start
-from samara.shared.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
+from samara.shared.protocol.directions import query_seeds
+from samara.shared.protocol.start import Start
+from samara.shared.protocol.step_size import STEP_SIZE_FILE, Observation, RecordedStepSize, StepSize
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.profiled_loss import shifts_of_rows
 
 log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
-NORMS_ORDER, NORMS_STREAM = 65_535, 1
-"""Batch order and seed stream of the norms in D; directions of steps have lower orders, and 0."""
+NORMS_ORDER = 65535
+"""Batch order for the norms in D; directions of steps use lower orders."""
+NORMS_STREAM = 1
+"""Seed stream for the norms in D; directions of steps use stream 0."""
 
 _UPDATE_RULES: dict[Optimizer, type[SGD] | type[Momentum] | type[Adam]] = {
     "prge": SGD,
@@ -79,16 +81,17 @@ class ZerothOrder:
     """A method that trains a space by projected gradients.
 
     Args:
-        setup: setup whose model is trained, or adapted.
-        folder: folder of the run; a trajectory in it is continued.
-        settings_hash: hash of everything that decides what the run computes, 32 bytes.
+        setup: setup whose model is trained or adapted.
+        folder: folder of the run; training continues from a trajectory in it.
+        settings_hash: hash of everything that determines the run's results, 32 bytes.
 
     Raises:
-        SamaraError: if model and space do not go together, or the trajectory cannot be continued.
+        SamaraError: if model and space do not fit together, or the trajectory cannot be continued.
     """
 
     def __init__(self, setup: TuningSetup, folder: Path, settings_hash: bytes) -> None:
-        self._setup, self._path = setup, folder / TRAJECTORY_FILE
+        self._setup = setup
+        self._path = folder / TRAJECTORY_FILE
         self._blocks = folder / BLOCKS_FOLDER
         settings = setup.settings
         self._rule = update_rule(settings)
@@ -123,16 +126,17 @@ class ZerothOrder:
         return self._writer.trajectory.warning
 
     def step(self) -> float:
-        """Estimate a gradient, record it and take the step; return the mean loss.
+        """Estimate a gradient, record it, and take the step; return the mean loss.
 
-        If the loss has risen beyond its noise, the step is a revert instead: θ is again what it was
-        when the loss was lowest, and the learning rate is lowered.
+        If the loss has risen beyond its noise, a revert is recorded instead: θ returns to the state
+        with the lowest loss, and the learning rate is lowered.
 
         Raises:
             TrainingError: if a projected gradient is not finite.
             TrajectoryError: if the disk refuses.
         """
-        setup, step = self._setup, self.steps
+        setup = self._setup
+        step = self.steps
         settings = setup.settings
         queries = queries_at(step, settings.steps, settings.queries, settings.query_schedule)
         seeds = self._writer.seeds(queries)
@@ -170,8 +174,9 @@ class ZerothOrder:
         return estimate.mean_loss
 
     def _find_d(self) -> NDArray[np.float32] | None:
-        """Return d of the next step, found anew where it is due; None without a D."""
-        space, settings = self._space, self._setup.settings
+        """Return d of the next step, computed if due; None without D."""
+        space = self._space
+        settings = self._setup.settings
         if space.scaling_plan is None or not space.scaling_plan.finds_anew(self.steps):
             return self._d
         batch = self._setup.batch(self.steps, NORMS_ORDER)
@@ -198,11 +203,14 @@ class ZerothOrder:
 
     def _make_estimator(self, seeds: NDArray[np.uint64]) -> Estimator:
         """Return the estimator of the next step."""
-        setup, step, queries = self._setup, self.steps, len(seeds)
-        epsilon, differences = setup.settings.epsilon, setup.settings.differences
+        setup = self._setup
+        step = self.steps
+        queries = len(seeds)
+        epsilon = setup.settings.epsilon
+        differences = setup.settings.differences
         if differences == "one-point":
             latest = self._step_sizes.latest
-            # After a revert the loss before is that of a model far away.
+            # After a revert, the previous loss is that of a distant model.
             previous = None if latest is None or self._has_just_reverted else latest.loss
             return one_point_estimator(seeds, self._batches(queries), epsilon, previous)
         curvature = self._step_sizes.size.measures_curvature(step, queries, differences)
@@ -216,7 +224,7 @@ class ZerothOrder:
         return estimator(seeds, self._batches(queries), epsilon, curvature)
 
     def _batches(self, queries: int) -> NDArray[np.int64]:
-        """Return the next step's batch of every direction, int64 [q, B]."""
+        """Return the next step's batch for every direction, int64 [q, B]."""
         return np.stack([self._setup.batch(self.steps, query) for query in range(queries)])
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
@@ -224,10 +232,10 @@ class ZerothOrder:
         return self._setup.evaluate(self._forward, self._space.evaluate, split)
 
     def save(self) -> None:
-        """Do nothing, since every step is written to disk before it is taken."""
+        """Do nothing, because every step is written to disk before it is taken."""
 
     def keep_best(self) -> None:
-        """Do nothing, since every state can be rebuilt from the trajectory."""
+        """Do nothing, because every state can be rebuilt from the trajectory."""
 
     def restore_best(self, step: int) -> None:
         """Rebuild θ from the base model and the first steps of the trajectory."""
@@ -248,7 +256,9 @@ class ZerothOrder:
         return self._space.digest().hex()
 
     def make_start(self) -> Start | None:
-        """Return θ as the start of a federation; None in other spaces than its adapter's."""
+        """Return θ as the start of a federation; None if the space is not a federation's
+        adapter.
+        """
         space = self._space
         if not isinstance(space, LoRAFASpace):
             return None
@@ -257,11 +267,11 @@ class ZerothOrder:
         return Start.from_weights(weights, space.adapter.layout, self._setup.base.model_id, layers)
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return nothing: only first-order methods run beside an emulated accelerator."""
+        """Return an empty mapping, because only first-order methods use an emulated accelerator."""
         return {}
 
     def export(self) -> None:
-        """Do nothing, since the trajectory is what a zeroth-order run leaves."""
+        """Do nothing, because a zeroth-order run leaves its trajectory instead of a model."""
 
     def close(self) -> None:
         """Close the trajectory and delete the trained blocks, which it can rebuild."""
@@ -278,11 +288,13 @@ class ZerothOrder:
         self._forward = setup.make_forward(space.adapter, parameters)
 
     def _replay(self, steps: int | None) -> None:
-        """Move the space from its initial state to after so many steps, or all."""
+        """Move the space from its initial state to the state after a number of steps, or
+        after all.
+        """
         trajectory = read_trajectory(self._path)
         trajectory = replace(trajectory, records=trajectory.records[:steps])
         moments = self._setup.settings.moments
-        if moments == "auto":  # what is streamed does not fit into memory, so nor do its moments
+        if moments == "auto":  # if the model does not fit into memory, neither do its moments
             moments = "recomputed" if isinstance(self._space, StreamedFullSpace) else "held"
         self._d = trajectory.d
         self._descent: Descent = trajectory.rebuild(
@@ -336,7 +348,7 @@ class ZerothOrder:
     def _fit_shift(self, batch: NDArray[np.int64]) -> tuple[NDArray[np.float64] | float, float]:
         """Return the best shift of a batch's scores, float64 [labels], and its penalty.
 
-        They are 0 where the loss is not profiled.
+        Shift and penalty are 0 if the loss is not profiled.
         """
         if not self._setup.is_profiled:
             return 0.0, 0.0
@@ -348,7 +360,7 @@ class ZerothOrder:
         return shifts[0], float(penalties[0])
 
     def _passes(self, batch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the examples of a batch that share a pass each."""
+        """Return the groups of a batch's examples that share a pass."""
         size = self._schedule.micro_batch or len(batch)
         return [batch[start : start + size] for start in range(0, len(batch), size)]
 
@@ -358,12 +370,12 @@ class ZerothOrder:
         some: NDArray[np.int64],
         shift: NDArray[np.float64] | float,
     ) -> Tensor:
-        """Return the loss of some training examples at one point, summed, to be differentiated.
+        """Return the summed, differentiable loss of some training examples at one point.
 
         Args:
-            adapters: the point.
+            adapters: the adapters at the point.
             some: int64 [n], indices of the examples.
-            shift: addend of their scores, float64 [labels]; 0 for none.
+            shift: addend of the scores, float64 [labels]; 0 for none.
         """
         (prompts, labels), forward = self._setup.rows(some), self._forward
         assert isinstance(forward, ResidentForward)
@@ -373,7 +385,8 @@ class ZerothOrder:
         return summed_loss(scores, labels, self._setup.goal)
 
     def _losses_of_answers(self, request: LossRequest) -> NDArray[np.float64]:
-        task, train = self._setup.task, self._setup.splits["train"]
+        task = self._setup.task
+        train = self._setup.splits["train"]
         forward = self._forward
         assert isinstance(task, GenerationTask)
         assert isinstance(forward, ResidentForward)
@@ -389,5 +402,7 @@ class ZerothOrder:
 
 
 def _total_gain(rule: UpdateRule) -> float:
-    """Return by what factor a step's gradient moves θ in all, later steps' moments included."""
+    """Return the total factor by which a step's gradient moves θ, including through later steps'
+    moments.
+    """
     return 1 / (1 - rule.beta) if isinstance(rule, Momentum) else 1.0

@@ -1,9 +1,10 @@
-"""Calibration: microbenchmarks of this machine's CPU, from which a device profile is made.
+"""Calibration of a device profile by microbenchmarks of this machine's CPU.
 
-Memory copies, matrix products, the operations between them and overheads are timed, never whole
-steps; benchmarks/devices/roofline_check.py compares the time model with whole steps. All
-microbenchmarks are timed in turn, several times over, and the best time of each counts, because
-other processes can only slow it down. With one thread, CPU time is measured instead of wall time.
+The microbenchmarks time memory copies, matrix products, the operations between products, and
+overheads. They never time whole steps; benchmarks/devices/roofline_check.py compares the time model
+with whole steps. All microbenchmarks run in turn several times. The shortest time of each counts,
+because other processes can only slow a microbenchmark down. With one thread, CPU time is measured
+instead of wall time.
 """
 
 import time
@@ -23,19 +24,19 @@ from samara.client.forward.body import PerturbedBody
 from samara.client.forward.resident import ResidentForward
 from samara.devices.hardware.profile import Compute, DeviceProfile, Memory, PowerMode, Timing
 from samara.devices.hardware.roofline import ADAPTER_LAUNCHES, BLOCK_LAUNCHES, TRAFFIC
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.directions import directions
 from samara.shared.errors import ModelError
-from samara.shared.machine import cores, peak_memory_bytes
+from samara.shared.machine.process import cores, peak_memory_bytes
 from samara.shared.model.loading import load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.products import linear
 from samara.shared.model.quantized import quantize_linear
 from samara.shared.model.scorers import CausalScorer, Prompt
-from samara.shared.sections import EMBEDDED_MODEL, AdapterSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.settings.sections import EMBEDDED_MODEL, AdapterSettings
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.messages import EMBEDDED_DATA
 
 SWEEPS = 9
 _LEAST_SECONDS = 2e-3
@@ -44,10 +45,11 @@ _TOKENS = (8, 32, 128, 512)
 _WEIGHTS_BYTES = 2**26
 _PRODUCTS = ((256, 256), (512, 512), (512, 1376), (1024, 1024), (2048, 1024))
 _BETWEEN = ((64, 256, 704), (256, 256, 704), (256, 1024, 2816))
-"""Tokens, hidden and intermediate features."""
+"""Sizes of the operations between products: tokens, hidden and intermediate features."""
 _DEQUANTIZED = 1024
 _HALF = (128, 512)
-_RANK, _LAYERS = 16, 16
+_RANK = 16
+_LAYERS = 16
 
 
 class Microbenchmark(NamedTuple):
@@ -61,10 +63,11 @@ Microbenchmarks = dict[Microbenchmark, Callable[[], object]]
 
 
 class Stopwatch:
-    """The best times of microbenchmarks.
+    """Records the best times of microbenchmarks.
 
     Args:
-        threads: number of torch's threads, which is set; with one, CPU time is measured.
+        threads: number of threads, which is also set in torch. With one thread, CPU time is
+            measured; with more, wall time.
     """
 
     def __init__(self, threads: int) -> None:
@@ -75,7 +78,7 @@ class Stopwatch:
 
     @torch.inference_mode()
     def sweep(self, works: Mapping[Microbenchmark, Callable[[], object]]) -> None:
-        """Time every microbenchmark once more; short ones are repeated to at least 2 ms."""
+        """Time every microbenchmark once more, repeating short ones for at least 2 ms."""
         for piece, work in works.items():
             if piece not in self._times:
                 self._seconds(work, 1)
@@ -95,10 +98,11 @@ def calibrate_cpu(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProf
 
     Args:
         name: name of the profile.
-        watts: power drawn at full load, as the user knows it; 0 means unknown.
+        watts: power draw at full load in watts, given by the user; 0 means unknown.
         threads: CPU threads; 0 means one per core.
     """
-    runtime, before = peak_memory_bytes(), torch.get_num_threads()
+    runtime = peak_memory_bytes()
+    before = torch.get_num_threads()
     threads = threads or cores()
     stopwatch = Stopwatch(threads)
     works = microbenchmarks()
@@ -112,9 +116,10 @@ def calibrate_cpu(name: str, watts: float = 0.0, threads: int = 0) -> DeviceProf
 
 @torch.inference_mode()
 def microbenchmarks() -> Microbenchmarks:
-    """Return the microbenchmarks."""
+    """Return all microbenchmarks, each with the function that it times."""
     source = torch.ones(_COPIED_BYTES // 4)
-    x, weight = torch.ones(1, 8), torch.ones(8, 8)
+    x = torch.ones(1, 8)
+    weight = torch.ones(8, 8)
     works: Microbenchmarks = {
         Microbenchmark("copy"): partial(torch.empty_like(source).copy_, source),
         Microbenchmark("small", (0,)): partial(torch.add, x, x),
@@ -127,7 +132,7 @@ def microbenchmarks() -> Microbenchmarks:
     works[Microbenchmark("half", _HALF)] = partial(nn.functional.linear, *half)
     for inputs, outputs in _PRODUCTS:
         count = -(-_WEIGHTS_BYTES // (4 * inputs * outputs))
-        # more weights than any cache holds, as in a model
+        # more weights than fit in any cache, as in a model
         weights = [torch.randn(outputs, inputs) for _ in range(count)]
         for tokens in _TOKENS:
             work = partial(_products, torch.randn(tokens, inputs), weights)
@@ -143,15 +148,16 @@ def _products(x: Tensor, weights: list[Tensor]) -> None:
 
 
 def _draw_and_apply() -> None:
-    """Draw and apply one direction of many adapted layers."""
+    """Draw and apply one direction to many adapted layers."""
     z = directions(np.zeros(1, np.uint64), _LAYERS * _RANK * 1024, "gaussian")
     state = np.zeros(z.shape[1], np.float32)
     state -= np.float32(1e-6) * z[0]
 
 
 def _between(tokens: int, hidden: int, wide: int) -> Callable[[], object]:
-    """Return the operations of a Llama block between its matrix products."""
-    x, weight = torch.randn(tokens, hidden), torch.ones(hidden)
+    """Return a function that runs the operations of a Llama block between its matrix products."""
+    x = torch.randn(tokens, hidden)
+    weight = torch.ones(hidden)
     gate, up = torch.randn(2, tokens, wide)
     turn = torch.randn(2, tokens, hidden)
 
@@ -169,7 +175,7 @@ def _between(tokens: int, hidden: int, wide: int) -> Callable[[], object]:
 
 
 def _quantized() -> Microbenchmarks:
-    """Return the dequantization of NF4 and INT8 weights; nothing without bitsandbytes."""
+    """Return microbenchmarks of dequantizing NF4 and INT8 weights; empty without bitsandbytes."""
     weight = torch.randn(_DEQUANTIZED, _DEQUANTIZED)
     try:
         return {
@@ -185,13 +191,13 @@ def _quantized() -> Microbenchmarks:
 
 
 def _forward() -> Microbenchmarks:
-    """Return forward passes over two tokens of the embedded model, with one and with all blocks."""
-    base = load_base_model(EMBEDDED_MODEL)
+    """Return microbenchmarks of the embedded model on two tokens, with one block and with all."""
+    blocks = len(load_base_model(EMBEDDED_MODEL).blocks)
     task = load_task(EMBEDDED_DATA)
     assert isinstance(task, ClassificationTask)
     works: Microbenchmarks = {}
-    for count in (1, len(base.blocks)):
-        cut = base.copy_sharing_weights()
+    for count in (1, blocks):
+        cut = load_base_model(EMBEDDED_MODEL)
         del cut.blocks[count:]
         cut.network.config.num_hidden_layers = count
         scorer = CausalScorer(cut, task, 16)
@@ -212,14 +218,14 @@ def _forward() -> Microbenchmarks:
 def profile_from_times(
     name: str, best: Mapping[Microbenchmark, float], watts: float, threads: int, runtime: int
 ) -> DeviceProfile:
-    """Return the device profile that follows from the best times of the microbenchmarks.
+    """Return the device profile implied by the best times of the microbenchmarks.
 
     Args:
         name: name of the profile.
         best: seconds of every microbenchmark.
-        watts: power drawn at full load; 0 means unknown.
-        threads: number of threads of the measurement.
-        runtime: bytes of a process that has loaded a client's libraries.
+        watts: power draw at full load in watts; 0 means unknown.
+        threads: number of threads during the measurement.
+        runtime: bytes of memory of a process that has loaded a client's libraries.
     """
     bandwidth = 2 * _COPIED_BYTES / best[Microbenchmark("copy")]
     smallest = fmean(seconds for piece, seconds in best.items() if piece.what == "small")
@@ -282,7 +288,7 @@ def profile_from_times(
 def _rate(
     best: Mapping[Microbenchmark, float], bandwidth: float, smallest: float
 ) -> tuple[float, float]:
-    """Fit the operations/s and the tokens below which a product becomes no faster."""
+    """Return the fitted operations/s, and the tokens below which a product gets no faster."""
     measurements = [
         (*piece.sizes[:3], seconds / piece.sizes[3])
         for piece, seconds in best.items()
@@ -303,7 +309,7 @@ def _rate(
 
 
 def _between_bandwidth(best: Mapping[Microbenchmark, float], smallest: float) -> float:
-    """Return the bytes/s of the operations between products, by the time model's byte count."""
+    """Return the bytes/s of the operations between products, using the time model's byte count."""
     rates = []
     for piece, seconds in best.items():
         if piece.what == "between":

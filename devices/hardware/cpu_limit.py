@@ -1,7 +1,8 @@
-"""A limit of processor time: some processes get a number of cores and no more, by the kernel.
+"""A kernel-enforced limit on the number of cores that some processes may use.
 
-It is a control group of cgroup v1, or a group inside that of a memory limit of cgroup v2. Its
-processes go before others that want the same cores, so that they get what the limit leaves them.
+The limit is a cgroup v1 group, or a subgroup of the cgroup v2 group that limits memory. The
+processes of the group have priority over other processes on the same cores. They therefore get the
+whole processor time that the limit allows.
 """
 
 import os
@@ -21,29 +22,31 @@ from samara.devices.hardware.control_groups import (
 from samara.devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
 PERIOD_MICROSECONDS = 200_000
-"""Time in which the kernel grants the share: in a shorter one more of it goes to filling caches."""
+"""Period of the kernel's scheduling quota. With a shorter period, the processes lose more of their
+share to cold caches.
+"""
 LEAST_CORES = 0.02
-"""The smallest share, four thousandths of a second in a period."""
+"""Smallest number of cores, which is 4 ms of processor time in a period."""
 _NUMBERS = count()
 
 
 class CpuLimit(ABC):
-    """A limit of the processor time of the processes that are put into it.
+    """A limit on the processor time of processes.
 
     Attributes:
         name: ``cgroup v1`` or ``cgroup v2``.
-        folder: the control group.
+        folder: folder of the control group.
     """
 
     name: str
     folder: Path
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command under the limit."""
+        """Return the given command wrapped to run under the limit."""
         return enter_group(self.folder, command)
 
     def add(self, process: int) -> None:
-        """Put a running process under the limit; its children follow it.
+        """Put a running process and its future children under the limit.
 
         Raises:
             OSError: if there is no such process.
@@ -52,7 +55,7 @@ class CpuLimit(ABC):
 
     @abstractmethod
     def set_cores(self, cores: float) -> None:
-        """Set the number of cores, from `LEAST_CORES` on."""
+        """Set the number of cores, at least `LEAST_CORES`."""
 
     def close(self) -> None:
         """Remove the limit."""
@@ -66,10 +69,10 @@ class CgroupV1Cpu(CpuLimit):
     _MOST_SHARES = 2**18
 
     def __init__(self, cores: float) -> None:
-        """Make the group.
+        """Create the group.
 
         Raises:
-            OSError: if this is not permitted on this machine.
+            OSError: if this machine does not permit it.
         """
         name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
         self.folder = GROUPS / "cpu" / current_group("cpu") / name
@@ -89,13 +92,13 @@ class CgroupV1Cpu(CpuLimit):
 
 
 class CgroupV2Cpu(CpuLimit):
-    """A limit by a group inside that of a memory limit of cgroup v2."""
+    """A CPU limit set in a subgroup of the cgroup v2 group that limits memory."""
 
     name = "cgroup v2"
     _MOST_WEIGHT = 10_000
 
     def __init__(self, memory: CgroupV2Limit, cores: float) -> None:
-        """Make the group.
+        """Create the group.
 
         Raises:
             OSError: if the cpu controller is not delegated.
@@ -116,14 +119,14 @@ class CgroupV2Cpu(CpuLimit):
 
 
 def limit_cpu(memory: MemoryLimit, cores: float) -> CpuLimit:
-    """Make the first permitted kind of limit.
+    """Create a CPU limit, of the first kind that this machine permits.
 
     Args:
         memory: memory limit of the same processes.
-        cores: number of cores, from `LEAST_CORES` on.
+        cores: number of cores, at least `LEAST_CORES`.
 
     Raises:
-        OSError: if none is permitted on this machine.
+        OSError: if no kind of limit is permitted.
     """
     try:
         return CgroupV1Cpu(cores)
@@ -134,5 +137,5 @@ def limit_cpu(memory: MemoryLimit, cores: float) -> CpuLimit:
 
 
 def _quota(cores: float) -> int:
-    """Return the microseconds of a period that so many cores are."""
+    """Return a number of cores as microseconds per period."""
     return round(max(cores, LEAST_CORES) * PERIOD_MICROSECONDS)

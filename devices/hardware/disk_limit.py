@@ -1,6 +1,6 @@
-"""A limit of what some processes read from a disk and write to it in a second, by the kernel.
+"""A kernel-enforced limit on the bytes/s that some processes read from a disk or write to it.
 
-It is a control group of cgroup v1, or that of a memory limit of cgroup v2.
+The limit is a cgroup v1 group, or a value in the cgroup v2 group that limits memory.
 """
 
 import os
@@ -23,19 +23,19 @@ _V2_FILE = "io.max"
 
 
 class DiskLimit(ABC):
-    """A limit of the bytes/s that processes read from a disk, and write to it."""
+    """A limit on the bytes/s that processes read from a disk, and on the bytes/s they write."""
 
     @abstractmethod
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command under the limit."""
+        """Return the given command wrapped to run under the limit."""
 
     @abstractmethod
     def set_rate(self, device: str, rate: float | None) -> None:
         """Set the limit.
 
         Args:
-            device: numbers of the disk, as in `OwnDisk`.
-            rate: bytes/s each way; None is no limit.
+            device: device numbers of the disk, as in `OwnDisk`.
+            rate: bytes/s in each direction; None means no limit.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -46,10 +46,10 @@ class CgroupV1Disk(DiskLimit):
     """A limit by the blkio controller of cgroup v1."""
 
     def __init__(self) -> None:
-        """Make the group.
+        """Create the group.
 
         Raises:
-            OSError: if this is not permitted on this machine, or the kernel has no such limits.
+            OSError: if this machine does not permit it, or the kernel lacks such limits.
         """
         name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
         self.folder = GROUPS / "blkio" / current_group("blkio") / name
@@ -60,24 +60,26 @@ class CgroupV1Disk(DiskLimit):
             raise FileNotFoundError(f"the kernel has no {missing[0]}")
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command of a shell that enters the group and becomes the command."""
+        """Return a shell command that enters the group and then executes the given command."""
         return enter_group(self.folder, command)
 
     def set_rate(self, device: str, rate: float | None) -> None:
-        """Set the limit; 0 is none for the kernel."""
+        """Set the limit. To the kernel, 0 means no limit."""
         for file in _V1_FILES:
             (self.folder / file).write_text(f"{device} {_whole(rate) or 0}")
 
     def close(self) -> None:
-        """End the processes that are left in the group, and remove it."""
+        """Kill the remaining processes of the group, and remove it."""
         remove_group(self.folder)
 
 
 class CgroupV2Disk(DiskLimit):
-    """A limit by the group of a memory limit of cgroup v2, in which the processes are already."""
+    """A disk limit set in the cgroup v2 group that limits memory and already holds the
+    processes.
+    """
 
     def __init__(self, memory: CgroupV2Limit) -> None:
-        """Look for the group's file.
+        """Find the group's file.
 
         Raises:
             OSError: if the io controller is not delegated.
@@ -97,13 +99,13 @@ class CgroupV2Disk(DiskLimit):
 
 
 def limit_disk(memory: MemoryLimit) -> DiskLimit:
-    """Make the first permitted kind of limit, without a rate.
+    """Create a disk limit, of the first kind that this machine permits, without a rate.
 
     Args:
         memory: memory limit of the same processes.
 
     Raises:
-        OSError: if none is permitted on this machine.
+        OSError: if no kind of limit is permitted.
     """
     return CgroupV2Disk(memory) if isinstance(memory, CgroupV2Limit) else CgroupV1Disk()
 

@@ -1,4 +1,6 @@
-"""The predicted cost of a model's step on a device, and options that make it fit in memory."""
+"""The predicted cost of a model's step on a device, and options that make the step fit in
+memory.
+"""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +22,9 @@ from samara.devices.hardware.roofline import (
 )
 
 UNIT = 256
-"""Examples computed together before a readout's steps, as in `samara.client.forward.readout`."""
+"""Number of examples computed together before a readout's steps, as in
+`samara.client.forward.readout`.
+"""
 _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
 
@@ -34,12 +38,13 @@ class StepEstimate:
         model: name of the model.
         work: settings of the step.
         time: seconds by part.
-        memory: bytes at the peak, by part.
-        usable_bytes: bytes that the device leaves to the process.
-        energy_joules: upper bound of the energy; None if the power draw is unknown.
-        remedies: options each of which makes the step fit, least intrusive first; empty if it fits.
-        first_pass: seconds by part of running the model once over the examples of a step, before
-            the first step with a readout alone; None with adapters inside the model.
+        memory: bytes at the peak by part.
+        usable_bytes: bytes of memory available to the process.
+        energy_joules: upper bound of the step's energy; None if the power draw is unknown.
+        remedies: options, each of which makes the step fit, in the order in which to try them;
+            empty if the step fits already.
+        first_pass: seconds of the pass that computes a readout's representations before the first
+            step, by part; None with adapters inside the model.
     """
 
     device: str
@@ -59,7 +64,7 @@ class StepEstimate:
         return self.memory.total <= self.usable_bytes
 
     def as_json(self) -> dict[str, Any]:
-        """Return the estimate as one JSON object, with an object for each kind of parts."""
+        """Return the estimate as a JSON object, with a nested object for time and for memory."""
         first = self.first_pass
         return {
             "device": self.device,
@@ -85,7 +90,8 @@ def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> S
         ModelError: if the model has fewer blocks than `work.top`.
     """
     shape.check_length(work.sequence)
-    time, memory = step_time(shape, device, work), memory_footprint(shape, device, work)
+    time = step_time(shape, device, work)
+    memory = memory_footprint(shape, device, work)
     fits = memory.total <= device.usable_bytes
     return StepEstimate(
         device=device.name,
@@ -103,14 +109,14 @@ def estimate_step(shape: ModelShape, device: DeviceProfile, work: Workload) -> S
 def estimate_readout(
     shape: ModelShape, device: DeviceProfile, work: Workload, labels: int, examples: int
 ) -> StepEstimate:
-    """Predict time, memory and energy of a step of a readout, and of the pass before the first.
+    """Predict time, memory and energy of a readout's step, and of the pass before the first step.
 
     Args:
         shape: shape of the model.
         device: device profile.
-        work: settings of the step; its batch are the examples that share a forward pass.
+        work: settings of the step; its batch is the number of examples in a forward pass.
         labels: number of labels.
-        examples: examples of the step, whose representations are kept.
+        examples: number of examples of the step; their representations are kept.
 
     Raises:
         ConfigError: as in `estimate_step`.
@@ -119,7 +125,7 @@ def estimate_readout(
     passing = estimate_step(shape, device, alone)
     time = readout_step_time(shape, device, work, labels - 1, examples)
     memory = readout_footprint(shape, device, work, labels, examples)
-    # A streamed model is read once for all examples of a unit.
+    # A streamed model is read once per unit of examples.
     units = -(-examples // UNIT) if work.stream != "off" else 0
     in_memory = base_pass_time(shape, device, replace(work, stream="off"))
     first = in_memory * -(-examples // work.batch)
@@ -142,11 +148,14 @@ _OPTIONS = {
     "stream": "--set model.stream={}",
     "grouping": "--set grouping={}",
 }
-"""The options of `samara device estimate` that change a step, by attribute of `Workload`."""
+"""Command-line options of `samara device estimate` that change a step, by attribute of `Workload`.
+"""
 
 
 def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple[str, ...]:
-    """Return the single options that make the step fit or, if none does, combinations of them."""
+    """Return single options that make the step fit; if no single option does, combinations of
+    options.
+    """
 
     def fitting(changes: Iterable[dict[str, Any]]) -> tuple[str, ...]:
         return tuple(

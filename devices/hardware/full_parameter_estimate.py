@@ -1,9 +1,10 @@
 """The predicted cost of a zeroth-order step on all parameters, in memory or streamed.
 
-A step of q directions is 2·q forward passes, and four visits to every parameter for each
-direction: three that perturb and restore it, and one that updates it (MeZO, algorithm 1). Streamed,
-every block travels to the accelerator and back once a step, while others compute (ZO2, sections
-5.2 and 5.4). docs/measurements/devices.md has the published cells beside what is predicted.
+A step of q directions takes 2·q forward passes. For each direction, every parameter changes four
+times: three times when it is perturbed and restored, and once when it is updated (MeZO, algorithm
+1). With streaming, each block travels to the accelerator and back once in a step, while the
+accelerator computes with other blocks (ZO2, sections 5.2 and 5.4). docs/measurements/devices.md
+compares published figures with the predictions.
 """
 
 from collections.abc import Iterator
@@ -21,31 +22,38 @@ from samara.devices.hardware.roofline import (
 
 Precision = Literal["fp32", "fp16"]
 WIDTH: dict[Precision, int] = {"fp32": 4, "fp16": 2}
-"""Bytes of a weight in the type that it is computed with."""
+"""Bytes of a weight in the compute type."""
 MASTER_BYTES = 4
-"""Bytes of a parameter in the copy that perturbations are made from, float32."""
+"""Bytes of a parameter in the float32 copy, from which the perturbed weights are computed."""
 BUFFERS = 3
-"""Blocks on the accelerator when they are streamed: one arrives, one computes, one leaves."""
+"""Number of streamed blocks on the accelerator: one arriving, one computing, one leaving."""
 DIRECTION_TRAFFIC = 42
-"""Numbers of the weights' type that the four visits of a direction read or write for each
-parameter; fitted."""
+"""Fitted number of reads and writes per parameter, in the weights' type, during a direction's four
+changes of the parameters.
+"""
 SCORE_TRAFFIC = 12
-"""Times that an attention score in memory is read or written in a pass; fitted. About as many as
-in transformers' eager attention: product, scale, mask, maximum, softmax, dropout, product."""
+"""Fitted number of reads and writes of an attention score per pass. It is close to the count for
+transformers' eager attention: product, scale, mask, maximum, softmax, dropout, product.
+"""
 TEMPORARIES = 3
-"""Tensors as large as a parameter while the published programs perturb it: z, and two products."""
+"""Number of temporary tensors, each of a parameter's size, while the published programs perturb
+this parameter: z and two products.
+"""
 SCORE_COPIES = 2.5
-"""Attention scores of a block that are in memory at the peak of the published programs; fitted."""
+"""Fitted number of copies of a block's attention scores in memory at the published programs' peak.
+"""
 LOGIT_BYTES: dict[Precision, float] = {"fp32": 26.0, "fp16": 20.0}
-"""Bytes of a logit at the peak of the published programs, with the loss's intermediates; fitted,
-and in FP16 set by hand."""
+"""Bytes per logit at the peak of the published programs, including intermediates of the loss. The
+FP32 value is fitted; the FP16 value is set by hand.
+"""
 HIDDEN_COPIES = 8
-"""Hidden states in memory beside the attention scores of the published programs; fitted."""
+"""Fitted number of hidden states in memory beside the published programs' attention scores."""
 _CHUNK_BYTES = 2**24 * (2 + 4 + 4)
-"""Bytes of the part of a direction that is in memory at once, with its intermediates, as in
-`samara.client.spaces.space`."""
+"""Bytes of the part of a direction that is in memory at once, including intermediates, as in
+`samara.client.spaces.space`.
+"""
 _LOGITS_ALIVE = 2 * 4
-"""Bytes of a logit in float32, with an intermediate of the loss."""
+"""Bytes per logit in float32, including an intermediate of the loss."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,12 @@ class FullParameterWorkload:
         batch: examples of a step.
         queries: q, directions of a step.
         precision: type that the model computes with.
-        stream: storage of the blocks between their uses.
-        in_place: whether the parameters themselves are perturbed, and not a copy in float32.
-        published: whether the step is computed as in the programs of MeZO and ZO2: in place, with
-            attention scores and all logits in memory, and directions a parameter at a time.
+        stream: storage of the blocks between uses.
+        in_place: whether the parameters themselves are perturbed; otherwise the perturbed weights
+            are computed from a float32 copy.
+        published: whether the step is computed as in the published programs of MeZO and ZO2: in
+            place, with all attention scores and logits in memory, and with directions drawn one
+            parameter at a time.
     """
 
     sequence: int = 64
@@ -73,7 +83,7 @@ class FullParameterWorkload:
 
     @property
     def keeps_copy(self) -> bool:
-        """Return whether a copy of the parameters in float32 is kept."""
+        """Return whether a float32 copy of the parameters is kept."""
         return not (self.in_place or self.published)
 
 
@@ -84,7 +94,7 @@ class FullParameterTime:
     Attributes:
         passes: forward passes.
         directions: drawing and applying directions.
-        transfers: waiting for blocks that are streamed.
+        transfers: time in which the accelerator waits for streamed blocks.
     """
 
     passes: float
@@ -102,10 +112,11 @@ class FullParameterMemory:
     """The bytes at the peak of a step by part; `total` is their sum.
 
     Attributes:
-        runtime: interpreter, libraries and contexts.
-        weights: weights that the model computes with; when streaming, those outside the blocks.
-        copy: parameters in float32 that perturbations are made from; likewise.
-        buffers: blocks that are streamed.
+        runtime: interpreter, libraries and device contexts.
+        weights: weights in the compute type; with streaming, only the weights outside the blocks.
+        copy: float32 copy of the parameters; with streaming, only of the parameters outside the
+            blocks.
+        buffers: buffers of streamed blocks.
         directions: directions and their intermediates.
         activations: activations at the peak of a pass.
         logits: logits, with the loss's intermediates.
@@ -134,11 +145,11 @@ class FullParameterEstimate:
         model: name of the model.
         work: settings of the step.
         time: seconds by part.
-        memory: bytes on the device at the peak, by part.
-        usable_bytes: bytes that the device leaves to the process.
+        memory: peak bytes on the device by part.
+        usable_bytes: bytes of memory available to the process.
         stored_bytes: bytes of the blocks in the host's memory or on disk; 0 if not streamed.
-        host_bytes: bytes of the host's memory; None if the blocks are not kept there.
-        remedies: options each of which makes the step fit; empty if it fits.
+        host_bytes: size of the host's memory in bytes; None if no blocks are stored there.
+        remedies: options, each of which makes the step fit; empty if the step fits already.
     """
 
     device: str
@@ -153,17 +164,17 @@ class FullParameterEstimate:
 
     @property
     def fits(self) -> bool:
-        """Return whether device and host hold what is kept in them."""
+        """Return whether the data fit on the device and on the host."""
         host = self.host_bytes is None or self.stored_bytes <= self.host_bytes
         return host and self.memory.total <= self.usable_bytes
 
     @property
     def tokens_per_second(self) -> float:
-        """The tokens of the step's examples, each counted once, over its seconds."""
+        """The number of tokens in the step's examples, divided by the seconds of the step."""
         return self.work.batch * self.work.sequence / self.time.total
 
     def as_json(self) -> dict[str, Any]:
-        """Return the estimate as one JSON object, with an object for each kind of parts."""
+        """Return the estimate as a JSON object, with a nested object for time and for memory."""
         return {
             "device": self.device,
             "model": self.model,
@@ -186,8 +197,8 @@ def estimate_full_parameters(
     """Predict time and memory of a zeroth-order step on all parameters.
 
     Raises:
-        ConfigError: if the sequence is longer than the model's context, or the device has nowhere
-            to stream from.
+        ConfigError: if the sequence is longer than the model's context, or if the profile lacks the
+            bandwidth of the blocks' storage.
     """
     shape.check_length(work.sequence)
     result = _estimate(shape, device, work)
@@ -204,9 +215,11 @@ def estimate_full_parameters(
 def _changes(
     device: DeviceProfile, work: FullParameterWorkload
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield options that may make a step fit, and what they change."""
+    """Yield options that may make a step fit, each with the changed attributes of the workload."""
     if work.precision == "fp32":
-        yield "--quantization fp16", {"precision": "fp16"}
+        # By default, a step in fp16 keeps a copy of the parameters in float32.
+        in_place = " --set in-place=true" if work.in_place else ""
+        yield f"--quantization fp16{in_place}", {"precision": "fp16"}
     if work.keeps_copy:
         yield "--set in-place=true", {"in_place": True}
     for stream in ("host", "disk"):
@@ -237,8 +250,9 @@ def _estimate(
 def _time(
     shape: ModelShape, device: DeviceProfile, work: FullParameterWorkload, stored: int
 ) -> FullParameterTime:
-    """Return the seconds of a step; both directions of a link, but not of a disk, are at once."""
-    width, bandwidth = WIDTH[work.precision], device.memory.bandwidth
+    """Return the seconds of a step; over a link, unlike a disk, both directions overlap."""
+    width = WIDTH[work.precision]
+    bandwidth = device.memory.bandwidth
     reads = Workload(
         sequence=work.sequence,
         batch=work.batch,
@@ -274,7 +288,7 @@ def _memory(
     kept = shape.other_weights + (shape.block_weights if work.stream == "off" else 0)
     buffers = 0
     if work.stream != "off":
-        # Beside the copies of blocks that travel, one in the type that is computed with.
+        # Beside the copies of streamed blocks, one block is kept in the compute type.
         buffers = BUFFERS * block * (MASTER_BYTES if work.keeps_copy else width)
         buffers += block * width if work.keeps_copy else 0
     activations, logits = _alive_in_a_pass(shape, work)
@@ -291,10 +305,11 @@ def _memory(
 
 def _alive_in_a_pass(shape: ModelShape, work: FullParameterWorkload) -> tuple[int, int]:
     """Return the bytes of activations and of logits at the peak of a pass."""
-    width, tokens = WIDTH[work.precision], work.batch * work.sequence
+    width = WIDTH[work.precision]
+    tokens = work.batch * work.sequence
     hidden = tokens * shape.hidden * width
     if work.published:
-        # The peak is in a block, or at the loss.
+        # The peak occurs in a block or at the loss.
         scores = SCORE_COPIES * _score_entries(shape, work) * width
         in_a_block = round(scores) + HIDDEN_COPIES * hidden
         logits = round(tokens * shape.vocabulary * LOGIT_BYTES[work.precision])
@@ -310,11 +325,11 @@ def _alive_in_a_pass(shape: ModelShape, work: FullParameterWorkload) -> tuple[in
 
 
 def _score_entries(shape: ModelShape, work: FullParameterWorkload) -> int:
-    """Return the entries of the attention scores of a block."""
+    """Return the number of attention scores of a block."""
     return work.batch * shape.heads * work.sequence**2
 
 
 def _largest(shape: ModelShape) -> int:
-    """Return the entries of the largest parameter."""
+    """Return the number of entries of the largest parameter."""
     matrices = (linear.weights for block in shape.blocks for linear in block)
     return max(shape.vocabulary * shape.hidden, *matrices)

@@ -1,7 +1,7 @@
-"""Any command held to a device on this machine: its memory, its processor's speed, its link.
+"""Running any command within a device's memory, processor speed and link on this machine.
 
-What a device is held to is planned by pure functions and printed in plain words, also what this
-machine does not permit.
+Pure functions plan the limits. A line is printed for each limit, even if this machine does not
+permit the limit.
 """
 
 import math
@@ -22,21 +22,23 @@ from samara.devices.hardware.link_shaping import ShapedLink, shape_link, slow_li
 from samara.devices.hardware.memory_limit import MemoryLimit, PollingLimit, memory_limit
 from samara.devices.hardware.profile import DeviceProfile, LinkProfile
 from samara.shared.errors import DeviceError
-from samara.shared.machine import cores
+from samara.shared.machine.process import cores
 
-_WIDTH, _TRIALS = 1_024, 5
+_WIDTH = 1_024
+_TRIALS = 5
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The limits of a command that is held to a device.
+    """The limits under which a command runs as if on a device.
 
     Attributes:
         device: name of the device profile.
-        limit_bytes: limit of the memory.
+        limit_bytes: limit of the memory in bytes.
         cores: number of this machine's cores that are as fast as the device.
-        link: link, already slowed down; None leaves the command this machine's network.
-        dilation: seconds on this machine that stand for a second of the device.
+        link: link, with its durations multiplied by the dilation; None leaves the command on this
+            machine's network.
+        dilation: seconds on this machine per second of the device.
     """
 
     device: str
@@ -47,10 +49,10 @@ class Hold:
 
 
 def check_dilation_is_number(dilation: float) -> None:
-    """Refuse a time dilation that is none.
+    """Raise an error for an invalid time dilation.
 
     Raises:
-        DeviceError: if it is not a finite number from 1 on.
+        DeviceError: if it is not a finite number of at least 1.
     """
     if not 1 <= dilation < math.inf:
         raise DeviceError(f"--dilation {dilation:g}: give a finite number from 1 on")
@@ -77,25 +79,26 @@ def plan_hold(
     rate: float,
     machine_cores: int,
 ) -> Hold:
-    """Return what a command is held to.
+    """Plan the limits of a command.
 
     Args:
         device: device profile.
-        link: link profile; None leaves the command this machine's network.
-        dilation: seconds on this machine that stand for a second of the device, from 1 on.
+        link: link profile; None leaves the command on this machine's network.
+        dilation: seconds on this machine per second of the device, at least 1.
         rate: fp32 operations/s of this machine on all cores.
-        machine_cores: number of its cores.
+        machine_cores: number of this machine's cores.
 
     Raises:
-        DeviceError: if the device is faster than this machine even so, or the dilation no number.
+        DeviceError: if the device is faster than this machine even with the dilation, or the
+            dilation is invalid.
     """
     check_dilation_is_number(dilation)
     relative = device.compute.fp32 * device.timing.rate_share / rate
     if relative > dilation:
         raise DeviceError(
             f"{device.name} is {relative:.1f} times as fast as this machine at matrix products; "
-            f"--dilation {relative * 1.005:.1f} or more lets a second of the device take as many "
-            "seconds here"
+            f"use --dilation {relative * 1.005:.1f} or more, the number of seconds here per second "
+            "of the device"
         )
     share = max(LEAST_CORES, machine_cores * relative / dilation)
     slowed = None if link is None else slow_link(link, dilation)
@@ -104,12 +107,12 @@ def plan_hold(
 
 @dataclass(frozen=True)
 class Held:
-    """The limits that hold processes to a device.
+    """The active limits of processes that run as if on a device.
 
     Attributes:
         memory: limit of their memory.
-        link: namespace behind their link; None leaves them this machine's network.
-        processor: limit of their processor time; None where this machine permits none.
+        link: namespace behind their link; None leaves them on this machine's network.
+        processor: limit of their processor time; None if this machine permits none.
     """
 
     memory: MemoryLimit
@@ -117,13 +120,13 @@ class Held:
     processor: CpuLimit | None
 
     def command(self, command: Sequence[str], *, slowed: bool) -> list[str]:
-        """Return the command that runs a command under the limits.
+        """Return the given command wrapped to run under the limits.
 
         Args:
             command: command and its arguments.
-            slowed: whether the limit of processor time holds it from its start.
+            slowed: whether to limit the command's processor time from the start.
         """
-        # the namespace comes last: in it the control groups cannot be seen
+        # the namespace comes last, because control groups are invisible inside it
         held = self.link.command(command) if self.link else list(command)
         if slowed and self.processor:
             held = self.processor.command(held)
@@ -135,11 +138,11 @@ def held(hold: Hold, say: Callable[[str], None]) -> Iterator[Held]:
     """Set up the limits of a device for the duration of a block, and remove them afterwards.
 
     Args:
-        hold: what processes are held to.
-        say: called with a line for each thing that they are held to.
+        hold: planned limits.
+        say: function that is called with a line about each limit.
 
     Raises:
-        DeviceError: if links cannot be shaped here.
+        DeviceError: if links cannot be shaped on this machine.
     """
     with ExitStack() as undo:
         memory = undo.enter_context(memory_limit(hold.limit_bytes))
@@ -164,17 +167,17 @@ def held(hold: Hold, say: Callable[[str], None]) -> Iterator[Held]:
 
 
 def run_held(hold: Hold, command: Sequence[str], say: Callable[[str], None]) -> int:
-    """Run a command to its end and return its exit status; a signal's number is negative.
+    """Run a command to completion and return its exit status; a signal's number is negative.
 
-    SIGTERM is passed on to the command; a terminal's Ctrl-C reaches it by itself.
+    SIGTERM is passed on to the command. A terminal's Ctrl-C reaches the command directly.
 
     Args:
-        hold: what it is held to.
-        command: the command.
-        say: called with a line for each thing that it is held to, and what became of it.
+        hold: planned limits.
+        command: command and its arguments.
+        say: function that is called with a line about each limit, and about the outcome.
 
     Raises:
-        DeviceError: if the command cannot be started, or links cannot be shaped here.
+        DeviceError: if the command cannot be started, or links cannot be shaped on this machine.
     """
     with caretaker() as keeper, held(hold, say) as limits:
         memory = limits.memory
@@ -202,8 +205,8 @@ def describe_link(link: LinkProfile, address: str, has_netem: bool) -> str:
     """Return a line about a shaped link.
 
     Args:
-        link: link, slowed down already.
-        address: address of this machine on it.
+        link: link, with its durations multiplied by the dilation.
+        address: address of this machine on the link.
         has_netem: whether latency, jitter and loss are applied.
     """
     rates = f"{link.down * 8e-6:g} Mbit/s down, {link.up * 8e-6:g} up"
@@ -217,7 +220,7 @@ def describe_link(link: LinkProfile, address: str, has_netem: bool) -> str:
 
 @contextmanager
 def _signals_passed_on(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """Pass SIGTERM on to a process for the duration of a block, and leave it Ctrl-C."""
+    """Pass SIGTERM on to a process, and ignore Ctrl-C here, for the duration of a block."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.terminate()
@@ -231,5 +234,5 @@ def _signals_passed_on(process: "subprocess.Popen[str]") -> Iterator[None]:
 
 
 def status_of(status: int) -> int:
-    """Return an exit status as a shell does, 128 and the number of a signal."""
+    """Return an exit status as a shell reports it: for a signal, 128 plus its number."""
     return status if status >= 0 else 128 + abs(status)

@@ -1,7 +1,8 @@
-"""Groups, namespaces and disks that hold processes to a device, and their removal in every case.
+"""Reliable removal of the control groups, namespaces and disks that limit processes to a device.
 
-Everything is named after the process that made it. It is removed at the end of its block, or by a
-`caretaker` when that process is killed, or at the latest when the next one begins.
+Each of them has the id of its creating process in its name. This process removes it at the end of a
+block. If the process is killed, its `caretaker` does so; otherwise, the next process that creates
+limits does so.
 """
 
 import os
@@ -21,11 +22,13 @@ _NAME = re.compile(r"samara-(\d+)-\d+")
 _HIERARCHIES = ("memory", "cpu", "blkio")
 _FINISHED = "finished"
 _DELETED = " (deleted)"
-"""The words that the kernel adds to the name of a mounted file that has been removed."""
+"""Suffix that the kernel adds to the name of a mounted file that has been deleted."""
 
 
 def find_groups() -> dict[Path, int]:
-    """Return the control groups that processes of this command have made, with their owners."""
+    """Return the control groups created by processes of this command, with their owners' process
+    ids.
+    """
     parents = {GROUPS / "unified", GROUPS}
     for controllers in _HIERARCHIES:
         with suppress(OSError):
@@ -41,14 +44,14 @@ def find_groups() -> dict[Path, int]:
 
 
 def find_namespaces() -> dict[str, int]:
-    """Return the network namespaces of shaped links, with their owners."""
+    """Return the network namespaces of shaped links, with their owners' process ids."""
     folder = Path("/run/netns")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return {name: int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
 
 
 def find_disks() -> dict[Path, int]:
-    """Return the files that are mounted as disks of their own, with their owners."""
+    """Return the files mounted as separate disks, with their owners' process ids."""
     backing = Path("/sys/block").glob("loop*/loop/backing_file")
     files = [Path(file.read_text().strip().removesuffix(_DELETED)) for file in backing]
     return {
@@ -59,7 +62,7 @@ def find_disks() -> dict[Path, int]:
 
 
 def _remove_disk(file: Path) -> None:
-    """Unmount a disk wherever it is mounted, and remove its file."""
+    """Unmount a disk everywhere it is mounted, and delete its file."""
     for partition in psutil.disk_partitions(all=True):
         backing = Path("/sys/block") / Path(partition.device).name / "loop" / "backing_file"
         with suppress(OSError):
@@ -69,7 +72,7 @@ def _remove_disk(file: Path) -> None:
 
 
 def remove_leftovers(owner: int | None = None) -> None:
-    """Remove what a process has made, or by default what processes have made that are gone."""
+    """Remove the leftovers of a process, or by default of all processes that have ended."""
 
     def is_left(of: int) -> bool:
         return of == owner if owner is not None else not psutil.pid_exists(of)
@@ -87,21 +90,21 @@ def remove_leftovers(owner: int | None = None) -> None:
 
 
 class Caretaker:
-    """A process that outlives this one if this one is killed, and then tidies up.
+    """A process that survives if this process is killed, and then removes its leftovers.
 
     Args:
-        process: the running caretaker.
+        process: the running caretaker process.
     """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def watch(self, process: int) -> None:
-        """Have a process and its children ended if this process is killed."""
+        """Tell the caretaker to end a process and its children if this process is killed."""
         self._tell(str(process))
 
     def release(self) -> None:
-        """End the caretaker, since everything has been removed."""
+        """End the caretaker after everything has been removed."""
         self._tell(_FINISHED)
         self._process.communicate()
 
@@ -114,7 +117,7 @@ class Caretaker:
 
 @contextmanager
 def caretaker() -> Iterator[Caretaker]:
-    """Remove what is left of killed processes, and have this one's removed if it is killed."""
+    """Remove leftovers of killed processes, and start this process's caretaker for a block."""
     remove_leftovers()
     process = subprocess.Popen(
         [sys.executable, "-m", "samara.devices.hardware.leftovers", str(os.getpid())],
@@ -130,7 +133,7 @@ def caretaker() -> Iterator[Caretaker]:
 
 
 def main() -> None:
-    """Wait for the end of the process whose id is the argument; then tidy up unless it has."""
+    """Wait for the process whose id is the argument, and remove its leftovers, if any."""
     watched = set[int]()
     for line in map(str.strip, sys.stdin):
         if line == _FINISHED:

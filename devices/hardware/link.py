@@ -8,12 +8,12 @@ from math import ceil, floor
 import numpy as np
 
 from samara.devices.hardware.profile import LinkProfile
-from samara.shared.fleet_settings import Hours
+from samara.shared.settings.fleet import Hours
 
 PACKET_BYTES = 1_460
 """Payload of a TCP segment on an Ethernet of 1,500 bytes."""
 HEADER_BYTES = 40
-"""IP and TCP headers of a packet."""
+"""Bytes of the IP and TCP headers of a packet."""
 _DAY = 24 * 3600.0
 _WAIT_FOR_LOST = 2
 """Latencies until a lost packet has been requested and sent again."""
@@ -24,9 +24,9 @@ class Transfer:
     """A transfer on the virtual clock.
 
     Attributes:
-        start: virtual seconds at which the transfer was requested.
-        waiting_seconds: seconds in which the link was unavailable, before or during the transfer.
-        seconds: seconds of use of the link.
+        start: virtual time in seconds at which the transfer was requested.
+        waiting_seconds: seconds for which the transfer waited for the link to be available.
+        seconds: seconds during which the link was in use.
         bytes: bytes that crossed the link, including headers and repeated packets.
     """
 
@@ -37,7 +37,7 @@ class Transfer:
 
     @property
     def end(self) -> float:
-        """The virtual seconds at which the last byte arrives."""
+        """The virtual time in seconds at which the last byte arrives."""
         return self.start + self.waiting_seconds + self.seconds
 
 
@@ -46,8 +46,8 @@ def upload(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | Non
 
     Args:
         link: link of the device.
-        size: bytes of payload.
-        at: virtual seconds of the request; 0 is a midnight.
+        size: size of the payload in bytes.
+        at: virtual time of the request in seconds; 0 is midnight.
         seed: seed of jitter and loss; the same seed gives the same transfer.
 
     Returns:
@@ -62,23 +62,29 @@ def download(link: LinkProfile, size: int, at: float, seed: int) -> Transfer | N
 
 
 def is_available(link: LinkProfile, at: float) -> bool:
-    """Return whether the link is available at a virtual second."""
+    """Return whether the link is available at a virtual time in seconds."""
     return next_available_time(link, at) == at
 
 
 def next_available_time(link: LinkProfile, at: float) -> float | None:
-    """Return the first virtual second from `at` on at which the link is available, or None."""
+    """Return the first virtual time, not before `at`, at which the link is available.
+
+    The result is None if the link is never available.
+    """
     return next_time_within(link.available, at)
 
 
 def next_time_within(hours: Sequence[Hours], at: float) -> float | None:
-    """Return the first virtual second from `at` on inside some hours of the day, or None."""
+    """Return the first virtual time, not before `at`, within the given daily hours.
+
+    The result is None if there are no hours.
+    """
     first = next(time_windows(hours, at), None)
     return None if first is None else max(at, first[0])
 
 
 def time_windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, float]]:
-    """Yield the daily hours as intervals of virtual seconds, from those that end after `at` on."""
+    """Yield daily hours as intervals of virtual seconds, without intervals that end before `at`."""
     if not hours:
         return
     for day in count(floor(at / _DAY) - 1):
@@ -91,7 +97,7 @@ def time_windows(hours: Sequence[Hours], at: float) -> Iterator[tuple[float, flo
 def _simulate_transfer(
     link: LinkProfile, rate: float, size: int, at: float, seed: int
 ) -> Transfer | None:
-    """Simulate latency, packets at the link's rate with repetitions, and outages."""
+    """Simulate latency, packets at the link's rate, retransmissions, and outages."""
     if size < 0:
         raise ValueError(f"size is {size}; a transfer has at least 0 bytes")
     random = np.random.default_rng(seed)
@@ -99,12 +105,13 @@ def _simulate_transfer(
     lost = int(random.negative_binomial(packets, 1 - link.loss)) if packets and link.loss else 0
     sent = packets + lost
     total = round(sent * size / max(packets, 1)) + sent * HEADER_BYTES
-    # Losses that fall into one flight are repeated together, so waiting grows with their number
-    # only until every round trip has one.
+    # Losses within one flight are retransmitted together. The waiting time therefore grows with
+    # their number only until every round trip has one.
     flights = max(1, ceil(total / max(rate * 2 * link.latency, PACKET_BYTES)))
     waiting = min(lost, flights) * _WAIT_FOR_LOST * link.latency
     seconds = link.latency + random.uniform(0, 1) * link.jitter + total / rate + waiting
-    clock, left = at, seconds
+    clock = at
+    left = seconds
     for begin, end in time_windows(link.available, at):
         clock = max(clock, begin)
         if left <= end - clock:

@@ -1,6 +1,6 @@
 """Link shaping: a network namespace whose only route is limited by the kernel's traffic control.
 
-Rates are enforced by ``tbf``; latency, jitter and loss by ``netem`` if the kernel has it.
+``tbf`` limits the rates. ``netem`` adds latency, jitter and loss, if the kernel has ``netem``.
 """
 
 import json
@@ -28,7 +28,7 @@ class ShapedLink:
     Attributes:
         namespace: name of the namespace.
         address: address at which programs in the namespace reach this machine.
-        has_netem: whether latency, jitter and loss are applied; otherwise only rates.
+        has_netem: whether latency, jitter and loss are applied; otherwise only rates are limited.
         interface: name of this machine's end of the link.
     """
 
@@ -38,15 +38,15 @@ class ShapedLink:
     interface: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command in the namespace."""
+        """Return the given command wrapped to run in the namespace."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def cut(self) -> None:
-        """Unplug the link."""
+        """Disconnect the link."""
         _run("ip", "link", "set", self.interface, "down")
 
     def mend(self) -> None:
-        """Plug the link in again."""
+        """Reconnect the link."""
         _run("ip", "link", "set", self.interface, "up")
 
     def traffic(self) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class ShapedLink:
 
 
 def slow_link(link: LinkProfile, factor: float) -> LinkProfile:
-    """Return a link on which everything takes so many times as long."""
+    """Return a link on which every duration is multiplied by a factor."""
     changes = {"down": link.down / factor, "up": link.up / factor}
     longer = {"latency": link.latency * factor, "jitter": link.jitter * factor}
     return link.model_copy(update=changes | longer)
@@ -81,7 +81,7 @@ def check_shaping() -> None:
 def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
     """Create a namespace behind a link for the duration of a block, and remove it afterwards.
 
-    Traffic from the namespace has the link's upload rate, traffic to it the download rate.
+    Traffic from the namespace has the link's upload rate; traffic to it has the download rate.
 
     Raises:
         DeviceError: if this process may not shape links.
@@ -89,7 +89,8 @@ def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
     check_shaping()
     number = next(_NUMBERS)
     name = f"samara-{os.getpid()}-{number}"
-    outer, inner = f"sm{os.getpid()}o{number}"[:15], f"sm{os.getpid()}i{number}"[:15]
+    outer = f"sm{os.getpid()}o{number}"[:15]
+    inner = f"sm{os.getpid()}i{number}"[:15]
     with ExitStack() as undo:
         _make_namespace(name, undo)
         outside, inside_address = _find_free_addresses()
@@ -127,7 +128,7 @@ def _shape_interface(inside: Sequence[str], device: str, rate: float, link: Link
 
 
 def _find_free_addresses() -> tuple[str, str]:
-    """Return two adjacent addresses in 10.203.0.0/16 that no interface of this machine has."""
+    """Return two adjacent addresses in 10.203.0.0/16 that no interface of this machine uses."""
     used = {
         address["local"]
         for interface in json.loads(_run("ip", "-json", "address"))

@@ -1,4 +1,4 @@
-"""The predicted peak memory of a P-RGE step, part by part."""
+"""The predicted peak memory of a P-RGE step by part."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -17,14 +17,15 @@ STATE_BYTES = 8 + 4
 DIRECTION_BYTES = 2
 _FLOAT32_BYTES = 4
 _BUFFERS = 2
-"""Streamed blocks in memory: the one being computed, and the next."""
+"""Number of streamed blocks in memory: the one being computed, and the next."""
 _LOGITS_ALIVE = 2
-"""Copies of the logits in memory at a time: the logits, and an intermediate of the loss."""
+"""Number of copies of the logits in memory at once: the logits and an intermediate of the loss."""
 _FEATURE_COPIES = 3
-"""Copies of a readout's scores and features in a step: those that are kept, the rows of the batch,
-and the features side by side for the product."""
+"""Number of copies of a readout's scores and features during a step: the cache of all examples, the
+rows of the batch, and the features side by side for the product.
+"""
 _SCORE_BYTES = 4 + 8 + 8
-"""Bytes of a readout's score in a step: float32, and two intermediates of the loss in float64."""
+"""Bytes per readout score during a step: float32, and two intermediates of the loss in float64."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,18 @@ class MemoryFootprint:
     """The bytes at the peak of a step by part; `total` is their sum.
 
     Attributes:
-        runtime: interpreter, libraries and contexts.
-        blocks: stored matrices of the blocks; when streaming, of the blocks in the buffers.
+        runtime: interpreter, libraries and device contexts.
+        blocks: stored matrices of the blocks; with streaming, only of the blocks in the buffers.
         others: embeddings, head and norms in the compute type.
         adapters: trained state and frozen A matrices; with a readout alone, its state and the
             representations of the examples.
         directions: directions of all queries of a step.
-        dequantized: largest matrix in the compute type, kept while it is multiplied.
+        dequantized: largest matrix in the compute type, kept during its product.
         activations: activations at the peak of a pass.
-        logits: logits of one tile, with the loss's intermediate; with a readout alone, at least
+        logits: logits of one tile, with an intermediate of the loss; with a readout alone, at least
             the scores of a step.
-        trunk: outputs of the blocks below the adapters that are kept between passes; 0 where it
-            is not known how many examples there are.
+        trunk: cached outputs of the blocks below the adapters; 0 if the number of examples is
+            unknown.
     """
 
     runtime: int
@@ -60,6 +61,19 @@ class MemoryFootprint:
     def total(self) -> int:
         """The bytes of the whole process."""
         return sum(getattr(self, field.name) for field in fields(self))
+
+    def of_clients(self, together: int, streamed: bool) -> int:
+        """Return the bytes of a process in which several clients train at the same time.
+
+        The clients share the libraries and the weights, but each has separate buffers for streamed
+        blocks.
+
+        Args:
+            together: number of clients that train at the same time.
+            streamed: whether the blocks are streamed.
+        """
+        shared = self.runtime + self.others + (0 if streamed else self.blocks)
+        return shared + together * (self.total - shared)
 
 
 def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -> MemoryFootprint:
@@ -103,19 +117,23 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
 def readout_footprint(
     shape: ModelShape, device: DeviceProfile, work: Workload, labels: int, examples: int
 ) -> MemoryFootprint:
-    """Predict the peak memory of a readout alone: of the pass before its steps, and of a step.
+    """Predict the peak memory of a readout alone, over its first pass and its steps.
+
+    The first pass computes the representations of the examples before the first step.
 
     Args:
         shape: shape of the model.
         device: device profile.
-        work: settings of a step; its batch are the examples that share a forward pass.
+        work: settings of a step; its batch is the number of examples in a forward pass.
         labels: number of labels.
-        examples: examples of a step, whose representations are kept.
+        examples: number of examples of a step; their representations are kept.
 
     Raises:
         ModelError: if the model has no block.
     """
     alone = replace(work, queries=1, grouping="sequential", differences="forward", top=1, rank=1)
+    if shape.vocabulary:  # a label's logits are read at one position
+        alone = replace(alone, supervised=1)
     passing = memory_footprint(shape, device, alone)
     elements = (labels - 1) * shape.hidden
     numbers = examples * (labels + shape.hidden) * _FLOAT32_BYTES

@@ -1,9 +1,9 @@
-"""An enforced memory limit: a command runs in a process that the kernel ends at the limit.
+"""An enforced memory limit for a command, whose process the kernel kills at the limit.
 
-The first permitted kind of limit is used: a control group of cgroup v1, one of cgroup v2, or
-``systemd-run --scope``. If none is permitted, the process's memory is polled and the process is
-ended soon after it exceeds the limit; this misses short peaks, and a warning is logged. A unified
-memory is shared by everything on the device, so the limit of a client is
+The first permitted kind of limit is used: a control group of cgroup v1, a control group of cgroup
+v2, or ``systemd-run --scope``. If none is permitted, the process's memory is polled, and the
+process is ended soon after it exceeds the limit. Polling misses short peaks, so a warning is
+logged. A client does not have a device's whole memory, so its limit is
 `DeviceProfile.usable_bytes`.
 """
 
@@ -37,22 +37,21 @@ from samara.shared.errors import DeviceError
 _NUMBERS = count()
 _WATCH_SECONDS = 0.02
 _LEAST_MARGIN = 16 * 2**20
-"""Least bytes above those in use that a limit is lowered to."""
+"""Minimum margin in bytes between the memory in use and a lowered limit."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LimitedRunResult:
-    """The result of a command that was run under a memory limit.
+    """The result of running a command under a memory limit.
 
     Attributes:
         killed: whether the limit ended the process.
         status: exit status of the process; a signal's number is negative.
-        step: last step that the command reported; None before the first.
-        peak_bytes: largest memory that was sampled, without the files that the kernel caches and
-            can drop.
-        limit_bytes: limit of the run.
+        step: last step that the command reported; None if it reported none.
+        peak_bytes: largest sampled memory in bytes, without cached files that the kernel can drop.
+        limit_bytes: memory limit of the run in bytes.
         enforced_by: ``cgroup v1``, ``cgroup v2``, ``systemd``, or ``polling``.
     """
 
@@ -87,22 +86,22 @@ class MemoryLimit(ABC):
 
     @abstractmethod
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command under the limit."""
+        """Return the given command wrapped to run under the limit."""
 
     @abstractmethod
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Sample the process's memory until it ends; runs in a thread."""
+        """Sample the process's memory until the process ends; runs in a thread."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """Return the largest memory that was sampled so far."""
+        """Return the largest memory sampled so far, in bytes."""
 
     @abstractmethod
     def killed(self, status: int) -> bool:
         """Return whether the limit ended a process with this exit status."""
 
     def kills(self) -> int:
-        """Return how many processes the kernel has killed at the limit; 0 if it does not say."""
+        """Return the number of processes that the kernel has killed at the limit; 0 if unknown."""
         return 0
 
     @abstractmethod
@@ -111,7 +110,7 @@ class MemoryLimit(ABC):
 
 
 class CgroupLimit(MemoryLimit):
-    """A limit by a new control group."""
+    """A limit by a newly created control group."""
 
     limit_file: str
     kills_file: str
@@ -132,39 +131,39 @@ class CgroupLimit(MemoryLimit):
 
     @abstractmethod
     def parent(self) -> Path:
-        """Return the folder of this process's group, in which the new group is made."""
+        """Return the folder of this process's group, which will contain the new group."""
 
     @abstractmethod
     def forbid_swap(self) -> None:
-        """Keep the group out of swap, which boards hardly have."""
+        """Disable swap for the group, because boards have hardly any."""
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command of a shell that enters the group and becomes the command."""
+        """Return a shell command that enters the group and then executes the given command."""
         return enter_group(self.entrance, command)
 
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Sample anonymous memory; the kernel's own peak also counts cached files."""
+        """Sample anonymous memory; the kernel's own peak would include cached files."""
         while process.poll() is None:
             self._peak = max(self._peak, self._numbers("memory.stat").get(self.anonymous, 0))
             time.sleep(_WATCH_SECONDS)
 
     def peak_bytes(self) -> int:
-        """Return the largest memory that was sampled."""
+        """Return the largest sampled memory in bytes."""
         return self._peak
 
     def lower(self) -> int:
-        """Lower the limit to about what is in use, and return the bytes that are in use."""
+        """Lower the limit to about the memory in use, and return the bytes in use."""
         in_use = self._numbers("memory.stat").get(self.anonymous, 0)
         margin = _LEAST_MARGIN
         while in_use + margin < self.limit_bytes:
-            with suppress(OSError):  # EBUSY: what cannot be reclaimed is above it
+            with suppress(OSError):  # EBUSY: memory that cannot be reclaimed exceeds the limit
                 (self.folder / self.limit_file).write_text(str(in_use + margin))
                 return in_use
             margin *= 2
         return in_use
 
     def restore(self) -> None:
-        """Set the limit to what it was made with."""
+        """Restore the original limit."""
         (self.folder / self.limit_file).write_text(str(self.limit_bytes))
 
     def killed(self, status: int) -> bool:
@@ -172,7 +171,7 @@ class CgroupLimit(MemoryLimit):
         return status != 0 and self.kills() > 0
 
     def kills(self) -> int:
-        """Return how many processes of the group the kernel has killed."""
+        """Return the number of the group's processes that the kernel has killed."""
         return self._numbers(self.kills_file).get("oom_kill", 0)
 
     def _numbers(self, file: str) -> dict[str, int]:
@@ -180,7 +179,7 @@ class CgroupLimit(MemoryLimit):
         return {name: int(number) for name, number in map(str.split, lines)}
 
     def close(self) -> None:
-        """End the processes that are left in the group, and remove it."""
+        """Kill the remaining processes of the group, and remove it."""
         remove_group(self.folder)
 
 
@@ -205,7 +204,8 @@ class CgroupV1Limit(CgroupLimit):
 class CgroupV2Limit(CgroupLimit):
     """A limit by cgroup v2, whose parent group must delegate the memory controller.
 
-    Processes are in a group inside it, as those must be whose controllers are passed on.
+    Processes run in a subgroup, because cgroup v2 allows no processes in a group that delegates
+    controllers.
     """
 
     name = "cgroup v2"
@@ -233,21 +233,22 @@ class CgroupV2Limit(CgroupLimit):
 
 
 class PollingLimit(MemoryLimit):
-    """A limit by polling the memory of a process and its children, without files in it."""
+    """A limit by polling the memory of a process and its children, without cached files."""
 
     name = "polling"
     ends_processes = True
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
-        self._peak, self._over = 0, False
+        self._peak = 0
+        self._over = False
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command unchanged."""
         return list(command)
 
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Sample anonymous memory; end the processes when it exceeds the limit."""
+        """Sample anonymous memory, and end the processes when it exceeds the limit."""
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(process.pid)
             while process.poll() is None:
@@ -262,7 +263,7 @@ class PollingLimit(MemoryLimit):
                 time.sleep(_WATCH_SECONDS)
 
     def peak_bytes(self) -> int:
-        """Return the largest memory that was sampled."""
+        """Return the largest sampled memory in bytes."""
         return self._peak
 
     def killed(self, status: int) -> bool:
@@ -274,7 +275,7 @@ class PollingLimit(MemoryLimit):
 
 
 def _anonymous_bytes(process: psutil.Process) -> int:
-    """Return a process's memory without the files that the kernel can drop."""
+    """Return a process's memory in bytes, without cached files that the kernel can drop."""
     with suppress(psutil.NoSuchProcess):
         memory = process.memory_info()
         return int(memory.rss) - int(getattr(memory, "shared", 0))
@@ -282,7 +283,7 @@ def _anonymous_bytes(process: psutil.Process) -> int:
 
 
 class SystemdLimit(PollingLimit):
-    """A limit by a systemd scope; memory is sampled here, because a scope ends with its process."""
+    """A limit by a systemd scope. Memory is sampled here, because a scope ends with its process."""
 
     name = "systemd"
     ends_processes = False
@@ -301,11 +302,11 @@ class SystemdLimit(PollingLimit):
             )
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command in a scope."""
+        """Return the given command wrapped to run in a scope."""
         return [*self._prefix, *command]
 
     def killed(self, status: int) -> bool:
-        """Return whether the process was killed, which in a scope is done by the limit."""
+        """Return whether the process was killed. In a scope, the cause is taken to be the limit."""
         return status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
@@ -335,7 +336,7 @@ def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
 
 @cache
 def _say_that_it_is_polled(reasons: str) -> None:
-    """Warn that the kernel limits nothing, once for all processes that are held."""
+    """Log a warning, only once, that memory is polled because the kernel does not limit it."""
     log.warning(
         "the kernel permits no memory limit (%s); the memory of processes is polled instead, so "
         "short peaks over the limit are missed. Run as root, or in a user session of systemd",
@@ -350,9 +351,9 @@ def run_with_memory_limit(
 
     Args:
         command: command whose standard output is read line by line; a JSON object with the key
-            ``step`` reports that this step is done.
+            ``step`` reports the completion of that step.
         limit_bytes: limit of the memory of the process and its children.
-        on_line: callback for every line.
+        on_line: function that is called with every line.
 
     Raises:
         DeviceError: if the command cannot be started.

@@ -1,4 +1,6 @@
-"""A shortage of memory: another program takes what the processes under a limit need."""
+"""A simulated memory shortage, in which another program takes memory that limited processes
+need.
+"""
 
 import subprocess
 import sys
@@ -10,20 +12,20 @@ _TAKE = (
     "import sys; open('/proc/self/oom_score_adj', 'w').write('-1000'); "
     "taken = b'1' * int(sys.argv[1]); sys.stdin.read()"
 )
-"""A program that takes memory until its input ends, and which the kernel does not kill."""
+"""Program that takes memory until its standard input ends, and that the kernel does not kill."""
 _SHARE = 0.5
-"""Share of the memory in use that is taken."""
+"""Amount of memory to take, as a share of the memory in use."""
 
 
 class MemoryShortage:
-    """A shortage of memory under a limit, from its making to its end.
+    """A memory shortage under a limit, which begins on construction.
 
-    The limit is lowered to what is in use, as if other programs had taken the rest, and a program
-    under the limit takes half as much again, for which the kernel kills the largest of the other
-    processes.
+    The limit is lowered to the memory in use, as if other programs had taken the rest. A further
+    program under the limit then takes half as much memory again. The kernel therefore kills the
+    largest of the other processes under the limit.
 
     Args:
-        limit: the limit.
+        limit: memory limit of the processes.
 
     Raises:
         OSError: if the limit cannot be lowered.
@@ -38,7 +40,7 @@ class MemoryShortage:
         )
 
     def end(self) -> None:
-        """Give the memory back."""
+        """End the shortage by releasing the memory."""
         self._program.kill()
         self._program.wait()
         if self._program.stdin is not None:

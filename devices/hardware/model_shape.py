@@ -1,4 +1,4 @@
-"""The shape of a model: the matrix sizes of its forward pass, from its configuration alone."""
+"""The shape of a model: the sizes of its matrices, read from its configuration alone."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,7 +9,7 @@ from samara.devices.hardware.built_in_shapes import BUILT_IN
 from samara.shared.errors import ConfigError, ModelError
 from samara.shared.model.gguf_file import find_converted_folder
 from samara.shared.model.model_folder import check_config
-from samara.shared.sections import lowest_blocks
+from samara.shared.settings.sections import lowest_blocks
 
 if TYPE_CHECKING:
     from samara.shared.model.structure import Family
@@ -29,7 +29,7 @@ class Linear:
         inputs: number of input features.
         outputs: number of output features.
         adapted: whether LoRA-FA adapts the layer in an adapted block.
-        positionwise: whether the layer follows the attention, so that in the last block it runs
+        positionwise: whether the layer comes after attention. In the last block, such a layer runs
             only at supervised positions.
     """
 
@@ -49,14 +49,15 @@ class ModelShape:
     """The sizes of a model that decide the time and memory of a forward pass.
 
     Attributes:
-        name: name for messages.
+        name: name used in messages.
         blocks: linear layers of each transformer block, lowest first.
-        attention: query features of all heads of a block.
+        attention: total query features of all heads of a block.
         heads: number of attention heads of a block.
         hidden: features of the residual stream.
         vocabulary: number of tokens in the head; 0 without a head (sentence encoders).
-        other_weights: parameters outside the blocks' linear layers; tied ones count once.
-        context: most tokens of a sequence; None if the configuration does not contain it.
+        other_weights: number of parameters outside the blocks' linear layers; tied parameters count
+            once.
+        context: maximum tokens of a sequence; None if the configuration does not state it.
         family: family of the model.
     """
 
@@ -84,24 +85,25 @@ class ModelShape:
             )
 
     def at(self, depth: str) -> "ModelShape":
-        """Return the shape of the blocks that are loaded at a depth; see `lowest_blocks`.
+        """Return the shape of the model with only the blocks up to a readout's depth; see
+        `lowest_blocks`.
 
-        The head of a language model that is cut is never run.
+        The head of a truncated language model is never run.
         """
         count = lowest_blocks(depth, len(self.blocks), self.family)
         return replace(self, blocks=self.blocks[:count], vocabulary=0) if count else self
 
 
 def model_shape(name_or_path: str) -> ModelShape:
-    """Read a model's shape from its configuration; weights are not needed.
+    """Read a model's shape from its configuration, without weights.
 
     Args:
         name_or_path: a name in `BUILT_IN`, a Hugging Face model folder, its config.json, or a GGUF
             file.
 
     Raises:
-        ModelError: if the name or file does not exist, or the model has no equal blocks, no query
-            and value projections, or experts of which a token uses only some.
+        ModelError: if the name or file does not exist, or if the model's blocks differ, lack query
+            and value projections, or contain sparsely used experts.
     """
     if name_or_path in BUILT_IN:
         return built_in_shape(name_or_path)
@@ -118,7 +120,7 @@ def model_shape(name_or_path: str) -> ModelShape:
 
 @lru_cache(maxsize=8)
 def _shape_of_folder(folder: Path, family: "Family", _content: bytes) -> ModelShape:
-    """Return the shape of a model by its folder and the content of its configuration."""
+    """Return the shape of a model from its folder and its configuration's content."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(
@@ -128,22 +130,24 @@ def _shape_of_folder(folder: Path, family: "Family", _content: bytes) -> ModelSh
 
 
 def built_in_shape(name: str) -> ModelShape:
-    """Return the shape of a name in `BUILT_IN`, without loading a library."""
+    """Return the shape of a model in `BUILT_IN`, without loading a library."""
     config = BUILT_IN[name]
     return (opt_shape if "ffn_dim" in config else llama_shape)(name, config)
 
 
 def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
-    """Return the shape of a Llama, or of a Qwen3, which has norms of queries and keys besides.
+    """Return the shape of a Llama, or of a Qwen3, which additionally normalizes queries and keys.
 
     Args:
-        name: name for messages.
+        name: name used in messages.
         config: configuration with the keys of transformers' LlamaConfig.
     """
-    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
+    wide = config["intermediate_size"]
     heads = config["num_attention_heads"]
     of_a_head = config.get("head_dim", hidden // heads)
-    queries, keys = heads * of_a_head, config["num_key_value_heads"] * of_a_head
+    queries = heads * of_a_head
+    keys = config["num_key_value_heads"] * of_a_head
     block = (
         Linear(hidden, queries, adapted=True, positionwise=False),
         Linear(hidden, keys, adapted=False, positionwise=False),
@@ -153,7 +157,8 @@ def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
         Linear(hidden, wide, adapted=False, positionwise=True),
         Linear(wide, hidden, adapted=False, positionwise=True),
     )
-    layers, vocabulary = config["num_hidden_layers"], config["vocab_size"]
+    layers = config["num_hidden_layers"]
+    vocabulary = config["vocab_size"]
     embeddings = 1 if config.get("tie_word_embeddings") else 2
     norms = (2 * layers + 1) * hidden + (2 * layers * of_a_head if "head_dim" in config else 0)
     return ModelShape(
@@ -169,13 +174,14 @@ def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
 
 
 def opt_shape(name: str, config: dict[str, int]) -> ModelShape:
-    """Return the shape of an OPT, whose embedding is its head and whose layers have biases.
+    """Return the shape of an OPT, which ties embedding and head, and whose layers have biases.
 
     Args:
-        name: name for messages.
+        name: name used in messages.
         config: configuration with the keys of transformers' OPTConfig.
     """
-    hidden, wide = config["hidden_size"], config["ffn_dim"]
+    hidden = config["hidden_size"]
+    wide = config["ffn_dim"]
     block = (
         Linear(hidden, hidden, adapted=False, positionwise=False),
         Linear(hidden, hidden, adapted=True, positionwise=False),
@@ -184,9 +190,10 @@ def opt_shape(name: str, config: dict[str, int]) -> ModelShape:
         Linear(hidden, wide, adapted=False, positionwise=True),
         Linear(wide, hidden, adapted=False, positionwise=True),
     )
-    layers, vocabulary = config["num_hidden_layers"], config["vocab_size"]
+    layers = config["num_hidden_layers"]
+    vocabulary = config["vocab_size"]
     context = config["max_position_embeddings"]
-    of_a_block = (4 * hidden + wide + hidden) + 4 * hidden  # biases, and two norms
+    of_a_block = (4 * hidden + wide + hidden) + 4 * hidden  # biases and two norms
     positions = (context + 2) * hidden
     return ModelShape(
         name=name,
@@ -217,7 +224,7 @@ def _folder(path: str) -> Path:
 
 
 def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
-    """Return the shape of the model of a transformers configuration.
+    """Return the shape of the model that a transformers configuration describes.
 
     Raises:
         ModelError: as in `model_shape`.
@@ -226,7 +233,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
 
     from samara.shared.model.layer_selection import adapted_layers, features, is_linear
     from samara.shared.model.loading import BaseModel, empty_network
-    from samara.shared.sections import AdapterSettings
+    from samara.shared.settings.sections import AdapterSettings
 
     text = config.get_text_config()
     if experts := next((key for key in _EXPERTS if (getattr(text, key, None) or 1) > 1), None):
@@ -234,13 +241,17 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
             f"{folder}: the model has {getattr(text, experts)} experts of which a token uses some; "
             "choose a dense model"
         )
-    network = empty_network(config, family, torch.float32)
-    network.tie_weights()  # parameters that were made on the meta device are each their own
+    network = empty_network(config, family, torch.float32, include_buffers=True)
+    network.tie_weights()  # on the meta device, tied parameters start out separate
     base = BaseModel(folder, bytes(32), family, network, None)
     adapted = {id(layer) for layer in adapted_layers(base, AdapterSettings(layers="all")).values()}
     blocks = tuple(
         tuple(
-            Linear(*features(module), id(module) in adapted, _last(name) not in _INTO_ATTENTION)
+            Linear(
+                *features(module),
+                id(module) in adapted,
+                name.rpartition(".")[2] not in _INTO_ATTENTION,
+            )
             for name, module in block.named_modules()
             if is_linear(module)
         )
@@ -259,7 +270,3 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
         context=getattr(text, "max_position_embeddings", None),
         family=family,
     )
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -1,8 +1,8 @@
 """The predicted cost of a first-order training step, with or without a host to offload to.
 
 Zero-Offload and LSP-Offload keep the weights on the accelerator, and the optimizer on the host
-(Chen et al., LSP-Offload, sections 3 and 4). Optimizer states have the precision of the weights, as
-in the paper's tables.
+(Chen et al., LSP-Offload, sections 3 and 4). Optimizer states have the same precision as the
+weights, as in the paper's tables.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,18 +19,22 @@ from samara.devices.hardware.roofline import Workload, base_pass_time
 
 FirstOrderMethod = Literal["fo-adam", "lora", "zero-offload", "lsp"]
 WIDTH = {"fp32": 4, "fp16": 2}
-"""Bytes of a weight, a gradient, or a moment of Adam."""
+"""Bytes of a weight, a gradient, or an Adam moment."""
 STATES = 3
-"""Numbers that Adam needs beside a trained weight: gradient, first and second moment."""
+"""Number of values that Adam keeps beside a trained weight: gradient, first and second moment."""
 POSITION_BYTES = 8
-"""Bytes of the position of a projector's nonzero, int64."""
+"""Bytes of the index of a projector's nonzero, int64."""
 _ADAM_MOVES = 7
-"""Numbers that Adam moves for a trained weight: it reads weight and states, and writes all but the
-gradient."""
+"""Number of values that Adam moves per trained weight: it reads the weight and its states, and
+writes all of them except the gradient.
+"""
 _LOGITS_ALIVE = 3
-"""Copies of the logits in float32 at the end of a forward pass: logits, log-softmax, gradient."""
+"""Number of float32 copies of the logits at the end of a forward pass: logits, log-softmax,
+gradient.
+"""
 _HEAD_VECTORS = 3
-"""Vectors of the hidden size that the head keeps for each token: its input, and two of the norm."""
+"""Number of vectors of hidden size that the head keeps per token: its input, and two of the norm.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,16 @@ class FirstOrderWorkload:
     """The settings of a first-order step that decide its time and memory.
 
     Attributes:
-        method: what is trained, and where the optimizer runs.
+        method: training method, which determines the trained parameters and where the optimizer
+            runs.
         sequence: tokens of an example.
         batch: examples of a step.
         precision: type of weights, gradients and optimizer states.
-        subspace: s, rows and columns of a compressed gradient.
-        nonzeros: r, nonzeros in a row of a projector.
+        subspace: s, number of rows and of columns of a compressed gradient.
+        nonzeros: r, number of nonzeros in a row of a projector.
         rank: rank of LoRA's matrices.
         layerwise: whether Zero-Offload transfers and updates layer by layer, as LSP-Offload does.
-        checkpointing: whether the backward pass computes the activations of each block again.
+        checkpointing: whether the backward pass recomputes the activations of each block.
     """
 
     method: FirstOrderMethod
@@ -62,12 +67,14 @@ class FirstOrderWorkload:
 
 @dataclass(frozen=True)
 class FirstOrderMemory:
-    """The bytes at the peak of a step by part; `total` is their sum, and 0 means not kept there.
+    """The memory at the peak of a step: the bytes of each part, and their sum `total`.
+
+    A part that is not in this memory has 0 bytes.
 
     Attributes:
-        runtime: interpreter, libraries and contexts.
+        runtime: interpreter, libraries and device contexts.
         weights: weights of the model.
-        added: LoRA's matrices, or projectors with their positions.
+        added: LoRA matrices, or projectors with their indices.
         gradients: gradients.
         optimizer: first and second moments of Adam.
         activations: activations at the peak, with logits.
@@ -94,14 +101,15 @@ class FirstOrderEstimate:
         device: name of the device.
         model: name of the model.
         work: settings of the step.
-        stages: seconds of the stages, each as if it ran alone.
-        seconds: seconds of an iteration, with the overlap of the schedule.
-        resident_seconds: the same for Adam on an accelerator with enough memory.
+        stages: seconds of each stage without overlap.
+        seconds: seconds of an iteration, in which the stages overlap according to the schedule.
+        resident_seconds: seconds of an iteration with Adam on an accelerator that has enough
+            memory.
         memory: bytes on the accelerator.
         host_memory: bytes on the host.
-        usable_bytes: bytes that the accelerator leaves to the process.
-        host_bytes: bytes of the host; None if the method needs none.
-        remedies: methods that fit where this one does not.
+        usable_bytes: bytes of accelerator memory available to the process.
+        host_bytes: size of the host's memory in bytes; None if the method needs no host.
+        remedies: training methods that fit; empty if this method fits.
     """
 
     device: str
@@ -118,12 +126,12 @@ class FirstOrderEstimate:
 
     @property
     def fits(self) -> bool:
-        """Return whether both memories hold what the method keeps in them."""
+        """Return whether the method's data fit in both memories."""
         host = self.host_bytes is None or self.host_memory.total <= self.host_bytes
         return host and self.memory.total <= self.usable_bytes
 
     def as_json(self) -> dict[str, Any]:
-        """Return the estimate as one JSON object, with an object for each kind of parts."""
+        """Return the estimate as a JSON object, with a nested object for each kind of part."""
         return {
             "device": self.device,
             "model": self.model,
@@ -148,7 +156,7 @@ def estimate_first_order(
 
     Raises:
         ConfigError: if the sequence is longer than the model's context, or the method offloads and
-            the device has no host beside it.
+            the device has no separate host.
     """
     shape.check_length(work.sequence)
     result = _estimate(shape, device, work)
@@ -168,9 +176,9 @@ def estimate_first_order(
 
 
 def trained_parameters(shape: ModelShape, work: FirstOrderWorkload) -> int:
-    """Return how many numbers the optimizer updates.
+    """Return the number of values that the optimizer updates.
 
-    LSP-Offload and LoRA train the linear layers of the blocks only.
+    LSP-Offload and LoRA train only the linear layers of the blocks.
     """
     linears = [linear for block in shape.blocks for linear in block]
     match work.method:
@@ -183,10 +191,10 @@ def trained_parameters(shape: ModelShape, work: FirstOrderWorkload) -> int:
 
 
 def projector_bytes(shape: ModelShape, subspace: int, nonzeros: int, width: int) -> int:
-    """Return the bytes of all pairs of sparse projectors (definition 1), with positions.
+    """Return the bytes of all pairs of sparse projectors (definition 1), including indices.
 
-    A side that is not longer than the subspace is not projected, and a row has no more nonzeros
-    than the subspace has dimensions.
+    A side of a matrix that is not longer than the subspace is not projected. A row has at most as
+    many nonzeros as the subspace has dimensions.
     """
     sides = (
         side
@@ -199,7 +207,7 @@ def projector_bytes(shape: ModelShape, subspace: int, nonzeros: int, width: int)
 
 
 def _compressed(linear: Linear, subspace: int) -> int:
-    """Return the entries of a layer's compressed gradient, P'GQ."""
+    """Return the number of entries of a layer's compressed gradient, P'GQ."""
     return min(subspace, linear.inputs) * min(subspace, linear.outputs)
 
 
@@ -233,7 +241,7 @@ def _estimate(
 def _stages(
     shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload
 ) -> tuple[StageSeconds, float]:
-    """Return the seconds of the stages, and those of an update on the accelerator."""
+    """Return the seconds of the stages, and the seconds of an update on the accelerator."""
     width = WIDTH[work.precision]
     bandwidth = device.memory.bandwidth * device.timing.bandwidth_share
     reads = Workload(
@@ -266,21 +274,22 @@ def _stages(
 def estimate_host_memory(
     shape: ModelShape, work: FirstOrderWorkload, stages: StageSeconds
 ) -> FirstOrderMemory:
-    """Return the bytes on the host at the peak of a step: moments, and gradients that wait.
+    """Return the peak bytes on the host during a step: Adam's moments, and gradients that wait.
 
-    In Zero-Offload's order all gradients wait for the last one, and then the updates of a layer are
-    beside them. Layer by layer as many wait as the host falls behind in the backward pass, beside
-    one layer's gradients and updates; it is no less than one layer that arrives, one with its
-    updates, and one that returns.
+    In Zero-Offload's order, all gradients wait on the host until the last one arrives; the updates
+    of one layer are added. With the layer-wise schedule, the host has the gradients and updates of
+    one layer, and the gradients that have arrived in the backward pass but are not yet processed.
+    The minimum is one arriving layer, one layer with its updates, and one returning layer.
 
     Args:
         shape: shape of the model.
         work: settings of the step.
-        stages: seconds of its stages.
+        stages: seconds of the step's stages.
     """
     if work.method in ("fo-adam", "lora"):
         return FirstOrderMemory()
-    width, trained = WIDTH[work.precision], trained_parameters(shape, work)
+    width = WIDTH[work.precision]
+    trained = trained_parameters(shape, work)
     if work.method == "lsp":
         layer = max(
             sum(_compressed(linear, work.subspace) for linear in block) for block in shape.blocks
@@ -305,15 +314,17 @@ def _embedding(shape: ModelShape) -> int:
 
 
 def _memory(shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload) -> FirstOrderMemory:
-    """Return the bytes on the accelerator."""
-    width, trained = WIDTH[work.precision], trained_parameters(shape, work)
+    """Return the peak bytes on the accelerator by part."""
+    width = WIDTH[work.precision]
+    trained = trained_parameters(shape, work)
     moments = (STATES - 1) * trained * width
     added = optimizer = 0
     match work.method:
         case "fo-adam":
             optimizer = moments
         case "lora":
-            optimizer, added = moments, trained * width
+            optimizer = moments
+            added = trained * width
         case "lsp":
             added = projector_bytes(shape, work.subspace, work.nonzeros, width)
     activations, gradients = max(_alive_in_a_pass(shape, work), key=sum)
@@ -328,26 +339,31 @@ def _memory(shape: ModelShape, device: DeviceProfile, work: FirstOrderWorkload) 
 
 
 def _alive_in_a_pass(shape: ModelShape, work: FirstOrderWorkload) -> list[tuple[int, int]]:
-    """Return the bytes of activations and of gradients at the moments when they may be largest.
+    """Return the bytes of activations and of gradients at each moment that may be the peak.
 
-    Of a block, the inputs and outputs of its linear layers are kept for the backward pass; with
-    checkpointing those of one block, and the input of every block. The gradient of an activation
-    takes as many bytes as the activation; those of the widest ones exist at the same time.
+    The inputs and outputs of all blocks' linear layers are kept for the backward pass. With
+    checkpointing, they are kept for one block only, along with the input of every block. The
+    gradient of an activation is as large as the activation. The gradients of the widest activations
+    exist at the same time.
 
-    A weight's gradient is freed as soon as the optimizer or the link has it. With Zero-Offload
-    those of one layer wait for the link while the next layer's are computed; layer by layer the
-    update of another layer returns meanwhile.
+    A weight's gradient is freed as soon as the optimizer or the link has taken it. With
+    Zero-Offload, the gradients of one layer wait for the link while the gradients of the next layer
+    are computed. With the layer-wise schedule, the update of a third layer arrives at the same
+    time.
     """
-    width, tokens = WIDTH[work.precision], work.sequence * work.batch
+    width = WIDTH[work.precision]
+    tokens = work.sequence * work.batch
     vector = tokens * width
     matrix = max(linear.weights for block in shape.blocks for linear in block) * width
     inner = [
         vector * sum(linear.inputs + linear.outputs for linear in block) for block in shape.blocks
     ]
     if work.checkpointing:
-        kept, again = vector * shape.hidden * len(inner), max(inner)
+        kept = vector * shape.hidden * len(inner)
+        again = max(inner)
     else:
-        kept, again = sum(inner), 0
+        kept = sum(inner)
+        again = 0
     sides = [side for linear in shape.blocks[0] for side in (linear.inputs, linear.outputs)]
     wide = vector * max(sides) * sides.count(max(sides))
     before_attention = vector * sum(
@@ -356,9 +372,11 @@ def _alive_in_a_pass(shape: ModelShape, work: FirstOrderWorkload) -> list[tuple[
     logits = tokens * shape.vocabulary * 4
     head = vector * shape.hidden * _HEAD_VECTORS
     embedding = _embedding(shape) * width if work.method in ("fo-adam", "zero-offload") else 0
-    waiting, of_a_block = 0, matrix
+    waiting = 0
+    of_a_block = matrix
     if work.method == "lora":
-        waiting, of_a_block = trained_parameters(shape, work) * width, 0
+        waiting = trained_parameters(shape, work) * width
+        of_a_block = 0
     elif work.method == "zero-offload":
         of_a_block = _largest_block(shape) * width
         waiting = max(of_a_block, embedding) * (2 if work.layerwise else 1)

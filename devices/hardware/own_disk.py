@@ -1,4 +1,4 @@
-"""A disk for some processes alone: a file mounted as a file system, which can be made full."""
+"""A separate disk for some processes: a file mounted as a file system, which can be filled up."""
 
 import errno
 import os
@@ -14,37 +14,40 @@ from samara.shared.errors import DeviceError
 
 DISK_SUFFIX = ".disk"
 _DISK_BYTES = 4 * 2**30
-"""Size of the file system. The file takes only what is written to it."""
+"""Size of the file system in bytes. The file is sparse and grows with the data."""
 _SMALLEST_PIECE = 4_096
 _PROGRAMS = ("mkfs.ext4", "mount", "umount")
 _NUMBERS = count()
 
 
 class OwnDisk:
-    """A mounted file system that nobody else writes to.
+    """A mounted file system that no other process writes to.
 
     Args:
-        folder: where it is mounted.
+        folder: mount point.
 
     Attributes:
-        folder: where it is mounted.
-        device: its numbers, as control groups name it.
+        folder: mount point.
+        device: device numbers, in the form used by control groups.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.device = folder, _device_of(folder)
+        self.folder = folder
+        self.device = _device_of(folder)
         self._filler = folder / "taken"
 
     def fill(self) -> None:
-        """Take all space that is left.
+        """Take all remaining space.
 
         Raises:
-            DeviceError: if it is not mounted any more, so that this would fill another disk.
+            DeviceError: if the disk is no longer mounted; otherwise this call would fill another
+                disk.
         """
         if _device_of(self.folder) != self.device:
             raise DeviceError(f"{self.folder}: its disk was unmounted; rehearse again")
         with self._filler.open("wb") as file:
-            piece, end = _DISK_BYTES, 0
+            piece = _DISK_BYTES
+            end = 0
             while piece >= _SMALLEST_PIECE:
                 try:
                     os.posix_fallocate(file.fileno(), end, piece)
@@ -55,18 +58,18 @@ class OwnDisk:
                     piece //= 2
 
     def free(self) -> None:
-        """Give the space back."""
+        """Release the space that `fill` took."""
         self._filler.unlink(missing_ok=True)
 
 
 def _device_of(folder: Path) -> str:
-    """Return the numbers of the device that a folder is on."""
+    """Return the device numbers of the file system that contains a folder."""
     device = folder.stat().st_dev
     return f"{os.major(device)}:{os.minor(device)}"
 
 
 def check_own_disk() -> None:
-    """Check that a file can be mounted as a file system here.
+    """Check that this machine can mount a file as a file system.
 
     Raises:
         DeviceError: if a program or a permission is missing.
@@ -83,7 +86,7 @@ def own_disk(folder: Path) -> Iterator[OwnDisk]:
     """Mount a new file system at a folder for the duration of a block.
 
     Args:
-        folder: where it is mounted; made if it is missing, and empty again afterwards.
+        folder: mount point; created if missing, and empty again afterwards.
 
     Raises:
         DeviceError: if this machine does not permit it.
@@ -96,7 +99,7 @@ def own_disk(folder: Path) -> Iterator[OwnDisk]:
         undo.callback(image.unlink, missing_ok=True)
         with image.open("wb") as file:
             file.truncate(_DISK_BYTES)
-        # without a journal, all writing is done by those who may be slowed down
+        # without a journal, only the writing processes write, which may be slowed down
         _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
         _run("mount", "-o", "loop", str(image), str(folder))
         undo.callback(unmount, folder)
@@ -105,7 +108,7 @@ def own_disk(folder: Path) -> Iterator[OwnDisk]:
 
 
 def unmount(folder: Path) -> None:
-    """Unmount a file system, even if a process that is ending still has a file open in it."""
+    """Unmount a file system, even while an ending process still has a file open in it."""
     subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
 
 
@@ -114,6 +117,6 @@ def _run(*command: str) -> None:
     if result.returncode:
         lines = result.stderr.strip().splitlines()
         raise DeviceError(
-            f"`{' '.join(command)}` failed: {lines[0] if lines else result.returncode}; a disk of "
-            "its own needs root and a kernel with loop devices and ext4"
+            f"`{' '.join(command)}` failed: {lines[0] if lines else result.returncode}; a "
+            "separate disk needs root and a kernel with loop devices and ext4"
         )

@@ -1,4 +1,4 @@
-"""Device and link profiles: TOML files in which every number names its source.
+"""Device and link profiles: TOML files that give a source for every number.
 
 The shipped profiles are in ``profiles/`` and ``profiles/links/`` and are loaded by name.
 docs/guides/devices.md explains the keys.
@@ -16,17 +16,17 @@ import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from samara.shared.errors import ConfigError
-from samara.shared.files import write_durably
-from samara.shared.fleet_settings import Hours, check_hours
-from samara.shared.settings import Section, explain
+from samara.shared.settings.fleet import Hours, check_hours
+from samara.shared.settings.setting import Section, explain
+from samara.shared.storage.files import write_durably
 
 Stream = Literal["off", "host", "disk"]
-"""The place of blocks between their uses: on the device, in its host's memory, or on disk."""
+"""The storage of blocks between uses: on the device, in its host's memory, or on disk."""
 _NAME = r"^[a-z0-9][a-z0-9.-]*$"
 
 
 class ProfileSection(Section):
-    """A section of a profile, whose fields may be set by their Python names."""
+    """A section of a profile; fields may be set by their Python names."""
 
     model_config = ConfigDict(validate_by_name=True)
 
@@ -62,7 +62,7 @@ class SourcedProfile(ProfileSection):
 
 
 class Memory(ProfileSection):
-    """The memory that all processors share; beside a `Host`, the accelerator's own."""
+    """The memory that all processors share; with a `Host`, the accelerator's separate memory."""
 
     bytes: int = Field(gt=0)
     system_bytes: int = Field(ge=0, description="bytes taken by carve-outs, kernel and services")
@@ -74,7 +74,7 @@ class Memory(ProfileSection):
 
 
 class Storage(ProfileSection):
-    """The storage that models are read from."""
+    """The storage from which models are read."""
 
     bandwidth: float = Field(gt=0, description="bytes/s of sequential reads")
 
@@ -91,7 +91,9 @@ class Compute(ProfileSection):
 
 
 class Timing(ProfileSection):
-    """The parameters of the time model: what of the data sheet's numbers the device reaches."""
+    """The parameters of the time model: the shares of the data sheet's numbers that the device
+    reaches.
+    """
 
     bandwidth_share: float = Field(gt=0, le=1, description="share of the bandwidth that is reached")
     rate_share: float = Field(gt=0, le=1, description="share of the operations/s that is reached")
@@ -117,12 +119,12 @@ class Timing(ProfileSection):
     )
 
     def share_of_rate(self, kind: Literal["fp32", "fp16"]) -> float:
-        """Return the share of the operations/s that is reached in a type."""
+        """Return the share of the operations/s reached in a type."""
         return self.half_rate_share if kind == "fp16" and self.half_rate_share else self.rate_share
 
 
 class Host(ProfileSection):
-    """The host of an accelerator with memory of its own, and the link between the two."""
+    """The host of an accelerator that has separate memory, and the link between the two."""
 
     bytes: int = Field(gt=0, description="bytes of the host's memory")
     to_host: float = Field(gt=0, description="bytes/s from the accelerator to page-locked memory")
@@ -131,7 +133,7 @@ class Host(ProfileSection):
 
 
 class PowerMode(ProfileSection):
-    """The power draw and the clocks of a mode, relative to the mode of the profile's numbers."""
+    """A power mode: its power draw, and its clocks relative to those of the profile's own mode."""
 
     watts: float = Field(gt=0)
     compute: float = Field(1.0, gt=0, description="relative clock of the processor")
@@ -140,7 +142,7 @@ class PowerMode(ProfileSection):
 
 
 class MeasuredStep(ProfileSection):
-    """A measured step and the error of the fitted time model on it."""
+    """A measured step, and the fitted time model's error on it."""
 
     model: str
     quantization: Literal["fp32", "fp16", "int8", "nf4"]
@@ -152,7 +154,7 @@ class MeasuredStep(ProfileSection):
 
 
 class TimingFit(ProfileSection):
-    """The measurements that the timing was fitted to."""
+    """The measurements to which the timing was fitted."""
 
     fitted: list[str] = Field(
         description="keys of timing that were fitted; the others were set by hand"
@@ -178,26 +180,26 @@ class DeviceProfile(SourcedProfile):
     def _check_mode(self) -> Self:
         if self.mode not in (self.power or [""]):
             known = ", ".join(self.power) or "there are none"
-            raise ValueError(f"mode: {self.mode!r} is none of the modes under power: {known}")
+            raise ValueError(f"mode: {self.mode!r} is not one of the modes under power: {known}")
         return self
 
     @property
     def usable_bytes(self) -> int:
-        """The bytes that the system leaves to one process, its runtime included."""
+        """The bytes of memory available to one process, including its runtime."""
         return max(0, self.memory.bytes - self.memory.system_bytes)
 
     def has_stream(self, stream: Stream) -> bool:
-        """Return whether the profile has the bandwidth of where blocks are streamed from."""
+        """Return whether the profile states the bandwidth of a storage of blocks."""
         return {"off": True, "host": self.host is not None, "disk": self.storage is not None}[
             stream
         ]
 
     @property
     def read_bandwidth(self) -> float:
-        """The bandwidth of reads from storage, bytes/s.
+        """The bandwidth of reads from storage in bytes/s.
 
         Raises:
-            ConfigError: if the profile does not contain it.
+            ConfigError: if the profile does not state it.
         """
         if self.storage is None:
             raise ConfigError(
@@ -208,10 +210,10 @@ class DeviceProfile(SourcedProfile):
 
     @property
     def offload_host(self) -> Host:
-        """The host that an accelerator with memory of its own can offload to.
+        """The host to which an accelerator with separate memory can offload.
 
         Raises:
-            ConfigError: if the profile does not contain one.
+            ConfigError: if the profile has no host.
         """
         if self.host is None:
             raise ConfigError(
@@ -222,20 +224,22 @@ class DeviceProfile(SourcedProfile):
 
     @property
     def watts(self) -> float | None:
-        """The most power drawn at full load, in watts; None if unknown."""
+        """The maximum power draw at full load in watts; None if unknown."""
         return self.power[self.mode].watts if self.mode else None
 
     def with_power_mode(self, name: str) -> "DeviceProfile":
-        """Return the device in another power mode, its numbers scaled by the clocks.
+        """Return the device in another power mode, with numbers scaled by the clocks.
 
         Raises:
-            ConfigError: if there is no such mode.
+            ConfigError: if the mode does not exist.
         """
         if name not in self.power:
             known = ", ".join(self.power) or "none"
             raise ConfigError(f"{self.name}: no power mode {name!r}; choose one of: {known}")
-        new, old = self.power[name], self.power[self.mode]
-        compute, host = new.compute / old.compute, new.host / old.host
+        new = self.power[name]
+        old = self.power[self.mode]
+        compute = new.compute / old.compute
+        host = new.host / old.host
         memory = {"bandwidth": self.memory.bandwidth * new.bandwidth / old.bandwidth}
         rates = {"fp32": self.compute.fp32 * compute, "fp16": self.compute.fp16 * compute}
         timing = {
@@ -281,22 +285,24 @@ Profile = TypeVar("Profile", bound=SourcedProfile)
 
 
 def load_device(name_or_path: str) -> DeviceProfile:
-    """Load a shipped device profile by its name, or any device profile by the path of its file.
+    """Load a shipped device profile by name, or any device profile by the path of its file.
 
-    A board's name may have ``jetson-`` before it and lack its memory size: ``jetson-orin-nano`` is
-    ``orin-nano-8gb``.
+    A board's name may have the prefix ``jetson-`` and may omit the memory size:
+    ``jetson-orin-nano`` means ``orin-nano-8gb``.
 
     Raises:
-        ConfigError: there is no such profile or file, or listing every mistake in it.
+        ConfigError: if the profile or file does not exist, or is invalid; the message lists every
+            mistake.
     """
     return _load_profile(DeviceProfile, name_or_path, _shipped_files("profiles"), "device")
 
 
 def load_link(name_or_path: str) -> LinkProfile:
-    """Load a shipped link profile by its name, or any link profile by the path of its file.
+    """Load a shipped link profile by name, or any link profile by the path of its file.
 
     Raises:
-        ConfigError: there is no such profile or file, or listing every mistake in it.
+        ConfigError: if the profile or file does not exist, or is invalid; the message lists every
+            mistake.
     """
     return _load_profile(LinkProfile, name_or_path, _shipped_files("profiles", "links"), "link")
 
@@ -354,9 +360,10 @@ def _load_profile(
 
 
 def _resolve_name(name: str, shipped: Iterable[str]) -> str:
-    """Return the name of the shipped profile that a name means.
+    """Return the name of the shipped profile that a user's name refers to.
 
-    A board's name may have ``jetson-`` before it; without a memory size, the largest is meant.
+    A board's name may have the prefix ``jetson-``. A name without a memory size means the board
+    with the largest memory.
     """
     short = name.removeprefix("jetson-")
     sizes = {
@@ -368,7 +375,7 @@ def _resolve_name(name: str, shipped: Iterable[str]) -> str:
 
 
 def _figure_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all numbers in a profile, and of lists of numbers."""
+    """Yield the dotted keys of all numbers, and lists of numbers, in a profile."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _figure_keys(value, f"{prefix}{key}.")

@@ -1,9 +1,9 @@
 """The predicted time of a P-RGE step: a roofline per layer, from model shape and device profile.
 
-A matrix product takes max(bytes moved / bandwidth, operations / rate). A forward pass also takes
-time to dequantize weights, to read and write activations between products, for attention, and
-to launch operations. docs/guides/devices.md explains each parameter, docs/measurements/devices.md
-how well the model fits.
+A matrix product takes max(bytes moved / bandwidth, operations / rate) seconds. A forward pass also
+takes time to dequantize weights, to move activations between products, to compute attention, and to
+launch operations. docs/guides/devices.md explains each parameter. docs/measurements/devices.md
+compares predicted with measured times.
 """
 
 from collections import Counter
@@ -12,29 +12,33 @@ from typing import Literal, NamedTuple
 
 from samara.devices.hardware.model_shape import Linear, ModelShape
 from samara.devices.hardware.profile import DeviceProfile, Stream
-from samara.shared.directions import Differences
 from samara.shared.errors import ConfigError, ModelError
+from samara.shared.protocol.directions import Differences
 
 Grouping = Literal["sequential", "inner", "outer", "both"]
 Quantization = Literal["fp32", "fp16", "int8", "nf4"]
 
 TRAFFIC = 6
-"""Number of times that an entry between two matrix products is read or written. Counted in
-transformers' Llama block without fusion, at 2 bytes an entry: two norms in float32 (72 bytes per
-hidden feature),
-rotary embedding (24 per query and key feature), residuals (12), the gate (10 per intermediate
-feature), and each product's input and output. In all 5.7 times the inputs and outputs of the linear
-layers for TinyLlama-1.1B, 5.9 times for Llama2-7B."""
+"""Number of reads and writes of an entry between two matrix products.
+
+Counted in transformers' Llama block without fusion, at 2 bytes per entry: two norms in float32 (72
+bytes per hidden feature), rotary embedding (24 per query and key feature), residuals (12), the gate
+(10 per intermediate feature), and each product's input and output. The total is 5.7 times the
+inputs and outputs of the linear layers for TinyLlama-1.1B, and 5.9 times for Llama2-7B.
+"""
 LOGIT_TRAFFIC = 5
-"""Number of times that a logit, 4 bytes, is read or written: product, cast, max, sum, gather."""
+"""Number of reads and writes of a 4-byte logit: product, cast, max, sum, gather."""
 BLOCK_LAUNCHES = 28
-"""Operations of a block besides products: norms 12, rotary 10, residuals 2, gate 2, attention 2."""
+"""Number of a block's operations besides products: norms 12, rotary 10, residuals 2, gate 2,
+attention 2.
+"""
 ADAPTER_LAUNCHES = 5
-"""Operations of an adapted layer in a pass: A·x, three for B ± ε·z, one batched product."""
+"""Number of operations of an adapted layer in a pass: A·x, three for B ± ε·z, one batched product.
+"""
 LOGIT_TILE_BYTES = 32 * 2**20
-"""Bytes of the logits held at a time, the same as in `samara.shared.model.head`."""
+"""Bytes of the logits held at a time, as in `samara.shared.model.head`."""
 _STORED = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "nf4": 4.5 / 8}
-"""Bytes of a weight. NF4 has a float32 maximum per 64 weights; INT8's scales are negligible."""
+"""Bytes per weight. NF4 has a float32 maximum per 64 weights; INT8's scales are negligible."""
 _WIDTH = {"fp32": 4, "fp16": 2}
 _DEQUANTIZING_LAUNCHES = {"fp32": 0, "fp16": 0, "int8": 2, "nf4": 1}
 
@@ -47,19 +51,20 @@ class Workload:
         sequence: S, tokens of an example.
         batch: B, examples of a step.
         queries: q, directions of a step.
-        grouping: which perturbations share a forward pass.
-        differences: central or forward differences of the losses. With components a step has as
-            many products as directions, of which the minimum in their span takes 28 to 36 with 32
-            to 128 directions and 40 rounds.
-        curvature: whether the step also measures curvature, which takes the losses at both sides
+        grouping: assignment of perturbations to forward passes.
+        differences: central or forward differences of the losses, or components. With components,
+            the estimate of a step is one product per direction. In measurements with 32 to 128
+            directions and 40 rounds, the minimum in the span of the directions took 28 to 36
+            products.
+        curvature: whether the step also measures curvature, which needs the losses on both sides
             and at the unperturbed adapter.
         quantization: storage type of the weights in the blocks.
-        top: number of the highest blocks that have adapters; 0 means all blocks.
+        top: number of top blocks that have adapters; 0 means all blocks.
         rank: rank of the adapters.
-        supervised: positions of an example whose logits are needed; 0 means all positions.
-        tiled: whether logits are computed a tile of positions at a time.
-        stream: storage of the blocks between their uses: the device's memory (``off``), that of
-            its host, or disk.
+        supervised: number of positions per example whose logits are needed; 0 means all positions.
+        tiled: whether logits are computed in tiles of positions.
+        stream: storage of the blocks between uses: the device's memory (``off``), its host's
+            memory, or disk.
     """
 
     sequence: int = 64
@@ -81,24 +86,27 @@ class Workload:
                 raise ConfigError(f"{name} is {getattr(self, name)}; set it to at least 1")
         if not 0 <= self.supervised <= self.sequence:
             raise ConfigError(
-                f"supervised is {self.supervised}; set it to 1 to {self.sequence}, the tokens of a "
-                "sequence, or to 0 for all of them"
+                f"supervised is {self.supervised}; set it to a number from 0 to {self.sequence}. "
+                "0 means all tokens of the sequence"
             )
 
     @property
     def perturbations_per_pass(self) -> int:
         """The number of perturbations that share a forward pass."""
-        q, sides = self.queries, self._sides
+        q = self.queries
+        sides = self._sides
         return {"sequential": 1, "inner": sides, "outer": q, "both": sides * q}[self.grouping]
 
     @property
     def rows_per_pass(self) -> int:
-        """The most rows of a forward pass: examples times perturbations."""
+        """The maximum number of rows of a forward pass: examples times perturbations."""
         return self.batch * self.perturbations_per_pass
 
     @property
     def passes(self) -> tuple[tuple[int, int], ...]:
-        """The forward passes of a step as (rows, number of passes); the centre has its own pass."""
+        """The forward passes of a step as (rows, number of passes); the center has a
+        separate pass.
+        """
         perturbed = self.rows_per_pass, self._sides * self.queries // self.perturbations_per_pass
         centre = self.differences == "forward" or self.curvature
         return (perturbed, (self.batch, 1)) if centre else (perturbed,)
@@ -125,7 +133,7 @@ class Workload:
         return blocks - (self.top or blocks)
 
     def positions(self, shape: ModelShape) -> int:
-        """Return the number of positions of an example whose logits are needed."""
+        """Return the number of positions per example whose logits are needed."""
         everything = self.supervised == 0 or shape.vocabulary == 0
         return self.sequence if everything else self.supervised
 
@@ -135,15 +143,15 @@ class StepTime:
     """The seconds of a step by part; `total` is their sum.
 
     Attributes:
-        weights: matrix products of the blocks that are limited by memory bandwidth.
-        products: matrix products of the blocks that are limited by compute.
+        weights: those matrix products of the blocks whose time is limited by memory bandwidth.
+        products: those matrix products of the blocks whose time is limited by compute.
         dequantization: dequantizing the blocks' weights.
         activations: reads and writes of activations between products.
         attention: attention scores and weighted sums.
         head: logits and losses at the supervised positions.
         launches: launching operations, and the host's work for each pass.
-        adapters: drawing, perturbing and updating the adapters.
-        storage: waiting for blocks that are read from the host's memory or from disk.
+        adapters: drawing directions, and perturbing and updating the adapters.
+        storage: time in which the device waits for blocks from the host's memory or from disk.
     """
 
     weights: float = 0.0
@@ -172,7 +180,7 @@ class StepTime:
 
 
 def compute_dtype(device: DeviceProfile, quantization: Quantization) -> Literal["fp32", "fp16"]:
-    """Return the type that weights are multiplied in."""
+    """Return the type in which weights are multiplied."""
     if quantization == "int8" or quantization == "nf4":
         return device.compute.weights
     return quantization
@@ -184,7 +192,7 @@ def stored_bytes(quantization: Quantization) -> float:
 
 
 def compute_bytes(device: DeviceProfile, quantization: Quantization) -> int:
-    """Return the bytes of a number in the type that weights are multiplied in."""
+    """Return the bytes of a number in the type in which weights are multiplied."""
     return _WIDTH[compute_dtype(device, quantization)]
 
 
@@ -192,18 +200,19 @@ def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepT
     """Predict the time of a step.
 
     Blocks below the lowest adapted one run once per example, the others once per row. In the last
-    block, the layers after the attention run at supervised positions only.
+    block, the layers after attention run only at supervised positions.
 
-    Streamed blocks are read once a step, while other blocks compute: all passes of a step go
+    Streamed blocks are read once per step, while other blocks compute. All passes of a step go
     through a block while it is in memory. The embedding and the head stay in memory.
 
     Raises:
         ModelError: if the model has fewer blocks than `work.top`.
-        ConfigError: if blocks are streamed from where the profile has no bandwidth.
+        ConfigError: if the profile lacks the bandwidth of the place that blocks are streamed from.
     """
     first = work.first_adapted(shape)
     machine = _AchievedRates.of(device, work)
-    step, last = StepTime(), len(shape.blocks) - 1
+    step = StepTime()
+    last = len(shape.blocks) - 1
     alike = Counter(
         (block, index >= first, index == last) for index, block in enumerate(shape.blocks)
     )
@@ -230,9 +239,11 @@ def base_pass_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> 
     Streamed blocks are read once.
 
     Raises:
-        ConfigError: if blocks are streamed from where the profile has no bandwidth.
+        ConfigError: if the profile lacks the bandwidth of the place that blocks are streamed from.
     """
-    machine, time, last = _AchievedRates.of(device, work), StepTime(), len(shape.blocks) - 1
+    machine = _AchievedRates.of(device, work)
+    time = StepTime()
+    last = len(shape.blocks) - 1
     for index, block in enumerate(shape.blocks):
         read = work.positions(shape) if index == last else work.sequence
         time += machine.block(block, work.batch, work.sequence, read, False)
@@ -245,7 +256,7 @@ def base_pass_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> 
 
 
 def _reading(shape: ModelShape, device: DeviceProfile, work: Workload) -> float:
-    """Return the seconds of reading all blocks from where they are stored."""
+    """Return the seconds needed to read all blocks from their storage."""
     rate = device.offload_host.to_device if work.stream == "host" else device.read_bandwidth
     return shape.block_weights * stored_bytes(work.quantization) / rate
 
@@ -253,14 +264,14 @@ def _reading(shape: ModelShape, device: DeviceProfile, work: Workload) -> float:
 def readout_step_time(
     shape: ModelShape, device: DeviceProfile, work: Workload, rows: int, examples: int
 ) -> StepTime:
-    """Predict the time of a step on representations that are kept: a single product.
+    """Predict the time of a step on cached representations, which is a single product.
 
     Args:
         shape: shape of the model.
         device: device profile.
         work: settings of the step.
         rows: number of rows of the readout, labels − 1.
-        examples: examples of the step.
+        examples: number of examples of the step.
     """
     losses = sum(rows_of_pass * passes for rows_of_pass, passes in work.passes) // work.batch
     machine = _AchievedRates.of(device, work)
@@ -285,10 +296,12 @@ class _AchievedRates(NamedTuple):
 
     @classmethod
     def of(cls, device: DeviceProfile, work: Workload) -> "_AchievedRates":
-        timing, quantization = device.timing, work.quantization
+        timing = device.timing
+        quantization = work.quantization
         kind = compute_dtype(device, quantization)
-        width, stored = _WIDTH[kind], _STORED[quantization]
-        # INT8 weights are scaled in float32 before they are narrowed.
+        width = _WIDTH[kind]
+        stored = _STORED[quantization]
+        # INT8 weights are scaled in float32 and then narrowed.
         moved = {"nf4": stored + width, "int8": stored + (4 if width == 4 else 10)}
         operations = {"nf4": timing.nf4_operations, "int8": timing.int8_operations}
         return cls(
@@ -330,18 +343,22 @@ class _AchievedRates(NamedTuple):
         return time + StepTime(activations=moved / self.activation_bandwidth)
 
     def product(self, inputs: int, outputs: int, tokens: int) -> StepTime:
-        """Return the time of W·x for so many tokens: the longer of memory and compute."""
+        """Return the time of a matrix product: the maximum of memory time and compute time."""
         entries = inputs * outputs + tokens * (inputs + outputs)
         memory = entries * self.width / self.bandwidth
         processor = 2 * inputs * outputs * max(tokens, self.full_rows) / self.rate
         return StepTime(weights=memory) if memory > processor else StepTime(products=processor)
 
     def attention(self, features: int, rows: int, sequence: int) -> float:
-        """Return the seconds of scores and weighted sums: two S × S × features products per row."""
+        """Return the seconds of attention scores and weighted sums: two S × S × features products
+        per row.
+        """
         return 4 * rows * sequence**2 * features / self.rate
 
     def head(self, shape: ModelShape, positions: int, tiled: bool) -> StepTime:
-        """Return the time of the logits of so many positions, by tiles, and of their log-sums."""
+        """Return the time of the logits at a number of positions, computed in tiles, and of their
+        log-sums.
+        """
         tile = logit_tile_positions(shape.vocabulary, positions, tiled)
         seconds = 0.0
         for tokens in range(positions, 0, -tile):
@@ -354,15 +371,16 @@ class _AchievedRates(NamedTuple):
 
 
 def logit_tile_positions(vocabulary: int, positions: int, tiled: bool) -> int:
-    """Return the number of positions whose logits are in memory at a time."""
+    """Return the number of positions whose logits are in memory at once."""
     return min(positions, max(1, LOGIT_TILE_BYTES // (4 * vocabulary))) if tiled else positions
 
 
 def peak_activation_entries(block: tuple[Linear, ...], rows: int, sequence: int, read: int) -> int:
-    """Return the largest number of activation entries in memory at a time in a block.
+    """Return the peak number of activation entries in memory within a block.
 
-    These are the residual stream and the larger of two sets: queries, keys, values and attention
-    output; or the outputs of the widest layers after attention (gate, up and their product).
+    The peak consists of the residual stream and the larger of two sets: queries, keys, values and
+    attention output; or the outputs of the widest layers after attention (gate, up and their
+    product).
     """
     before = [linear for linear in block if not linear.positionwise]
     after = [linear for linear in block if linear.positionwise]

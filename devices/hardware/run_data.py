@@ -1,26 +1,26 @@
-"""The data of a run, counted for an estimate before the run: examples of a client, their tokens."""
+"""Counts of a run's data for an estimate before the run: examples per client, and their tokens."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from samara.client.training.client_data import example_reader
-from samara.shared.config import RunConfig
-from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.model.tokenizer import load_tokenizer
+from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.partition import partition
 from samara.shared.tasks.rows import Example
 
 _TYPICAL = 64
-"""The number of training examples whose length is typical for all."""
+"""Number of training examples whose mean length is taken as the mean length of all."""
 
 
 class CountedRun(NamedTuple):
-    """A run's settings, with what is known of its data.
+    """A run's settings, with facts about its data.
 
     Attributes:
-        config: settings of the run; its batch is no larger than a client has training examples.
-        tokens: tokens of a training example in the mean; 0 if data or tokenizer are not here.
+        config: settings of the run; the batch is at most a client's number of training examples.
+        tokens: mean tokens of a training example; 0 if data or tokenizer are not available.
         is_counted: whether the data were read.
     """
 
@@ -30,7 +30,7 @@ class CountedRun(NamedTuple):
 
 
 def count_data(config: RunConfig) -> CountedRun:
-    """Read the data of a run, if its settings name them, and count what the largest client has.
+    """Read the data that a run's settings name, if any; count the examples of the largest client.
 
     Raises:
         SamaraError: if the data or the tokenizer cannot be read.
@@ -47,7 +47,9 @@ def count_data(config: RunConfig) -> CountedRun:
 
 
 def _mean_tokens(config: RunConfig, examples: list[Example]) -> int:
-    """Return the tokens of an example with all its answers; 0 without a folder of the model."""
+    """Return the mean tokens of an example with all its answers; 0 if the model folder is
+    missing.
+    """
     folder = Path(config.model.path)
     if not folder.is_dir() or not examples:
         return 0

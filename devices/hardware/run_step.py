@@ -1,13 +1,13 @@
-"""The work of a run's step on a device: shape of the model, examples of a pass, directions."""
+"""The work of a run's step on a device: the model's shape, examples per pass, directions."""
 
 from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.streaming.loading import choose_tier
 from samara.devices.hardware.estimate import UNIT
 from samara.devices.hardware.model_shape import ModelShape, model_shape
 from samara.devices.hardware.roofline import Grouping, Quantization, Workload
-from samara.shared.config import RunConfig
 from samara.shared.model.model_folder import find_embedded_model
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import EMBEDDED_MODEL
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
@@ -16,7 +16,7 @@ _GROUPINGS: dict[str, Grouping] = {
     "inner": "inner",
     "outer": "outer",
     "both": "both",
-    "auto": "sequential",  # the least of them: auto takes what fits
+    "auto": "sequential",  # a lower bound: auto takes what fits
 }
 
 
@@ -24,7 +24,7 @@ def shape_of(config: RunConfig) -> ModelShape:
     """Return the shape of a run's model.
 
     Raises:
-        ModelError: if it cannot be read, for example before the model's download.
+        ModelError: if the shape cannot be read, for example before the model's download.
     """
     path = config.model.path
     shape = model_shape(str(find_embedded_model()) if path == EMBEDDED_MODEL else path)
@@ -32,13 +32,14 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def workload_of(config: RunConfig, shape: ModelShape) -> Workload:
-    """Return the work of a step on the examples that share a forward pass.
+    """Return the work of a step on the examples of one forward pass.
 
     Args:
         config: settings of the run.
-        shape: shape of its model.
+        shape: shape of the run's model.
     """
-    model, inner = config.model, config.adapter.inner_layers
+    model = config.model
+    inner = config.adapter.inner_layers
     return Workload(
         sequence=min(model.max_length, shape.context or model.max_length),
         batch=examples_in_pass(config),
@@ -54,14 +55,14 @@ def workload_of(config: RunConfig, shape: ModelShape) -> Workload:
 
 
 def examples_in_pass(config: RunConfig) -> int:
-    """Return the most examples of a forward pass."""
+    """Return the maximum number of examples in a forward pass."""
     if config.adapter.inner_layers:
         return min(config.batch, config.examples_in_pass or config.batch)
     return min(config.batch, config.examples_in_pass or EVALUATION_MICRO_BATCH, UNIT)
 
 
 def label_count(task: str) -> int:
-    """Return the number of labels of a task; 1 where a readout is not possible.
+    """Return the number of labels of a task; 1 if the task cannot have a readout.
 
     Raises:
         SamaraError: if the task cannot be read.
@@ -74,7 +75,7 @@ def label_count(task: str) -> int:
 
 
 def _stored(config: RunConfig) -> Quantization:
-    """Return the storage type of the weights in the blocks, as the time model names it."""
+    """Return the storage type of the blocks' weights under the time model's name."""
     if config.model.quantization != "none":
         return config.model.quantization
     return "fp32" if config.model.dtype == "float32" else "fp16"

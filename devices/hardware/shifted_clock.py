@@ -1,8 +1,8 @@
-"""A clock that is wrong for some processes alone: libfaketime, where it works.
+"""A wrong wall clock for some processes only, by libfaketime, on machines on which it works.
 
-The kernel shifts no wall clock for some processes only (a time namespace has the monotonic clock
-and that since boot), so that libfaketime answers when they ask for the time. What waits goes on as
-before.
+The kernel cannot shift the wall clock of individual processes (a time namespace covers only the
+monotonic and boot-time clocks). libfaketime therefore answers the requests of these processes for
+the time. The duration of waits is not affected.
 """
 
 import os
@@ -16,27 +16,28 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from samara.shared.errors import DeviceError
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 _TRIAL = (
     "import time; begun = time.monotonic(); time.sleep(0.05); "
     "print(time.time(), time.monotonic() - begun)"
 )
 _TRIAL_SHIFT = -86_400.0
-_TRIAL_SECONDS, _TOLERANCE = 30.0, 60.0
+_TRIAL_SECONDS = 30.0
+_TOLERANCE = 60.0
 _WAIT = (0.04, 10.0)
-"""Least and most seconds that a wait of 0.05 s may take."""
+"""Minimum and maximum duration in seconds of a test wait of 0.05 s."""
 
 
 class ShiftedClock:
-    """The wall clock of processes that are started with its environment.
+    """The wall clock of all processes that are started with `environment`.
 
     Args:
-        file: file that the processes read the shift from.
-        library: libfaketime.
+        file: path of the file from which the processes read the shift.
+        library: path of libfaketime.
 
     Attributes:
-        environment: environment variables of the processes.
+        environment: environment variables for the processes.
     """
 
     def __init__(self, file: Path, library: Path) -> None:
@@ -50,16 +51,18 @@ class ShiftedClock:
         self.shift(0.0)
 
     def shift(self, seconds: float) -> None:
-        """Let the clock be ahead by so many seconds, within a second from now; behind if < 0."""
+        """Set the clock's lead in seconds, effective within a second; a negative lead puts it
+        behind.
+        """
         write_durably(self._file, f"{seconds:+.0f}\n".encode())
 
 
 @cache
 def find_library() -> Path:
-    """Return a libfaketime that shifts the time and leaves waiting alone, by trying it.
+    """Find a libfaketime that passes a test: it shifts the time and does not affect waits.
 
     Raises:
-        DeviceError: if there is none.
+        DeviceError: if no installed libfaketime passes.
     """
     tried = []
     for library in _installed():
@@ -74,7 +77,7 @@ def find_library() -> Path:
 
 
 def _installed() -> Iterator[Path]:
-    """Return the files of libfaketime: of the Python package of this name, and of the system."""
+    """Yield the files of libfaketime, from the Python package of that name and from the system."""
     package = find_spec("libfaketime")
     for folder in package.submodule_search_locations or () if package else ():
         yield from sorted(Path(folder).glob("vendor/libfaketime/src/libfaketime.so.1"))

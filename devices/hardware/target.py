@@ -1,4 +1,4 @@
-"""The time until a gain in accuracy on a device, by what runs took that were measured."""
+"""The time until a federation reaches an accuracy gain on a device, from measured runs."""
 
 from dataclasses import asdict, dataclass, replace
 from math import ceil, exp, log
@@ -8,27 +8,30 @@ from samara.devices.hardware.estimate import StepEstimate, estimate_readout, est
 from samara.devices.hardware.profile import DeviceProfile
 from samara.devices.hardware.roofline import Workload
 from samara.devices.hardware.run_step import label_count, shape_of, workload_of
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
+from samara.shared.settings.config import RunConfig
 
 PASSES = {2.0: (18_000, 92_000), 3.0: (111_000, 252_000), 4.0: (166_000, 449_000)}
-"""Passes of all clients together, least and most of eight runs, until the accuracy was so many
-points above zero-shot, by adapters inside the model: SST-2 and MiniLM, 1 to 64 clients
-(docs/measurements/federations.md; three runs stopped below 4)."""
-READOUT_GAIN, READOUT_ROUNDS = 8.8, 40
-"""Points that a readout gained in so many rounds: SST-2 and MiniLM, eight clients
-(docs/measurements/federations.md, "A readout on SST-2")."""
+"""Passes of all clients together until the accuracy was a number of percentage points above
+zero-shot: minimum and maximum over eight runs with adapters inside the model. SST-2 and MiniLM, 1
+to 64 clients (docs/measurements/federations.md). Three of the runs ended below 4 points.
+"""
+READOUT_GAIN = 8.8
+"""Points of accuracy that a readout gained in `READOUT_ROUNDS` rounds: SST-2 and MiniLM, eight
+clients (docs/measurements/federations.md, "A readout on SST-2").
+"""
+READOUT_ROUNDS = 40
 
 
 @dataclass(frozen=True)
 class TargetEstimate:
-    """The rounds and the time until a gain in accuracy, as a range.
+    """The rounds and the time until an accuracy gain, as ranges.
 
     Attributes:
-        points: the gain over zero-shot, in points of accuracy.
-        rounds: fewest and most rounds.
-        seconds: time of computing of a client that is in every cohort, least and most.
-        assumption: what the range was taken from.
+        points: the gain over zero-shot, in percentage points of accuracy.
+        rounds: minimum and maximum number of rounds.
+        seconds: minimum and maximum compute time, in seconds, of a client that is in every cohort.
+        assumption: the measurement behind the range.
     """
 
     points: float
@@ -37,10 +40,10 @@ class TargetEstimate:
     assumption: str
 
     def describe(self) -> str:
-        """Return the estimate and its assumption in words."""
+        """Return the estimate and its assumption as text."""
         low, high = (_span(seconds) for seconds in self.seconds)
         fewest, most = self.rounds
-        # A readout's steps take next to nothing beside the pass before the first of them.
+        # A readout's steps take almost no time compared with the pass before the first.
         span = f"{low} to {high}" if low != high else f"about {high}"
         return (
             f"+{self.points:g} points: {span} of computing, {fewest:,} to {most:,} "
@@ -59,13 +62,13 @@ def step_of(config: RunConfig, device: DeviceProfile, sequence: int = 0) -> Step
     Args:
         config: settings of the run.
         device: device profile.
-        sequence: tokens of an example; 0 is the most that a run reads.
+        sequence: tokens of an example; 0 means the maximum that the run reads.
 
     Raises:
         SamaraError: if the model's shape cannot be read, or the step is not possible.
     """
     shape = shape_of(config)
-    work = replace(workload_of(config, shape), curvature=False)  # which few steps measure
+    work = replace(workload_of(config, shape), curvature=False)  # few steps measure curvature
     work = replace(work, sequence=sequence) if sequence else work
     if config.model.stream == "host" and device.host is not None:
         work = replace(work, stream="host")
@@ -75,7 +78,7 @@ def step_of(config: RunConfig, device: DeviceProfile, sequence: int = 0) -> Step
 
 
 def _span(seconds: float) -> str:
-    """Return a time in the largest unit of which it has two or more."""
+    """Format a time in the largest unit in which it is at least two."""
     for name, size in (("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {name}"
@@ -86,7 +89,7 @@ def parse_points(text: str) -> float:
     """Return the points of a target such as ``+3``.
 
     Raises:
-        ConfigError: if it is no number above 0.
+        ConfigError: if the text is not a number above 0.
     """
     try:
         points = float(text)
@@ -98,12 +101,12 @@ def parse_points(text: str) -> float:
 
 
 def estimate_target(config: RunConfig, step: StepEstimate, points: float) -> TargetEstimate:
-    """Predict when a federation is some points above zero-shot.
+    """Predict the rounds and seconds until a federation's accuracy is some points above zero-shot.
 
     Args:
         config: settings of the run.
         step: predicted step of a client's device.
-        points: points of accuracy.
+        points: percentage points of accuracy.
 
     Raises:
         ConfigError: if no measured run gained that much.
@@ -141,7 +144,10 @@ def _check_measured(points: float, most: float, what: str) -> None:
 
 
 def _passes_until(points: float) -> tuple[int, int]:
-    """Return the passes until a gain, between measured ones on a logarithmic scale."""
+    """Return the lowest and the highest number of passes needed for a gain.
+
+    Both are interpolated between measurements on a logarithmic scale.
+    """
     known = sorted(PASSES)
     below = max((each for each in known if each <= points), default=known[0])
     above = min((each for each in known if each >= points), default=known[-1])
@@ -152,5 +158,5 @@ def _passes_until(points: float) -> tuple[int, int]:
 
 
 def _rows(work: Workload, batch: int) -> int:
-    """Return the passes of one example that a step takes."""
+    """Return the number of passes that a step takes per example."""
     return batch * sum(rows * passes for rows, passes in work.passes) // work.batch

@@ -1,4 +1,4 @@
-"""The state of a board's clocks and memory, read from its files."""
+"""The state of a board's clocks and memory, read from the kernel's files."""
 
 import contextlib
 from pathlib import Path
@@ -10,7 +10,7 @@ _PROCESSORS = Path("/proc/cpuinfo")
 _CPUS = "devices/system/cpu/cpufreq/policy*"
 _GPUS = "class/devfreq/*"
 _GPU_NAMES = ("gpu", "gv11b", "ga10b", "gp10b", "gm20b")
-"""Parts of the names of Jetson GPUs among the devices whose clock the kernel changes."""
+"""Substrings of the names of Jetson GPUs among the devices with variable clocks."""
 _DESKTOP = frozenset(
     (
         *("Xorg", "Xwayland", "gnome-shell", "gdm3", "gdm-x-session", "gsd-xsettings", "compiz"),
@@ -21,13 +21,13 @@ _DESKTOP = frozenset(
 
 
 def clocks_are_held(system: Path = _SYSTEM) -> bool | None:
-    """Return whether all clocks are held at their highest, as `jetson_clocks` does.
+    """Return whether all clocks are held at their maximum, as `jetson_clocks` does.
 
     Args:
-        system: root of the kernel's files of devices.
+        system: root of the kernel's device files.
 
     Returns:
-        None if the kernel shows no clock of a CPU.
+        Whether all clocks are held; None if the kernel shows no CPU clock.
     """
     limits = []
     for policy in system.glob(_CPUS):
@@ -40,7 +40,7 @@ def clocks_are_held(system: Path = _SYSTEM) -> bool | None:
 
 
 def zram_bytes(system: Path = _SYSTEM) -> int:
-    """Return the memory that compressed swap in memory (zram) takes, in bytes; 0 without any."""
+    """Return the bytes that compressed swap in memory (zram) takes; 0 if there is none."""
     taken = 0
     for statistics in system.glob("block/zram*/mm_stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -49,7 +49,7 @@ def zram_bytes(system: Path = _SYSTEM) -> int:
 
 
 def desktop_bytes() -> int:
-    """Return the memory that the programs of a desktop do not share with others, in bytes."""
+    """Return the bytes of memory that desktop programs use and do not share."""
     taken = 0
     for process in psutil.process_iter(["name", "memory_info"]):
         memory = process.info["memory_info"]
@@ -59,10 +59,10 @@ def desktop_bytes() -> int:
 
 
 def lacks_atomics(processors: Path = _PROCESSORS) -> bool:
-    """Return whether this is an ARM processor of version 8.0, without instructions for atomics.
+    """Return whether this is an ARMv8.0 processor, which lacks atomic instructions.
 
     Args:
-        processors: the kernel's description of the processors.
+        processors: path of the kernel's description of the processors.
     """
     try:
         lines = processors.read_text().splitlines()

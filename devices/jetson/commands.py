@@ -1,4 +1,4 @@
-"""The command `samara device wheelhouse`: what a board without a network installs."""
+"""The command `samara device wheelhouse`, which collects an installation for offline boards."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,22 +8,22 @@ import typer
 
 def wheelhouse(
     jetpack: Annotated[int, typer.Option(help="The board's JetPack: 6 or 7.")],
-    out: Annotated[Path, typer.Option(help="Folder to be made, for a disk or stick.")],
-    python: Annotated[str, typer.Option(help="Python on the board.")] = "3.12",
+    out: Annotated[Path, typer.Option(help="New folder, for example on a USB stick.")],
+    python: Annotated[str, typer.Option(help="Python version on the board.")] = "3.12",
     source: Annotated[
         str, typer.Option("--from", help="Checkout, wheel, or samara-fl; default: this Samara's.")
     ] = "",
     torch_index: Annotated[
-        str, typer.Option(help="The one index that torch is asked for; default by JetPack.")
+        str, typer.Option(help="Package index for torch; default: the JetPack's.")
     ] = "",
     torch_wheel: Annotated[
-        str, typer.Option(help="Address of a wheel of torch, with --sha256, in place of an index.")
+        str, typer.Option(help="URL of a torch wheel, with --sha256, instead of an index.")
     ] = "",
     sha256: Annotated[str, typer.Option(help="Checksum of --torch-wheel, 64 hex digits.")] = "",
 ) -> None:
     """Make a folder from which a Jetson board installs Samara without a network.
 
-    The same command goes on after an interruption. On the board: sudo DIR/install.sh
+    The same command continues after an interruption. On the board: sudo DIR/install.sh
 
     Example: samara device wheelhouse --jetpack 7 --out /media/stick/samara
     """
@@ -46,7 +46,7 @@ def wheelhouse(
     request = Request(jetpack, out, python, source or installed_source(), torch_index, chosen)
     request.check()
     with TemporaryDirectory() as work:
-        typer.echo("asking the package indexes what the board needs")
+        typer.echo("asking the package indexes for the board's packages")
         plan = make_plan(request, Path(work))
         typer.echo(
             f"torch {plan.version_of('torch')} and {len(plan.files) - 1} more files, "

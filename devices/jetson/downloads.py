@@ -1,4 +1,4 @@
-"""Files from the network: their sizes, and fetching them so that an interruption costs little."""
+"""Downloads of remote files that survive interruption, and the files' sizes."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -8,23 +8,23 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from samara.shared.blob_store import blob_hash
 from samara.shared.errors import DeviceError
+from samara.shared.storage.blob_store import blob_hash
 
 PARTIAL = ".part"
-"""The suffix of files of which more is to be fetched."""
+"""Suffix of partially downloaded files."""
 _TRIES = 5
 _CONNECT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that can be fetched.
+    """A file that can be downloaded.
 
     Attributes:
-        url: address, without the part after ``#``.
-        sha256: its checksum, 64 hex digits; empty if nobody states one.
-        size: bytes; None if nobody states them.
+        url: address, without a fragment after ``#``.
+        sha256: checksum, 64 hex digits; empty if none is stated.
+        size: bytes; None if not stated.
     """
 
     url: str
@@ -33,17 +33,18 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the address, decoded."""
+        """The last part of the address, with URL encoding removed."""
         return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
 
 
 def with_sizes(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Return the files with their sizes, after a request to each of their hosts.
+    """Return the files with their sizes, after asking each host.
 
     Raises:
-        DeviceError: if a host does not answer, or does not say how large a file is.
+        DeviceError: if a host does not answer, or does not state a file's size.
     """
-    sized, hosts = [], set[str]()
+    sized = []
+    hosts = set[str]()
     with _connect() as client:
         for file in files:
             host = urlsplit(file.url).netloc
@@ -54,18 +55,18 @@ def with_sizes(files: Iterable[RemoteFile]) -> list[RemoteFile]:
 
 
 def fetch(file: RemoteFile, target: Path, advance: Callable[[int], None]) -> str:
-    """Fetch a file to a path, unless it is there; return its SHA-256.
+    """Download a file to a path, unless the path exists; return the file's SHA-256.
 
-    What an earlier call has fetched of it is not fetched again.
+    Bytes that an earlier call has downloaded are not requested again.
 
     Args:
-        file: the file.
-        target: path; the file is there only when it is whole and has its checksum.
-        advance: called with the number of bytes that have come.
+        file: file to download.
+        target: destination, which exists only once the file is complete and matches its checksum.
+        advance: function that is called with the number of bytes received.
 
     Raises:
-        DeviceError: if it cannot be fetched, or has another checksum.
-        OSError: if it cannot be written.
+        DeviceError: if the file cannot be downloaded, or has another checksum.
+        OSError: if the file cannot be written.
     """
     if target.exists():
         digest = blob_hash(target).hex()
@@ -90,17 +91,18 @@ def fetch(file: RemoteFile, target: Path, advance: Callable[[int], None]) -> str
                 if attempt == _TRIES - 1:
                     raise DeviceError(
                         f"{file.url} cannot be fetched: {error or type(error).__name__}; the same "
-                        "command goes on where it stopped"
+                        "command continues where it stopped"
                     ) from error
-    digest, size = blob_hash(partial).hex(), partial.stat().st_size
+    digest = blob_hash(partial).hex()
+    size = partial.stat().st_size
     if size != (file.size or size):
         partial.unlink()
-        raise DeviceError(f"{file.url} has {size:,} bytes, and not {file.size:,}; try again")
+        raise DeviceError(f"{file.url} has {size:,} bytes instead of {file.size:,}; try again")
     if file.sha256 and digest != file.sha256:
         partial.unlink()
         raise DeviceError(
-            f"{file.url} has SHA-256 {digest}, and not {file.sha256}; it is deleted. Try again, "
-            "and if it is so again, do not use this index"
+            f"{file.url} has SHA-256 {digest} instead of {file.sha256} and was deleted. Try again; "
+            "if the hash is wrong again, do not use this index"
         )
     os.replace(partial, target)
     return digest
@@ -109,7 +111,7 @@ def fetch(file: RemoteFile, target: Path, advance: Callable[[int], None]) -> str
 def _fetch_rest(
     client: httpx.Client, file: RemoteFile, partial: Path, advance: Callable[[int], None]
 ) -> None:
-    """Append to a file what it lacks of a remote one, or begin anew if the server cannot.
+    """Append the missing bytes to a partial file, or start over if the server cannot resume.
 
     Raises:
         httpx.HTTPError: if the connection breaks, or the server refuses.
@@ -120,7 +122,7 @@ def _fetch_rest(
     headers = {"Range": f"bytes={have}-"} if have else {}
     with client.stream("GET", file.url, headers=headers) as response:
         if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing is lacking; the checksum decides
+            return  # nothing is missing; the checksum decides
         response.raise_for_status()
         if have and response.status_code != httpx.codes.PARTIAL_CONTENT:
             partial.unlink()
@@ -155,7 +157,7 @@ def _ask_size(client: httpx.Client, file: RemoteFile) -> RemoteFile:
 
 def _connect() -> httpx.Client:
     timeout = httpx.Timeout(60.0, connect=_CONNECT_SECONDS)
-    # Wheels are compressed already; an encoding on the way would count other bytes.
+    # Wheels are already compressed; a transfer encoding would change the byte counts.
     return httpx.Client(
         follow_redirects=True, timeout=timeout, headers={"Accept-Encoding": "identity"}
     )

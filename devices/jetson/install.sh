@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install Samara on a Jetson with JetPack 6 or 7. Not yet run on a board: docs/guides/jetson.md says
-# what has been tried, and has the sources of what is said here of JetPacks and wheels.
+# Install Samara on a Jetson with JetPack 6 or 7. Not yet run on a board: docs/guides/jetson.md lists
+# the tests so far, and the sources for the statements about JetPacks and wheels below.
 set -euo pipefail
 
 usage() {
@@ -36,7 +36,7 @@ die() {
     exit 1
 }
 say() { echo "install.sh: $*"; }
-# Everything that changes something goes through this.
+# Run a command that changes the system; all of them go through this.
 run() {
     echo "+ $*"
     [[ -n "$dry" ]] || "$@"
@@ -130,9 +130,9 @@ fi
 
 run mkdir -p "$prefix"
 [[ -n "$dry" ]] || touch "$marker"
-# uv brings a Python where the JetPack's is too old, and keeps what it has fetched until all is done.
+# uv installs a Python if the JetPack's is too old, and keeps its downloads until everything is done.
 export UV_PYTHON_INSTALL_DIR="$prefix/python" UV_CACHE_DIR="$prefix/cache" UV_NO_CONFIG=1
-# Where torch is asked for, and where the rest.
+# Package indexes for torch, and for everything else.
 from_torch_index=(--default-index "$torch_index") from_package_index=()
 if [[ -n "$wheelhouse" ]]; then
     PATH="$prefix/bin:$PATH"
@@ -143,7 +143,7 @@ if [[ -n "$wheelhouse" ]]; then
     from_package_index=(--offline --no-index --find-links "$wheelhouse/wheels")
     from_torch_index=("${from_package_index[@]}")
     torch_index="$wheelhouse, which has torch $(fact torch)"
-    # uv compares the archive of a Python with a checksum of its own.
+    # uv verifies a Python's archive by its built-in checksum.
     export UV_PYTHON_INSTALL_MIRROR="file://$wheelhouse/python"
 else
     PATH="$PATH:$prefix/bin"
@@ -162,7 +162,7 @@ version_of() { # DISTRIBUTION: its version in the environment, or nothing
     "$interpreter" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$1" 2>/dev/null || true
 }
 
-# torch comes from one place alone. (uv asks an --extra-index-url before the --index-url: with the
+# torch comes from a single index. (uv asks an --extra-index-url before the --index-url: with the
 # package index as the extra one, torch would be the index's, which finds no GPU on JetPack 6.)
 asked="${torch_wheel:-$torch_index} $sha256"
 if [[ "$(cat "$prefix/torch-from" 2>/dev/null)" != "$asked" || -z "$(version_of torch)" ]]; then
@@ -183,7 +183,7 @@ if [[ "$(cat "$prefix/torch-from" 2>/dev/null)" != "$asked" || -z "$(version_of 
     fi
     echo "$asked" | write "$prefix/torch-from"
 fi
-# Samara, and what torch needs, from the package index; torch itself stays as it is.
+# Samara and torch's dependencies come from the package index; torch itself stays unchanged.
 if [[ -n "$dry" ]]; then torch="as installed"; else torch="$(version_of torch)"; fi
 echo "torch==$torch" | write "$prefix/constraints.txt"
 pip_install "${from_package_index[@]}" --constraint "$prefix/constraints.txt" "$source_of_samara" \
@@ -233,7 +233,7 @@ if [[ -n "$bitsandbytes" && "$(cat "$prefix/bitsandbytes-from" 2>/dev/null)" != 
     echo "$bitsandbytes $torch" | write "$prefix/bitsandbytes-from"
 fi
 
-# The library has to be of the version of the system's service. Without it the kernel is asked.
+# The library must match the version of the system's service. Without it, the kernel's files are read.
 if command -v jtop >/dev/null; then
     jtop="$(jtop --version | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1)"
     [[ -n "$jtop" && "$(version_of jetson-stats)" == "$jtop" ]] \

@@ -1,8 +1,9 @@
 """The power mode of a Jetson board, read and set by NVIDIA's tool nvpmodel.
 
-Setting it needs root; without it the tool is run by ``sudo -n``, which asks for nothing. A mode is
-set only on the owner's word, and the one before is restored, after a crash at the next start.
-A service that may gain no rights sets none: there systemd sets the mode (docs/guides/jetson.md).
+Setting the mode needs root; other users run the tool with ``sudo -n``, which never prompts. A mode
+is set only at the owner's request. The previous mode is restored afterwards, or at the next start
+after a crash. A service that may not gain privileges cannot set a mode: there, systemd sets it
+(docs/guides/jetson.md).
 """
 
 import logging
@@ -15,28 +16,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 log = logging.getLogger("samara.device")
 
 MODES_FILE = Path("/etc/nvpmodel.conf")
 BEFORE_FILE = "power-mode.before"
-"""Name of the file in a client's folder with the mode that is to be restored."""
+"""Name of the file in a client's folder with the mode to restore."""
 _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTILINE)
 _WATTS = re.compile(r"(\d+)W")
 _SECONDS = 30.0
 _NO_NEW_RIGHTS = "NoNewPrivs:\t1"
-"""Line in the status of a Linux process that may gain no rights, not even by sudo."""
+"""Status line of a Linux process that may not gain privileges, not even through sudo."""
 
 
 def read_power_modes(file: Path | None = None) -> dict[str, int]:
-    """Return the board's power modes: their ids by name.
+    """Return the ids of the board's power modes by name.
 
     Args:
         file: configuration of nvpmodel; by default the system's.
 
     Raises:
-        DeviceError: if the file is missing or names no mode, as on a machine that is no Jetson.
+        DeviceError: if the file is missing or names no mode, for example on a machine other than a
+            Jetson.
     """
     file = file or MODES_FILE
     try:
@@ -47,14 +49,14 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
             "it out"
         ) from error
     if not modes:
-        raise DeviceError(f"owner.power-mode: {file} names no power mode; leave it out")
+        raise DeviceError(f"owner.power-mode: {file} names no power mode; leave the setting out")
     return modes
 
 
 def fastest_power_mode(modes: Mapping[str, int]) -> str:
-    """Return the name of the fastest of a board's modes; empty if there is none.
+    """Return the name of a board's fastest mode; empty if there is none.
 
-    The ids say nothing of it: 0 is MAXN on many boards, and 15W on an Orin Nano.
+    The id of a mode does not show its speed: 0 is MAXN on many boards, but 15W on an Orin Nano.
     """
     unlimited = sorted((name for name in modes if name.startswith("MAXN")), key=len)
     limited = {name: int(match[1]) for name in modes if (match := _WATTS.search(name))}
@@ -62,12 +64,12 @@ def fastest_power_mode(modes: Mapping[str, int]) -> str:
 
 
 def check_power_mode(name: str) -> str:
-    """Return the name of a power mode if this process may set it, or nothing for nothing.
+    """Return the name of a power mode if this process may set it; an empty name is always valid.
 
     Raises:
         ConfigError: if the board has no such mode.
-        DeviceError: if the board's modes cannot be read, nvpmodel is not installed, or this
-            process is not root and may not become it.
+        DeviceError: if the board's modes cannot be read, if nvpmodel is not installed, or if this
+            process neither is root nor may become root.
     """
     if not name:
         return name
@@ -78,9 +80,9 @@ def check_power_mode(name: str) -> str:
         raise DeviceError("owner.power-mode: nvpmodel is not installed; leave it out")
     if os.geteuid() and _may_not_gain_rights() and name != read_power_mode():
         raise DeviceError(
-            "owner.power-mode: setting a mode needs root, and this process may not gain rights "
-            "(NoNewPrivileges in its systemd unit); leave it out, and have systemd set the "
-            "mode (docs/guides/jetson.md, Power mode)"
+            "owner.power-mode: setting a mode needs root, and this process may not gain "
+            "privileges (NoNewPrivileges in its systemd unit); leave it out, and have systemd set "
+            "the mode (docs/guides/jetson.md, Power mode)"
         )
     return name
 
@@ -89,14 +91,14 @@ def check_power_mode(name: str) -> str:
 def in_power_mode(name: str, folder: Path) -> Iterator[None]:
     """Put the board into a power mode for the duration of a block.
 
-    What an earlier block has not restored, because it was killed, is restored first.
+    If an earlier block was killed before restoring the previous mode, that mode is restored first.
 
     Args:
-        name: name of the mode; empty leaves the board as it is.
-        folder: folder in which the mode before is kept meanwhile.
+        name: name of the mode; empty leaves the board unchanged.
+        folder: folder that stores the previous mode during the block.
 
     Raises:
-        DeviceError: if the mode cannot be set; the one before is then restored.
+        DeviceError: if the mode cannot be set; the previous mode is then restored.
     """
     before = folder / BEFORE_FILE
     _restore(before)
@@ -113,12 +115,12 @@ def in_power_mode(name: str, folder: Path) -> Iterator[None]:
 
 
 def read_power_mode() -> str:
-    """Return the name of the power mode; empty if nvpmodel does not say it."""
+    """Return the name of the power mode; empty if nvpmodel does not report it."""
     return parse_power_mode(_run("-q"))
 
 
 def parse_power_mode(output: str) -> str:
-    """Return the mode's name in the output of ``nvpmodel -q``; empty if missing."""
+    """Return the mode's name from the output of ``nvpmodel -q``; empty if missing."""
     for line in output.splitlines():
         _, mark, name = line.partition("Power Mode:")
         if mark:
@@ -127,13 +129,15 @@ def parse_power_mode(output: str) -> str:
 
 
 def _keep_mode(file: Path) -> None:
-    """Write the present mode to a file.
+    """Write the current mode to a file.
 
     Raises:
-        DeviceError: if it cannot be read, and so could not be restored, or not be written.
+        DeviceError: if the mode cannot be read, or the file cannot be written.
     """
     if not (mode := read_power_mode()):
-        raise DeviceError("owner.power-mode: nvpmodel does not say the present mode; leave it out")
+        raise DeviceError(
+            "owner.power-mode: nvpmodel does not report the current mode; leave it out"
+        )
     try:
         write_durably(file, mode.encode())
     except OSError as error:
@@ -141,7 +145,9 @@ def _keep_mode(file: Path) -> None:
 
 
 def _restore(file: Path) -> None:
-    """Set the mode that a file names, and delete the file; a failure is logged, and it stays."""
+    """Set the mode stored in a file, and delete the file; on failure, log a warning and keep the
+    file.
+    """
     try:
         mode = file.read_text()
         _set_power_mode(mode)
@@ -159,7 +165,7 @@ def _set_power_mode(name: str) -> None:
     """Set a mode.
 
     Raises:
-        DeviceError: if the board has no such mode, or did not take it.
+        DeviceError: if the board has no such mode, or does not switch to it.
     """
     number = read_power_modes().get(name)
     if number is None:
@@ -177,7 +183,7 @@ def _set_power_mode(name: str) -> None:
 def _may_not_gain_rights() -> bool:
     try:
         return _NO_NEW_RIGHTS in Path("/proc/self/status").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return False
 
 
@@ -187,7 +193,9 @@ def _program() -> str | None:
 
 
 def _run(*arguments: str, with_root: bool = False) -> str:
-    """Return what nvpmodel prints; nothing if it cannot be run. A question is answered by no."""
+    """Return the output of nvpmodel; empty if it cannot be run. Its prompts are answered
+    with no.
+    """
     if (program := _program()) is None:
         return ""
     sudo = ["sudo", "-n"] if with_root and os.geteuid() else []

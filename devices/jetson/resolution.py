@@ -1,7 +1,7 @@
 """The wheels that a board installs, found by uv for its processor, system and Python.
 
-The machine that asks is another one than the board, so that the markers of a requirement are
-evaluated for the board: uv does that, pip does not.
+The wheels are resolved on another machine than the board. A requirement's markers must therefore be
+evaluated for the board, which uv can do and pip cannot.
 """
 
 import json
@@ -23,16 +23,16 @@ from samara.devices.jetson.downloads import RemoteFile
 from samara.shared.errors import ConfigError, DeviceError
 
 _OLDEST_GLIBC = 17
-"""The glibc 2.17 of the oldest tag that uv and pip know for this processor."""
+"""Minor version of the glibc (2.17) in the oldest tag that uv and pip know for this processor."""
 
 
 class JetPack(NamedTuple):
-    """The parts of a JetPack that decide on wheels.
+    """The properties of a JetPack that determine wheels.
 
     Attributes:
-        python: version of its Python.
-        glibc: minor version of its glibc 2.
-        torch_index: package index that is asked for torch.
+        python: version of the JetPack's Python.
+        glibc: minor version of the JetPack's glibc 2.
+        torch_index: package index for torch.
     """
 
     python: str
@@ -44,7 +44,7 @@ JETPACKS = {
     6: JetPack("3.10", 35, "https://pypi.jetson-ai-lab.io/jp6/cu126"),
     7: JetPack("3.12", 39, "https://download.pytorch.org/whl/cu130"),
 }
-"""The JetPacks that `install.sh` installs on: Ubuntu 22.04 and 24.04."""
+"""The JetPacks that `install.sh` supports: Ubuntu 22.04 and 24.04."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Resolver:
 
     Attributes:
         jetpack: the board's JetPack.
-        python: version of the Python that the board installs into, such as 3.12.
+        python: version of the board's Python, such as 3.12.
     """
 
     jetpack: JetPack
@@ -62,23 +62,24 @@ class Resolver:
     def resolve(
         self, requirements: Sequence[str], index: str = "", alone: bool = False
     ) -> dict[str, RemoteFile]:
-        """Return the wheel of each distribution that the requirements need, by name.
+        """Return the wheels that satisfy the requirements, by name of the distribution.
 
-        A wheel on this machine is left out.
+        Requirements that are wheels on this machine are left out of the result.
 
         Args:
-            requirements: requirements as pip has them, or paths of wheels.
-            index: package index; by default the one that uv is configured with.
-            alone: whether what the requirements need in turn is left out.
+            requirements: requirements in pip's format, or paths of wheels.
+            index: package index; by default uv's configured index.
+            alone: whether to leave out dependencies of the requirements.
 
         Raises:
-            DeviceError: if there is no such wheel, or an index does not answer; the message is
-                uv's.
+            DeviceError: if there is no such wheel, or an index does not answer; the message comes
+                from uv.
         """
         options = ["--no-deps"] if alone else []
         options += ["--default-index", index] if index else []
         with tempfile.TemporaryDirectory() as folder:
-            asked, found = Path(folder, "requirements.in"), Path(folder, "pylock.toml")
+            asked = Path(folder, "requirements.in")
+            found = Path(folder, "pylock.toml")
             asked.write_text("".join(f"{line}\n" for line in requirements))
             run_uv(
                 *("pip", "compile", str(asked), "--output-file", str(found), "--quiet"),
@@ -91,7 +92,7 @@ class Resolver:
         return {name: wheel for name, wheel in wheels.items() if wheel is not None}
 
     def find_python(self) -> RemoteFile:
-        """Return the archive of the Python, as uv installs it.
+        """Return the archive of the Python that uv would install.
 
         Raises:
             DeviceError: if uv knows no such Python.
@@ -107,7 +108,9 @@ class Resolver:
         raise DeviceError(f"uv has no Python {self.python} for this processor; give another")
 
     def _choose(self, package: dict[str, Any]) -> RemoteFile | None:
-        """Return the wheel that the board's installer would choose; None for a file from here."""
+        """Return the wheel that the board's installer would choose; None for a file on this
+        machine.
+        """
         if archive := package.get("archive"):
             return _remote(archive) if "url" in archive else None
         ranks = {tag: rank for rank, tag in enumerate(self._tags())}
@@ -129,7 +132,8 @@ class Resolver:
         newest = self.jetpack.glibc
         platforms = [f"manylinux_2_{n}_aarch64" for n in range(newest, _OLDEST_GLIBC - 1, -1)]
         platforms += ["manylinux2014_aarch64", "linux_aarch64"]
-        version, interpreter = (major, minor), f"cp{major}{minor}"
+        version = (major, minor)
+        interpreter = f"cp{major}{minor}"
         return [
             *cpython_tags(version, platforms=platforms),
             *compatible_tags(version, interpreter, platforms),
@@ -141,14 +145,12 @@ def run_uv(*arguments: str) -> str:
 
     Raises:
         ConfigError: if uv is not installed.
-        DeviceError: if it fails; the message is its own.
+        DeviceError: if uv fails; the message comes from uv.
     """
     beside = Path(sys.executable).with_name("uv")
     program = str(beside) if beside.exists() else shutil.which("uv")
     if program is None:
-        raise ConfigError(
-            "uv is missing, which finds the wheels of another machine; pip install uv"
-        )
+        raise ConfigError("uv is missing, which finds wheels for other machines; pip install uv")
     ended = subprocess.run(
         [program, *arguments],
         env=os.environ | {"UV_NO_CONFIG": "1"},

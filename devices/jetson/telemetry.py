@@ -1,4 +1,4 @@
-"""The machine's temperature, power, load and network, read from jetson-stats if installed."""
+"""The machine's temperature, power, load and network; from jetson-stats if it is installed."""
 
 import os
 import platform
@@ -13,12 +13,14 @@ import psutil
 
 _RELEASE_FILE = Path("/etc/nv_tegra_release")
 _KERNEL = "tegra"
-"""Part of the name of the kernels of Jetson boards, such as 5.15.148-tegra."""
+"""Substring of the kernel names of Jetson boards, such as 5.15.148-tegra."""
 _POWERCAP = Path("/sys/class/powercap")
 _METERED_SECONDS = 30.0
-"""Seconds after which the network connection is looked at again."""
+"""Seconds after which the network connection is checked again."""
 _IS_METERED = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
-"""NetworkManager's NMMetered, as busctl prints it: yes, no, and both guessed; 0 is unknown."""
+"""Values of NetworkManager's NMMetered as printed by busctl: yes, no, guessed yes and guessed no;
+another value means unknown.
+"""
 _METERED_COMMAND = (
     *("busctl", "get-property", "org.freedesktop.NetworkManager"),
     *("/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered"),
@@ -30,12 +32,12 @@ class Reading:
     """A reading of the machine's sensors; values that cannot be read are None.
 
     Attributes:
-        temperature: temperature of the hottest sensor, °C.
+        temperature: temperature of the hottest sensor in °C.
         on_mains: whether the machine is on mains power.
-        load: load of the CPU by other processes than this one, in percent of all cores; with
-            jetson-stats that of the GPU if it is higher and this process does not use it.
-        watts: power drawn by the board, or by the processor packages alone.
-        power_mode: nvpmodel's name of the power mode.
+        load: load of the CPU by other processes, in percent of all cores; with jetson-stats, the
+            GPU's load if that is higher and this process does not use the GPU.
+        watts: power draw in watts of the board, or of the processor packages alone.
+        power_mode: name of the power mode in nvpmodel.
         battery: charge of the battery in percent.
         metered: whether the network connection is metered.
     """
@@ -51,13 +53,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Counters:
-    """Counters whose growth between two readings is a load or a power.
+    """Counters whose increase between two readings gives a load or a power.
 
     Attributes:
         time: monotonic seconds.
-        busy: seconds that all cores worked.
-        own: seconds that this process worked.
-        joules: energy of the processor packages; None if it cannot be read.
+        busy: busy seconds, summed over all cores.
+        own: processor seconds of this process.
+        joules: energy of the processor packages; None if unreadable.
     """
 
     time: float
@@ -67,23 +69,26 @@ class _Counters:
 
     @classmethod
     def read(cls) -> "_Counters":
-        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        times = psutil.cpu_times()
+        own = psutil.Process().cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # guests' time is part of the users'
+        # guest time is included in user time
         guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         busy = sum(times) - idle - guests
         return cls(time.monotonic(), busy, own.user + own.system, _package_joules())
 
     def load_since(self, before: "_Counters") -> float | None:
-        """Return the load by other processes, in percent of all cores; None after no time."""
+        """Return the load by other processes in percent of all cores; None if no time has
+        passed.
+        """
         seconds = (self.time - before.time) * (os.cpu_count() or 1)
         others = (self.busy - before.busy) - (self.own - before.own)
         return min(100.0, max(0.0, 100 * others / seconds)) if seconds > 0 else None
 
     def watts_since(self, before: "_Counters") -> float | None:
-        """Return the power of the processor packages; None if it cannot be read."""
+        """Return the power of the processor packages in watts; None if unreadable."""
         if self.joules is None or before.joules is None or self.joules < before.joules:
-            return None  # the counters begin again at 0 from time to time
+            return None  # the counters wrap around from time to time
         seconds = self.time - before.time
         return (self.joules - before.joules) / seconds if seconds > 0 else None
 
@@ -97,25 +102,28 @@ def _battery() -> Any:
 
 
 class Sensors:
-    """Reads the sensors again and again; load and power are means since the reading before.
+    """Reads the sensors repeatedly; load and power are means since the previous reading.
 
     Args:
-        uses_gpu: whether this process works on the GPU, so that its load says nothing of others.
+        uses_gpu: whether this process works on the GPU; the GPU's load is then not counted as load
+            by other processes.
         reads_network: whether to find out if the network connection is metered.
     """
 
     def __init__(self, uses_gpu: bool = False, reads_network: bool = False) -> None:
-        self._uses_gpu, self._reads_network = uses_gpu, reads_network
+        self._uses_gpu = uses_gpu
+        self._reads_network = reads_network
         self._counters = _Counters.read()
         self._network_time = -_METERED_SECONDS
         self._metered: bool | None = None
 
     def read(self) -> Reading:
-        """Read the sensors; with jetson-stats it takes about a second."""
+        """Read the sensors. With jetson-stats this takes about a second."""
         sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
         celsius = [entry.current for entries in sensors.values() for entry in entries]
         battery = _battery()
-        before, self._counters = self._counters, _Counters.read()
+        before = self._counters
+        self._counters = _Counters.read()
         reading = Reading(
             temperature=max(celsius, default=None),
             on_mains=battery.power_plugged if battery else True,
@@ -136,13 +144,13 @@ class Sensors:
 def is_jetson() -> bool:
     """Return whether this machine is a Jetson board.
 
-    In a container the release file is missing, unless it is mounted; the kernel is the board's.
+    In a container the release file may be missing, but the kernel is the board's.
     """
     return _RELEASE_FILE.exists() or _KERNEL in platform.release()
 
 
 def _output_of(command: Sequence[str]) -> str:
-    """Return what a command prints; nothing if it cannot be run."""
+    """Return the output of a command; empty if it cannot be run."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -151,7 +159,9 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def _package_joules() -> float | None:
-    """Return the energy counters of all processor packages (RAPL), which may be for root only."""
+    """Return the energy counters of all processor packages (RAPL), which only root may be able to
+    read.
+    """
     try:
         files = [
             zone / "energy_uj"
@@ -165,7 +175,7 @@ def _package_joules() -> float | None:
 
 
 def _with_jetson_stats(reading: Reading, uses_gpu: bool) -> Reading:
-    """Return the reading with jetson-stats' values, if its service runs."""
+    """Return the reading with values from jetson-stats, if its service runs."""
     try:
         from jtop import jtop
     except ImportError:
@@ -183,5 +193,5 @@ def _with_jetson_stats(reading: Reading, uses_gpu: bool) -> Reading:
                 watts=board.power["tot"]["power"] / 1000,
                 power_mode=str(board.nvpmodel) if board.nvpmodel else None,
             )
-    except Exception:  # any error of the service's version or state: psutil's values remain
+    except Exception:  # the service may fail in any version or state; psutil's values remain
         return reading

@@ -1,10 +1,10 @@
 """A folder from which a board installs Samara without a network, made on another machine.
 
-DIR/install.sh         the installer, with the unit that it needs: `sudo DIR/install.sh`
-DIR/wheels/            one wheel of each distribution: torch, Samara, what they need, uv
-DIR/python/BUILD/      the archive of a Python, where the board's own is another one
-DIR/wheelhouse.toml    for which board it is, and where each file is from
-DIR/SHA256SUMS         checksums of all of these, written last; without it a wheelhouse is not whole
+DIR/install.sh         the installer, with its systemd unit: `sudo DIR/install.sh`
+DIR/wheels/            one wheel per distribution: torch, Samara, their dependencies, uv
+DIR/python/BUILD/      the archive of a Python, if the board has another version
+DIR/wheelhouse.toml    the target board, and the source of each file
+DIR/SHA256SUMS         checksums of all files, written last; without it, a wheelhouse is incomplete
 """
 
 import json
@@ -25,29 +25,29 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from samara.devices.jetson.downloads import PARTIAL, RemoteFile, fetch, with_sizes
 from samara.devices.jetson.resolution import JETPACKS, Resolver, run_uv
 from samara.shared import DISTRIBUTION
-from samara.shared.blob_store import blob_hash
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.files import write_durably
+from samara.shared.storage.blob_store import blob_hash
+from samara.shared.storage.files import write_durably
 
 CHECKSUMS = "SHA256SUMS"
 _FACTS = "wheelhouse.toml"
 _INSTALLER = ("install.sh", "samara-client@.service")
 _LEAST_TORCH = "torch>=2.6"
 _MARGIN = 64 * 2**20
-"""Bytes that stay free on the disk."""
+"""Bytes of disk space to leave free."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The contents that a wheelhouse is to have.
+    """The requested contents of a wheelhouse.
 
     Attributes:
         jetpack: major version of the board's JetPack.
-        out: the folder.
-        python: version of the Python on the board.
+        out: folder of the wheelhouse.
+        python: version of the board's Python.
         samara: a checkout, a wheel, or a requirement such as samara-fl==0.1.0.
-        torch_index: the one index that torch is asked for; empty is the JetPack's.
-        torch_wheel: a wheel of torch in place of an index, with its checksum.
+        torch_index: package index for torch; empty means the JetPack's.
+        torch_wheel: a torch wheel with its checksum, in place of an index.
     """
 
     jetpack: int
@@ -58,7 +58,7 @@ class Request:
     torch_wheel: RemoteFile | None = None
 
     def check(self) -> None:
-        """Check what can be checked without a network.
+        """Validate the request as far as possible without a network.
 
         Raises:
             ConfigError: if the request cannot be carried out.
@@ -66,7 +66,7 @@ class Request:
         if self.jetpack not in JETPACKS:
             known = " and ".join(map(str, JETPACKS))
             raise ConfigError(f"--jetpack {self.jetpack}: wheelhouses are for JetPack {known}")
-        if not re.fullmatch(r"3\.[0-9]+", self.python) or _minor(self.python) < 11:
+        if not re.fullmatch(r"3\.[0-9]+", self.python) or int(self.python.removeprefix("3.")) < 11:
             raise ConfigError(f"--python {self.python}: a version like 3.12, not before 3.11")
         wheel = self.torch_wheel
         if wheel and not re.fullmatch("[0-9a-f]{64}", wheel.sha256):
@@ -77,7 +77,7 @@ class Request:
             raise ConfigError(f"--out {self.out} is a file; give a folder")
         if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / _FACTS).exists():
             raise ConfigError(
-                f"--out {self.out} has files in it and is no wheelhouse; give another"
+                f"--out {self.out} contains files and is not a wheelhouse; give another folder"
             )
 
 
@@ -86,10 +86,10 @@ class Plan:
     """The files of a wheelhouse.
 
     Attributes:
-        request: what was asked for.
-        files: what is fetched, by path in the wheelhouse.
-        own_wheel: Samara's wheel on this machine; None if it is fetched, too.
-        missing: sentences on what no index has, and what follows.
+        request: the request.
+        files: files to download, by path in the wheelhouse.
+        own_wheel: Samara's wheel on this machine; None if it is downloaded too.
+        missing: sentences about files that no index has, and the consequences.
     """
 
     request: Request
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes of the files that are fetched."""
+        """Total bytes of the files to download."""
         return sum(file.size or 0 for file in self.files.values())
 
     def version_of(self, name: str) -> str:
@@ -111,7 +111,7 @@ class Plan:
 
 
 def installed_source() -> str:
-    """Return where this Samara was installed from: a checkout, a wheel, or a requirement."""
+    """Return the origin of the installed Samara: a checkout, a wheel, or a requirement."""
     here = distribution(DISTRIBUTION)
     if origin := here.read_text("direct_url.json"):  # PEP 610
         parts = urlsplit(json.loads(origin)["url"])
@@ -121,11 +121,11 @@ def installed_source() -> str:
 
 
 def make_plan(request: Request, work: Path) -> Plan:
-    """Return the files that a board needs, as the package indexes have them now.
+    """Return the plan of a wheelhouse, according to the current package indexes.
 
     Args:
-        request: what the wheelhouse is to hold.
-        work: folder into which Samara's wheel is built from a checkout.
+        request: requested contents.
+        work: folder in which Samara's wheel is built from a checkout.
 
     Raises:
         ConfigError: if the request cannot be carried out, or uv is missing.
@@ -144,7 +144,9 @@ def make_plan(request: Request, work: Path) -> Plan:
     try:
         wheels = resolver.resolve([ours, pinned, "uv"]) | {"torch": torch}
     except DeviceError as error:
-        raise DeviceError(f"Samara and what it needs are not to be had: {error}") from error
+        raise DeviceError(
+            f"the wheels of Samara or its dependencies cannot be found: {error}"
+        ) from error
     missing = []
     if "triton" not in wheels:
         try:
@@ -163,14 +165,15 @@ def make_plan(request: Request, work: Path) -> Plan:
 
 
 def make_wheelhouse(plan: Plan, advance: Callable[[int], None]) -> None:
-    """Fetch the files of a plan into its folder; what an earlier call has fetched is kept.
+    """Download the files of a plan into its folder; files of an earlier call are kept.
 
     Args:
         plan: the plan.
-        advance: called with the number of bytes that have come.
+        advance: function that is called with the number of bytes received.
 
     Raises:
-        DeviceError: if the disk is too small, or a file cannot be fetched or has another checksum.
+        DeviceError: if the disk is too small, or a file cannot be downloaded or has another
+            checksum.
         OSError: if a file cannot be written.
     """
     out = plan.request.out
@@ -197,10 +200,13 @@ def make_wheelhouse(plan: Plan, advance: Callable[[int], None]) -> None:
 
 
 def _own_wheel(samara: str, work: Path) -> Path | None:
-    """Return a wheel of Samara on this machine; None for a requirement.
+    """Return Samara's wheel, if it is made on this machine.
+
+    If `samara` is the path of a wheel, the result is this path. If it is the path of a checkout, a
+    wheel is built from it. If it is a requirement, such as samara-fl==0.1.0, the result is None.
 
     Raises:
-        ConfigError: if a path holds no Samara.
+        ConfigError: if a path contains no Samara.
         DeviceError: if the wheel cannot be built.
     """
     path = Path(samara).expanduser()
@@ -213,7 +219,7 @@ def _own_wheel(samara: str, work: Path) -> Path | None:
         name = tomllib.loads(project.read_text()).get("project", {}) if project.exists() else {}
         if name.get("name") != DISTRIBUTION:
             raise ConfigError(f"--from {path}: no checkout of {DISTRIBUTION}")
-        # By way of a source distribution, so that nothing of an earlier build gets in.
+        # Build through a source distribution, so that leftovers of earlier builds are excluded.
         run_uv("build", "--quiet", "--out-dir", str(work), str(path.absolute()))
         [path] = work.glob("*.whl")
     try:
@@ -244,7 +250,8 @@ def _check_space(plan: Plan) -> None:
             if target.exists():
                 there += min(target.stat().st_size, file.size or 0)
     above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    need, free = plan.size - there + _MARGIN, shutil.disk_usage(above).free
+    need = plan.size - there + _MARGIN
+    free = shutil.disk_usage(above).free
     if need > free:
         raise DeviceError(
             f"--out {out}: {need / 1e6:,.0f} MB are to be fetched and {free / 1e6:,.0f} MB free; "
@@ -262,7 +269,3 @@ def _facts(plan: Plan) -> dict[str, object]:
         "uv": plan.version_of("uv"),
         "from": {path: file.url for path, file in sorted(plan.files.items())},
     }
-
-
-def _minor(version: str) -> int:
-    return int(version.split(".")[1])

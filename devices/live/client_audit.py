@@ -1,4 +1,4 @@
-"""The answers of a client of this machine, for its owner: tables, and the same as JSON."""
+"""The display of a client's log of answers for its owner, as tables and as JSON."""
 
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -8,22 +8,22 @@ from typing import Any
 
 from rich.table import Table
 
-from samara.client.protocol.answer_log import ANSWERS_FILE, AnswerHistory
-from samara.client.protocol.logged_answers import AnswerTotals, LoggedAnswer
+from samara.client.limits.answer_log import ANSWERS_FILE, AnswerHistory
+from samara.client.limits.logged_answers import AnswerTotals, LoggedAnswer
 
 CLOCK_NOTE = "Times are those of this device's clock, which may be wrong."
 
 
 def describe_history(folder: Path, history: AnswerHistory) -> dict[str, Any]:
-    """Return what a client has answered, for JSON.
+    """Describe a client's answers as JSON values.
 
     Args:
         folder: folder of the client.
-        history: its log.
+        history: log of the client's answers.
 
     Returns:
-        The file; how many of its lines cannot be read; by run, totals and the answers that are
-        still in the file, oldest first; and the totals of all runs.
+        The log's path, the number of unreadable lines, and the totals of all runs together. For
+        each run, its totals and its answers that are still in the file, oldest first.
     """
     runs = [
         _totals(totals)
@@ -39,7 +39,7 @@ def describe_history(folder: Path, history: AnswerHistory) -> dict[str, Any]:
 
 
 def make_tables(history: AnswerHistory) -> list[Table]:
-    """Return a table of the answers of each run, and one of the totals."""
+    """Return one table of answers per run, and one of the totals."""
     tables = []
     for run, totals in history.all_totals.items():
         answers = [one for one in history.answers if one.run == run]
@@ -98,11 +98,11 @@ def _asked(one: LoggedAnswer) -> str:
     if one.asked in ("evaluate", "compare"):
         what = "personal comparison" if one.asked == "compare" else "evaluation"
         return f"{what} on the {one.split} examples"
-    return "a message that is no instruction"
+    return "a message other than an instruction"
 
 
 def _left(one: LoggedAnswer, seen: set[str]) -> str:
-    """Return what left with an answer; nothing new if its key was seen before."""
+    """Describe the content of an answer; of a repeated answer, only the number of bytes."""
     if one.refused:
         return f"refused: {one.refused}"
     if one.key in seen:

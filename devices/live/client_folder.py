@@ -1,4 +1,4 @@
-"""The folder of a client of this machine, and the names of files in it."""
+"""The folder of a client on this machine, and the names of its files."""
 
 import json
 import re
@@ -11,17 +11,17 @@ SETTINGS_FILE = "client.json"
 SOCKET = "trainer.sock"
 """Name of the socket of the client's trainer, while it runs."""
 UP_LOCK = "up.lock"
-"""Name of the lock file of whoever runs the client's trainer: `client up`, `ask` or `serve`."""
+"""Name of the lock file held by whichever command runs the trainer: `up`, `ask` or `serve`."""
 PHONE_LOCK = "phone.lock"
-"""Name of the lock file of whoever runs a phone in the folder: `phone join` or `phone up`."""
+"""Name of the lock file held by the process that runs a phone: `phone join` or `phone up`."""
 TRAINER_LOCK = "trainer.lock"
-"""Name of the lock file of the client's trainer."""
+"""Name of the lock file held by the client's trainer."""
 MOVED_FILE = "moved.json"
-"""Name of the file that a client leaves in its folder when it moves to another device."""
+"""Name of the file left behind when a client moves to another device."""
 JOINED_FILE = "joined.json"
-"""Name of the file that a client has when it has joined a run by an invitation."""
+"""Name of the file written when a client joins a run by an invitation."""
 MESSAGES_FILE = "up.log"
-"""Name of the file with what the client's processes print while its dashboard is drawn."""
+"""Name of the file that holds the output of the client's processes while the dashboard is drawn."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -39,7 +39,7 @@ def check_name(name: str) -> str:
 
 
 def client_folder(name: str, home: Path | None) -> Path:
-    """Return the folder of a client's files: ``--home``, or that of its name.
+    """Return the folder of a client's files: ``--home``, or the default folder for its name.
 
     Raises:
         ConfigError: if the name is invalid, or neither is given.
@@ -50,20 +50,20 @@ def client_folder(name: str, home: Path | None) -> Path:
 
 
 def check_is_no_phones(folder: Path) -> None:
-    """Raise an error if a phone of this machine uses a folder, so that no board can.
+    """Raise an error if the folder belongs to a phone, so that no board uses it.
 
     Raises:
-        DeviceError: if one does, or has.
+        DeviceError: if a phone uses the folder or has used it.
     """
     if (folder / PHONE_LOCK).exists():
         raise DeviceError(f"{folder} is the folder of a phone; take another --name or --home")
 
 
 def check_is_no_boards(folder: Path) -> None:
-    """Raise an error if a board, a client of `samara client`, uses a folder, so that no phone can.
+    """Raise an error if the folder belongs to a board (`samara client`), so that no phone uses it.
 
     Raises:
-        DeviceError: if one does, or has.
+        DeviceError: if a board uses the folder or has used it.
     """
     if (folder / UP_LOCK).exists():
         raise DeviceError(
@@ -72,17 +72,17 @@ def check_is_no_boards(folder: Path) -> None:
 
 
 def check_was_started(folder: Path) -> None:
-    """Raise an error for a folder in which no client was started.
+    """Raise an error if no client was ever started in the folder.
 
     Raises:
-        DeviceError: if there is none of its settings.
+        DeviceError: if the folder has no client settings.
     """
     if not (folder / SETTINGS_FILE).is_file():
         if (folder / JOINED_FILE).is_file():
             raise DeviceError(
-                f"{folder}: this client has joined a run and was never started; the command is the "
-                "last line of `samara client join`: `samara client up` with --model, --data and "
-                "--task"
+                f"{folder}: this client has joined a run but was never started. `samara client "
+                "join` printed the command in its last line: `samara client up` with --model, "
+                "--data and --task"
             )
         raise DeviceError(
             f"{folder}: no client was started here; check --name or --home, or run `samara client "
@@ -91,10 +91,10 @@ def check_was_started(folder: Path) -> None:
 
 
 def check_not_moved(folder: Path) -> None:
-    """Raise an error if the client of a folder has moved to another device.
+    """Raise an error if the folder's client has moved to another device.
 
     Raises:
-        DeviceError: if it has.
+        DeviceError: if the client has moved.
     """
     file = folder / MOVED_FILE
     try:
@@ -106,5 +106,6 @@ def check_not_moved(folder: Path) -> None:
         moved = "to another device"
     raise DeviceError(
         f"{folder}: this client has moved {moved}, and the same client on two devices would answer "
-        f"twice; go on where that file was imported. Only if it never was: delete {file}"
+        "twice; continue where that file was imported. Only if it was never imported, delete "
+        f"{file}"
     )

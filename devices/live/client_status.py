@@ -1,4 +1,4 @@
-"""The status of a client of this machine, read from its files and asked of its trainer."""
+"""The status of a client on this machine, from its files and its trainer."""
 
 import socket
 from collections.abc import Callable
@@ -6,25 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samara.client.limits.answer_log import ANSWERS_FILE, read_answers
+from samara.client.limits.logged_answers import LoggedAnswer
+from samara.client.limits.pass_counts import PassCounts
+from samara.client.limits.privacy_budget import ChargeLog, describe_charges
+from samara.client.limits.scalar_counts import ScalarCounts
+from samara.client.limits.work_costs import WorkCost, WorkCosts
+from samara.client.personal.few_examples import QualityByExamples
 from samara.client.personal.personalizations import describe_personalizations
-from samara.client.protocol.answer_log import ANSWERS_FILE, read_answers
 from samara.client.protocol.joined_runs import JoinedRuns, latest_data_settings
-from samara.client.protocol.logged_answers import LoggedAnswer
-from samara.client.protocol.model_in_use import describe_model_in_use
-from samara.client.protocol.pass_counts import PassCounts
-from samara.client.protocol.privacy_budget import ChargeLog, describe_charges
-from samara.client.protocol.remote_trainer import RemoteTrainer
-from samara.client.protocol.scalar_counts import ScalarCounts
 from samara.client.protocol.scenario_folder import describe_scenarios
 from samara.client.protocol.session_store import decode_session
-from samara.client.protocol.work_costs import WorkCost, WorkCosts
+from samara.client.questions.model_in_use import describe_model_in_use, quality_of_model_in_use
+from samara.client.trainer.remote_trainer import RemoteTrainer
 from samara.client.training.growing_data import DataFacts, GrowingData
-from samara.devices.live.kept_checks import describe_checks
+from samara.devices.live.checks.kept_checks import describe_checks
 from samara.devices.live.pause_log import Pause, read_pauses
 from samara.devices.live.server_contact import describe_contact
 from samara.devices.live.settings import ClientSettings
 from samara.shared.errors import CatchUpError, SamaraError, TrainerError
-from samara.shared.scalar_ratio import ScalarCount
+from samara.shared.privacy.scalar_ratio import ScalarCount
 from samara.shared.tasks.catalog import load_task
 
 NOT_RUNNING = "not running"
@@ -37,12 +38,12 @@ class RunProgress(NamedTuple):
     Attributes:
         run: run id in hex.
         round: last round in the client's state; None without a readable session.
-        digest: digest of that state in hex; empty without one.
-        rounds: number of federated rounds of the whole run; 0 if it is not known here.
-        report: the latest report that was about to leave the device.
-        refusal: the latest answer, if it was a refusal.
-        passes: rows that went through the model.
-        cost: seconds, pauses and energy of the work.
+        digest: digest of the client's state in hex; empty without a readable session.
+        rounds: number of federated rounds of the whole run; 0 if unknown.
+        report: the latest report that the trainer has handed over for sending.
+        refusal: the latest answer if it was a refusal; otherwise None.
+        passes: number of rows that went through the model.
+        cost: seconds of work, seconds of pauses, and energy in the run.
     """
 
     run: str
@@ -62,21 +63,23 @@ class ClientStatus:
     Attributes:
         name: name of the client.
         client: client index.
-        trainer: state of its trainer, in words.
-        wire: what brings the server's messages, and from where, in words.
-        server: sentence on a server that is silent or has finished its run; otherwise empty.
-        checks: lines on the last preflight: how many checks passed, and each that did not.
-        model_in_use: sentence on the model in use; empty if there is no personal one.
-        runs: progress in its runs, the latest last.
+        trainer: description of the trainer's state.
+        wire: description of the connection: SuperNode and server, or stream and gateways.
+        server: sentence about a server that is silent or has finished its run; otherwise empty.
+        checks: lines about the last preflight: the number of passed checks, and each other result.
+        model_in_use: sentence about the model in use; empty if there is no personal model.
+        runs: progress in each run, the latest last.
         personal: rows of `describe_personalizations`.
+        by_examples: quality of the model in use by number of training examples.
         pauses: pauses of the device, the latest last.
-        examples: numbers of its examples; None if they cannot be read.
-        problem: reason why they cannot; otherwise empty.
-        sent: counts of sent scalars, by generation of examples and layout.
+        examples: counts of the client's examples; None if they cannot be read.
+        problem: reason why the examples cannot be read; otherwise empty.
+        sent: counts of sent scalars, by generation of examples and by layout.
         scalar_limit: limit of the scalar ratio; 0 means none.
-        privacy: sentence on what its reports with noise have cost; empty without any or a limit.
-        scenarios: lines on what the operator has signed, and what was refused for it.
-        shares_energy: whether the server is told what each report has cost this device.
+        privacy: sentence about the privacy cost of noised reports; empty if there are none and no
+            limit is set.
+        scenarios: lines about signed scenarios, and instructions refused because of them.
+        shares_energy: whether the client sends the server the round cost of its reports.
     """
 
     name: str
@@ -88,6 +91,7 @@ class ClientStatus:
     model_in_use: str
     runs: tuple[RunProgress, ...]
     personal: tuple[tuple[str, ...], ...]
+    by_examples: tuple[QualityByExamples, ...]
     pauses: tuple[Pause, ...]
     examples: DataFacts | None
     problem: str
@@ -99,19 +103,20 @@ class ClientStatus:
 
 
 class StatusReader:
-    """Reads the status of a client, which need not be running.
+    """Reads the status of a client, whether or not it is running.
 
-    Read again, it reads long files only if they have changed.
+    Long files are read again only after they have changed.
 
     Args:
         folder: folder of the client.
 
     Raises:
-        DeviceError: if the folder is no client's.
+        DeviceError: if the folder is not a client's.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._settings = folder, ClientSettings.read(folder)
+        self._folder = folder
+        self._settings = ClientSettings.read(folder)
         self._read_before: dict[Path, tuple[Any, Any]] = {}
         self._data: GrowingData | None = None
 
@@ -121,7 +126,8 @@ class StatusReader:
         Raises:
             SamaraError: if the counts of scalars or the log of answers cannot be read.
         """
-        folder, settings = self._folder, self._settings
+        folder = self._folder
+        settings = self._settings
         examples, problem = self._read_examples()
         return ClientStatus(
             settings.name,
@@ -133,6 +139,7 @@ class StatusReader:
             describe_model_in_use(folder),
             self._read_runs(),
             tuple(describe_personalizations(folder)),
+            quality_of_model_in_use(folder),
             tuple(read_pauses(folder)),
             examples,
             problem,
@@ -144,14 +151,16 @@ class StatusReader:
         )
 
     def _describe_privacy(self) -> str:
-        charges, limit = ChargeLog(self._folder).read(), self._settings.config.data.epsilon_limit
+        charges = ChargeLog(self._folder).read()
+        limit = self._settings.config.data.epsilon_limit
         return describe_charges(charges, limit) if charges or limit else ""
 
     def _read_runs(self) -> tuple[RunProgress, ...]:
-        """Read the progress in every run that the files know of, in the order of its last use."""
+        """Read the progress in every known run, in order of last use."""
         folder = self._folder
         answers = self._if_changed(folder / ANSWERS_FILE, lambda _: read_answers(folder).answers)
-        passes, costs = PassCounts(folder).read(), WorkCosts(folder).read()
+        passes = PassCounts(folder).read()
+        costs = WorkCosts(folder).read()
         sessions = {file.parent.name: file for file in folder.glob("runs/*/session")}
         last: dict[str, LoggedAnswer] = {}
         reports: dict[str, LoggedAnswer] = {}
@@ -186,8 +195,9 @@ class StatusReader:
             return 0
 
     def _read_examples(self) -> tuple[DataFacts | None, str]:
-        """Read the examples as the client reads them before its next round."""
-        settings, config = self._settings, self._settings.config
+        """Read the examples in the same way as the client does before its next round."""
+        settings = self._settings
+        config = self._settings.config
         try:
             data = latest_data_settings(settings.folder, config)
             if self._data is None:
@@ -200,7 +210,7 @@ class StatusReader:
             return None, str(error)
 
     def _if_changed(self, file: Path, read: Callable[[Path], Any]) -> Any:
-        """Return what a function reads of a file, unread if the file is as it was."""
+        """Return the cached result for a file, or read the file if it has changed."""
         try:
             facts = file.stat()
         except OSError:
@@ -212,7 +222,7 @@ class StatusReader:
 
 
 def _position_and_digest(session: Path) -> tuple[int, str] | None:
-    """Read the round and the digest of a session's file; None if it is damaged or gone."""
+    """Read the round and the digest from a session file; None if it is damaged or gone."""
     try:
         read = decode_session(session.read_bytes())
     except (OSError, CatchUpError):
@@ -239,7 +249,7 @@ def _describe_wire(settings: ClientSettings) -> str:
 
 
 def _is_listened_on(path: Path) -> bool:
-    """Return whether a process listens on a Unix socket; after a crash its file is still there."""
+    """Return whether a process listens on a Unix socket; after a crash, only its file remains."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PATIENCE_SECONDS)
         try:

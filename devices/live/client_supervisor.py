@@ -12,18 +12,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from samara.client.protocol.remote_trainer import RemoteTrainer
-from samara.client.protocol.trainer_socket import address_of
+from samara.client.trainer.remote_trainer import RemoteTrainer
+from samara.client.trainer.trainer_socket import address_of
 from samara.devices.jetson.nvpmodel import in_power_mode
-from samara.devices.live.board_checks import explain_crash
+from samara.devices.live.checks.board_checks import explain_crash
 from samara.devices.live.client_folder import (
     UP_LOCK,
     check_is_no_phones,
     check_not_moved,
     client_folder,
 )
+from samara.devices.live.connection.flower_wire import FlowerWire
+from samara.devices.live.connection.stream_wire import StreamWire
 from samara.devices.live.dashboard import dashboard
-from samara.devices.live.flower_wire import FlowerWire
 from samara.devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from samara.devices.live.local_trainer import ANOTHER_SERVES
 from samara.devices.live.processes import (
@@ -38,20 +39,19 @@ from samara.devices.live.processes import (
 from samara.devices.live.server_contact import note_end, note_rejection
 from samara.devices.live.service_manager import ALIVE, READY, notify_service_manager
 from samara.devices.live.settings import ClientSettings
-from samara.devices.live.stream_wire import StreamWire
 from samara.shared.errors import DeviceError, RejectedError, TrainerError
-from samara.shared.files import make_private_folder
-from samara.shared.rejection import RejectionCode, describe_rejection
+from samara.shared.network.rejection import RejectionCode, describe_rejection
+from samara.shared.storage.files import make_private_folder
 
 log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.5
 AFTER_THE_RUN = ("on-data", "always")
-"""Values of personal.when by which a device has work when the run is finished."""
+"""Values of personal.when that leave work for the device after the run has finished."""
 
 
 def load_client_index(folder: Path, key: Path | None) -> int:
-    """Return the client index; without a key file, create a key in the client's folder.
+    """Return the client index of a key; if no key file is given, create one in the client's folder.
 
     Args:
         folder: folder of the client; created with mode 0700 if missing.
@@ -71,26 +71,26 @@ def load_client_index(folder: Path, key: Path | None) -> int:
 
 
 def dry_run(settings: ClientSettings) -> None:
-    """Do one local step, then the preflight; both print their results.
+    """Do one local step and then the preflight; both print their results.
 
     Raises:
-        DeviceError: if one of them fails.
+        DeviceError: if the local step or the preflight fails.
     """
     with _locked_folder(settings):
-        if status := _run_module("dry_run", settings.folder):
+        if status := _run_module("checks.dry_run", settings.folder):
             raise DeviceError(f"the dry run failed with status {status}; its message is above")
         _run_preflight(settings)
 
 
 def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
-    """Run the preflight, then serve until the run is finished, or SIGINT or SIGTERM.
+    """Run the preflight, then serve until the run finishes or SIGINT or SIGTERM arrives.
 
-    Processes that end are restarted. A client whose owner wants private rounds when data change
-    goes on with them after the end of the run. Another one loads no model if the run is finished.
+    Processes that exit are restarted. After the end of the run, a client only continues if its
+    owner has set `personal.when` to a value that demands private rounds on changed data.
 
     Args:
         settings: settings of the client.
-        with_dashboard: whether the status is drawn on the terminal, in place of messages.
+        with_dashboard: whether to draw the status on the terminal instead of printing messages.
 
     Raises:
         TrainerError: if the path of the folder is too long for a socket.
@@ -98,7 +98,7 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
             set, or the trainer cannot be loaded.
         RejectedError: if the key was revoked.
     """
-    address_of(settings.socket)  # a path that is too long is refused before a model is loaded
+    address_of(settings.socket)  # rejects a path that is too long before a model is loaded
     with _locked_folder(settings):
         log.info("%s: starting", settings.name)
         is_finished = _run_preflight(settings)
@@ -113,7 +113,7 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
 
 
 def describe_end(settings: ClientSettings) -> str:
-    """Return what the owner of a client can do when the run is finished."""
+    """Tell the owner what can be done with a client after its run has finished."""
     is_usual = settings.folder == client_folder(settings.name, None)
     which = f"--name {settings.name}" if is_usual else f"--home {settings.folder}"
     return (
@@ -125,11 +125,11 @@ def describe_end(settings: ClientSettings) -> str:
 
 @contextmanager
 def _locked_folder(settings: ClientSettings) -> Iterator[None]:
-    """Lock the client's folder for the duration of a block and write the settings to it.
+    """Hold the lock of the client's folder for the duration of a block, and store the settings.
 
     Raises:
-        DeviceError: if another process serves this client, it has moved to another device, or the
-            folder is a phone's.
+        DeviceError: if another process serves this client, if the client has moved to another
+            device, or if the folder belongs to a phone.
     """
     check_is_no_phones(settings.folder)
     with exclusive_lock(settings.folder / UP_LOCK, ANOTHER_SERVES):
@@ -139,18 +139,18 @@ def _locked_folder(settings: ClientSettings) -> Iterator[None]:
 
 
 def _works_after_the_run(settings: ClientSettings) -> bool:
-    """Return whether private rounds go on when the run is finished."""
+    """Return whether private rounds continue after the run has finished."""
     return settings.device_settings.get("personal.when") in AFTER_THE_RUN
 
 
 def _run_preflight(settings: ClientSettings) -> bool:
-    """Run the preflight; return whether the server has said that the run is finished.
+    """Run the preflight; return whether the server reports that the run has finished.
 
     Raises:
         DeviceError: if a check fails.
         RejectedError: if the key was revoked.
     """
-    status = _run_module("preflight", settings.folder)
+    status = _run_module("checks.preflight", settings.folder)
     if status == status_of_rejection(RejectionCode.REVOKED):
         reason = describe_rejection(RejectionCode.REVOKED)
         note_rejection(settings.folder, settings.server, reason)
@@ -171,7 +171,7 @@ def _run_preflight(settings: ClientSettings) -> bool:
 
 
 class Wire(Protocol):
-    """A connection that brings the server's messages to a client, and takes its answers."""
+    """A connection that carries the server's messages to a client and the answers back."""
 
     @property
     def is_alive(self) -> bool: ...  # noqa: D102
@@ -186,10 +186,11 @@ class Wire(Protocol):
 
 
 class _ClientSupervisor:
-    """The supervised trainer of a client, and the wire that brings its messages."""
+    """A client's trainer under supervision, and the wire that carries its messages."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._settings, self._stop = settings, threading.Event()
+        self._settings = settings
+        self._stop = threading.Event()
         parent = str(os.getpid())
         self._trainer = SupervisedProcess(
             "the trainer",
@@ -198,14 +199,13 @@ class _ClientSupervisor:
         )
 
     def serve(self, is_finished: bool) -> bool:
-        """Serve until the run is finished, or SIGINT or SIGTERM; return whether it is finished.
+        """Serve until the run finishes or a signal arrives; return whether it has finished.
 
         Args:
-            is_finished: whether the run is finished already, so that nothing is left but private
-                rounds.
+            is_finished: whether the run has already finished, so that only private rounds remain.
 
         Raises:
-            DeviceError: if the trainer cannot be loaded, or the server turns this client away.
+            DeviceError: if the trainer cannot be loaded, or the server rejects this client.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
@@ -283,6 +283,6 @@ class _ClientSupervisor:
 
 
 def _run_module(module: str, folder: Path) -> int:
-    """Run a module of this package to its end and return its exit status."""
+    """Run a module of this package to completion and return its exit status."""
     command = module_command(module, folder)
     return subprocess.run(command, env=child_environment(), check=False).returncode

@@ -1,22 +1,21 @@
 """The command `samara client`: take part in a run with this machine."""
 
-import logging
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samara.devices.live import learning_command, owner_commands, question_commands
-from samara.devices.live.owner_commands import Home, Name
+from samara.devices.live.owner import commands as owner_commands
+from samara.devices.live.owner import learning_command, question_commands
+from samara.devices.live.owner.commands import Home, Name
 from samara.shared.command_group import command_group
 
 app = command_group("Take part in a run with this machine.")
 
 
 class WireName(StrEnum):
-    """The wires of a client."""
+    """The wires by which a client can reach the server."""
 
     FLOWER = "flower"
     STREAM = "stream"
@@ -31,15 +30,20 @@ def client() -> None:
 def up(
     name: Name,
     superlink: Annotated[
-        str, typer.Option(help="Address of the server, host:port; default the one joined.")
+        str, typer.Option(help="Address of the server, host:port; default: the joined one.")
     ] = "",
     wire: Annotated[
         WireName | None,
-        typer.Option(help="flower: SuperNode; stream: to a gateway. Default as before; flower."),
+        typer.Option(
+            help="flower: SuperNode; stream: to a gateway. Default: as before, or flower."
+        ),
     ] = None,
     gateways: Annotated[
         list[str] | None,
-        typer.Option("--gateway", help="Of --wire stream: host:port. Repeatable; tried in turn."),
+        typer.Option(
+            "--gateway",
+            help="With --wire stream: host:port of a gateway. Repeatable; tried in turn.",
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="Model folder, or name on the hub.")] = "embedded",
     data: Annotated[str, typer.Option(help="Data file, folder, or name on the hub.")] = "messages",
@@ -65,7 +69,9 @@ def up(
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Draw the status on the terminal.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="One local step, then end.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do one local step, then exit.")
+    ] = False,
 ) -> None:
     """Run the preflight, load the model once, and serve a run until Ctrl-C or SIGTERM.
 
@@ -83,6 +89,7 @@ def up(
     )
     from samara.devices.live.wire_choice import WireChoice, choose_wire
     from samara.shared.errors import ConfigError
+    from samara.shared.machine.process import log_to_stderr
     from samara.shared.tasks.catalog import load_task
     from samara.shared.tasks.embedded import check_data_is_given
 
@@ -95,7 +102,8 @@ def up(
             "owner.share-energy: a gateway does not pass on what a round costs; leave it out, or "
             "use --wire flower"
         )
-    key, certs = chosen.key, chosen.certificates
+    key = chosen.key
+    certs = chosen.certificates
     processor, profile = resolve_device(device)
     device_settings = resolve_device_settings(
         model, data, task, processor, ["model.stream=auto", *of_device]
@@ -116,8 +124,7 @@ def up(
         insecure=insecure,
         **owner.model_dump(),
     )
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("samara").setLevel(logging.INFO)
+    log_to_stderr()
     if scenario:
         print("\n".join(take_scenario(scenario, folder)))
     if dry_run:
@@ -133,14 +140,14 @@ def join(
     name: Name,
     home: Home = None,
 ) -> None:
-    """Join a run by the line that `samara server invite` has printed; needed once.
+    """Join a run with the line printed by `samara server invite`; needed once.
 
     Example: samara client join example.org:8000 CODE --name kitchen-orin
     """
     from samara.devices.live.client_folder import client_folder
     from samara.devices.live.join import join_run
     from samara.devices.live.start_command import describe_start
-    from samara.shared.invitation import InvitationCode
+    from samara.shared.network.invitation import InvitationCode
 
     folder = client_folder(name, home)
     joined = join_run(address, InvitationCode.parse(code), folder)
@@ -153,13 +160,15 @@ def status(
     name: Name = "",
     home: Home = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Write a file instead, for whoever helps you.")
+        bool,
+        typer.Option("--report", help="Write a report file instead, to send when you need help."),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="File of the report; default NAME-report.json here.")
+        Path | None,
+        typer.Option(help="Path of the report; default: NAME-report.json in this folder."),
     ] = None,
 ) -> None:
-    """Show this client's runs, private rounds, energy, pauses and examples, also while it runs.
+    """Show this client's runs, private rounds, energy, pauses and examples, even while it runs.
 
     A report has versions, device, status and the last messages. It has no texts, labels, keys or
     paths; look at it before you send it.
@@ -191,9 +200,9 @@ def audit(
     home: Annotated[
         Path | None, typer.Option(help="Folder of the client or phone; default ~/.samara/NAME.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what this client or phone was asked and what has left it, also while it runs.
+    """Show the requests to this client or phone and the data it has sent, even while it runs.
 
     Example: samara client audit --name kitchen-orin
     """
@@ -201,7 +210,7 @@ def audit(
 
     from rich.console import Console
 
-    from samara.client.protocol.answer_log import read_answers
+    from samara.client.limits.answer_log import read_answers
     from samara.devices.live.client_audit import CLOCK_NOTE, describe_history, make_tables
     from samara.devices.live.client_folder import SETTINGS_FILE, client_folder
     from samara.devices.live.settings import ClientSettings

@@ -1,7 +1,6 @@
-"""The dashboard of `samara client up`: the client's status on the terminal, drawn again and again.
+"""The dashboard of `samara client up`: the client's status, redrawn on the terminal.
 
-What the client's processes print goes to a file meanwhile, and its last lines are part of the
-picture.
+Output of the client's processes goes to a file meanwhile. The dashboard shows its last lines.
 """
 
 import os
@@ -29,7 +28,7 @@ _MOST_TAIL_BYTES = 2**14
 def dashboard(folder: Path) -> Iterator[None]:
     """Show a client's status on the terminal for the duration of a block.
 
-    Without a terminal nothing changes: messages are printed as they come.
+    Without a terminal, messages are printed as they arrive.
 
     Args:
         folder: folder of the client.
@@ -66,10 +65,10 @@ def dashboard(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def output_to(file: Path) -> Iterator[Console]:
-    """Write to a file what this process and its children print; give the terminal meanwhile.
+    """Redirect the output of this process and its children to a file; yield the terminal's console.
 
     Args:
-        file: file, which is written anew.
+        file: path of the file, which is overwritten.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,9 +104,9 @@ def _drawing(folder: Path, messages: Path) -> Callable[[], RenderableType]:
 
 
 def last_lines(file: Path, count: int) -> list[str]:
-    """Return the last lines of a text file that is being written; none if it cannot be read.
+    """Return the last lines of a text file that is still being written; empty if it cannot be read.
 
-    Colours, and other characters that would control a terminal, are left out.
+    Colours and other terminal control characters are removed.
     """
     try:
         with file.open("rb") as content:

@@ -1,10 +1,10 @@
-"""Joining a run by an invitation: the key is made here, and only its public half leaves.
+"""Joining a run by an invitation. The key is created on this device; only its public half is sent.
 
-CLIENT/own.key        the private key, made at the first try and kept for the next
+CLIENT/own.key        the private key, created at the first try and reused after that
 CLIENT/ca.pem         the authority that verifies the server
 CLIENT/scenarios/     the operator's signed scenario, if the invitation has one
-CLIENT/gateway.pem    the authority that verifies the gateway, if the invitation has one
-CLIENT/joined.json    addresses of the server and of that gateway; written last
+CLIENT/gateway.pem    the authority that verifies the gateway, if the invitation has a gateway
+CLIENT/joined.json    addresses of the server and of the gateway; written last
 """
 
 import http.client
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from samara.client.protocol.scenario_folder import ScenarioFolder
-from samara.client.protocol.trainer_socket import address_of
-from samara.devices.live.certificate_errors import explain_certificate_error
+from samara.client.trainer.trainer_socket import address_of
 from samara.devices.live.client_folder import (
     JOINED_FILE,
     SOCKET,
@@ -26,14 +25,14 @@ from samara.devices.live.client_folder import (
     check_is_no_phones,
     check_not_moved,
 )
+from samara.devices.live.connection.certificate_errors import explain_certificate_error
+from samara.devices.live.connection.tls_contexts import invited_context, unverified_context
 from samara.devices.live.keys import OWN_KEY_FILE, create_key, read_client_index
 from samara.devices.live.local_trainer import ANOTHER_SERVES
 from samara.devices.live.processes import exclusive_lock
-from samara.devices.live.tls_contexts import invited_context, unverified_context
-from samara.shared.addresses import parse_address
 from samara.shared.errors import DeviceError, InvitationError
-from samara.shared.files import make_private_folder, write_durably
-from samara.shared.invitation import (
+from samara.shared.network.addresses import parse_address
+from samara.shared.network.invitation import (
     JOIN_PATH,
     MAX_WELCOME_BYTES,
     InvitationCode,
@@ -41,20 +40,23 @@ from samara.shared.invitation import (
     Welcome,
     join_proof,
 )
-from samara.shared.kept_file import KeptFile
-from samara.shared.proxies import remark_on_proxy
-from samara.shared.signed_scenario import SignedScenario
-from samara.shared.signing import SigningKey
+from samara.shared.network.proxies import remark_on_proxy
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.storage.files import make_private_folder, write_durably
+from samara.shared.storage.kept_file import KeptFile
+from samara.shared.terms.signed_scenario import SignedScenario
 
 AUTHORITY_FILE = "ca.pem"
-"""Name of the file with the server's authority in the folder of a client that has joined."""
+"""Name of the file with the server's certificate authority, in the folder of a client that has
+joined.
+"""
 GATEWAY_AUTHORITY_FILE = "gateway.pem"
-"""Name of the file with the gateway's authority there."""
+"""Name of the file with the gateway's certificate authority."""
 _NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-"""A name that a server may put into a command for the owner: no path from the root, no option."""
+"""Pattern of names that may be put into a command for the owner: no absolute path, no option."""
 _LONGEST_NAME = 128
 JoinedPlace = Literal["superlink", "gateway"]
-"""The side that a client has joined: the server for a board, a gateway for a phone, or for both."""
+"""The side that a client has joined: the server (for boards), or a gateway (for phones or both)."""
 _SECONDS = 20.0
 _REASONS = {
     400: "the server does not understand this version's request; install the server's version",
@@ -71,11 +73,12 @@ _REASONS = {
 
 
 class JoinedFile(KeptFile[Mapping[JoinedPlace, str] | None]):
-    """The addresses that a client has joined by, host:port, in its folder; None if it never joined.
+    """File with the addresses (host:port) of a joined run, by side; None if the client never
+    joined.
 
     Args:
         folder: folder of the client.
-        place: the side whose address there must be.
+        place: the side whose address must be present.
     """
 
     name = JOINED_FILE
@@ -95,14 +98,14 @@ class JoinedFile(KeptFile[Mapping[JoinedPlace, str] | None]):
 
 
 class JoinedServer(NamedTuple):
-    """The server of a client that has joined by an invitation.
+    """The server that a client has joined by an invitation.
 
     Attributes:
-        superlink: its address, host:port.
+        superlink: address of the server, host:port.
         key: private key file of the client.
-        certificates: file of the server's authority, PEM.
-        gateway: address of the gateway that it is to attach to, host:port; empty if to none.
-        gateway_authority: file of the gateway's authority, PEM.
+        certificates: PEM file of the server's certificate authority.
+        gateway: address of the gateway to attach to, host:port; empty if there is none.
+        gateway_authority: PEM file of the gateway's certificate authority.
     """
 
     superlink: str
@@ -117,8 +120,8 @@ class Joined(NamedTuple):
 
     Attributes:
         lines: sentences about the client for its owner.
-        names: the server's names of the run's ``task`` and ``model``. A name that it does not
-            tell, or that is no name, is missing.
+        names: the server's names of the run's ``task`` and ``model``. Missing or invalid names are
+            left out.
     """
 
     lines: list[str]
@@ -126,24 +129,24 @@ class Joined(NamedTuple):
 
 
 def join_run(address: str, code: InvitationCode, folder: Path) -> Joined:
-    """Register this device's own key at a server, and keep what the invitation lets it trust.
+    """Register this device's key at a server, and store the certificates of the invitation.
 
-    The same call goes on after an interruption at any point, with the same key.
+    After an interruption, the same call continues with the same key.
 
     Args:
-        address: server, host:port.
+        address: address of the server, host:port.
         code: code of the invitation.
-        folder: folder of the client; made if it is missing.
+        folder: folder of the client; created if missing.
 
     Returns:
-        What its owner is told.
+        Sentences for the owner, and the run's names.
 
     Raises:
-        SamaraError: if the folder cannot be used, the server is not that of the invitation, or it
-            refuses.
+        SamaraError: if the folder cannot be used, the server does not match the invitation, or the
+            server refuses.
     """
     parse_address(address, "the server's address")
-    address_of(folder / SOCKET)  # the key that is made here is for this folder
+    address_of(folder / SOCKET)  # fail on a path too long for a socket before creating a key there
     check_is_no_phones(folder)
     with locked_folder(folder, UP_LOCK, ANOTHER_SERVES):
         check_not_moved(folder)
@@ -168,7 +171,7 @@ def read_joined_server(folder: Path) -> JoinedServer | None:
     """Return the server that a client has joined; None if it never joined by an invitation.
 
     Raises:
-        DeviceError: if the file about it is damaged.
+        DeviceError: if the file that describes the server is damaged.
     """
     if (joined := JoinedFile(folder, "superlink").read()) is None:
         return None
@@ -179,15 +182,15 @@ def read_joined_server(folder: Path) -> JoinedServer | None:
 
 @contextmanager
 def locked_folder(folder: Path, lock: str, in_use: str) -> Iterator[None]:
-    """Make the folder of a client that joins, for its owner alone, and hold its lock.
+    """Create the folder of a joining client, accessible to its owner only, and hold its lock.
 
     Args:
         folder: folder of the client.
         lock: name of its lock file.
-        in_use: what is said if another process holds the lock.
+        in_use: message if another process holds the lock.
 
     Raises:
-        DeviceError: if another process holds it, or the folder cannot be used meanwhile.
+        DeviceError: if another process holds the lock, or the folder cannot be used.
     """
     try:
         make_private_folder(folder)
@@ -198,10 +201,10 @@ def locked_folder(folder: Path, lock: str, in_use: str) -> Iterator[None]:
 
 
 def fetch_welcome(address: str, code: InvitationCode) -> Welcome:
-    """Return what the invitation lets this device trust, from whoever answers.
+    """Fetch an invitation's welcome from an unverified server, and verify it by the code.
 
     Raises:
-        InvitationError: if there is no invitation, or what answers is not its server.
+        InvitationError: if there is no such invitation, or the answer does not match it.
     """
     path = f"{JOIN_PATH}/{code.identifier}"
     status, body = _request(address, unverified_context(), "GET", path)
@@ -211,19 +214,19 @@ def fetch_welcome(address: str, code: InvitationCode) -> Welcome:
 
 
 def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path) -> Joined:
-    """Register the key in a client's folder, and keep the operator's scenario.
+    """Register the key in a client's folder, and store the operator's scenario.
 
     Args:
-        address: server, host:port.
+        address: address of the server, host:port.
         code: code of the invitation.
-        welcome: what the invitation lets this device trust.
+        welcome: welcome of the invitation, as returned by `fetch_welcome`.
         folder: folder of the client, with its key.
 
     Returns:
-        What its owner is told.
+        Sentences for the owner, and the run's names.
 
     Raises:
-        SamaraError: if the scenario is not sound, the server is not verified, or it refuses.
+        SamaraError: if the scenario is invalid, or the server is not verified or refuses.
         OSError: if the scenario cannot be written.
     """
     key = folder / OWN_KEY_FILE
@@ -239,10 +242,10 @@ def register(address: str, code: InvitationCode, welcome: Welcome, folder: Path)
 
 
 def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> dict[str, str]:
-    """Send the public key to the server that the authority of the invitation verifies.
+    """Send the public key to the server, verified by the invitation's certificate authority.
 
     Returns:
-        What the server calls the run's task and model.
+        The server's names of the run's task and model.
 
     Raises:
         InvitationError: if the server is not verified, or refuses.
@@ -258,7 +261,7 @@ def _send_key(address: str, code: InvitationCode, authority: str, key: Path) -> 
 
 
 def _read_names(answer: bytes) -> dict[str, str]:
-    """Return the names of task and model in a server's answer. Pure."""
+    """Return the names of task and model from a server's answer."""
     try:
         said = json.loads(answer)
     except (ValueError, RecursionError):
@@ -277,7 +280,7 @@ def _request(
     """Return the status and body of a server's answer.
 
     Raises:
-        InvitationError: if the server does not answer, is not verified, or says too much.
+        InvitationError: if the server does not answer, is not verified, or the answer is too long.
     """
     host, port = parse_address(address)
     connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
@@ -300,7 +303,7 @@ def _request(
     finally:
         connection.close()
     if len(answer) > MAX_WELCOME_BYTES:
-        raise InvitationError(f"{host}:{port} answers with more than an invitation has")
+        raise InvitationError(f"{host}:{port}: the answer is longer than an invitation")
     return response.status, answer
 
 

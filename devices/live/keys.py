@@ -12,29 +12,29 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from samara.shared.client_index import (
+from samara.shared.errors import DeviceError
+from samara.shared.protocol.client_index import (
     MAX_CLIENT,
     client_index_of_key,
     index_in_key_file,
     index_line,
 )
-from samara.shared.errors import DeviceError
-from samara.shared.files import write_secret
+from samara.shared.storage.files import write_secret
 
 OWN_KEY_FILE = "own.key"
-"""Name of the key that a client makes in its folder if it was given none."""
+"""Name of the key file that a client creates in its folder if its owner gives no key file."""
 
 
 def read_client_index(file: Path) -> int:
-    """Return the client index that belongs to a private key.
+    """Return the client index of a private key.
 
     Args:
-        file: an OpenSSH private key on an elliptic curve, without a passphrase, as
-            ``samara server keys create`` makes it. One of ``samara server keys rotate`` has a line
-            with the index of the client's first key.
+        file: OpenSSH private key on an elliptic curve, without a passphrase, as created by ``samara
+            server keys create``. A key created by ``samara server keys rotate`` has a line with the
+            index of the client's first key.
 
     Raises:
-        DeviceError: if the file is no such key or cannot be read.
+        DeviceError: if the file cannot be read, or contains no such key.
     """
     try:
         content = file.read_bytes()
@@ -56,12 +56,13 @@ def create_key(file: Path, client: int | None = None) -> None:
     """Create a private key file, unless the file exists.
 
     Args:
-        file: key file, in a folder that only its owner may read.
-        client: index of a client that had another key before; by default it follows from the key.
+        file: path of the key file, in a folder that only its owner may read.
+        client: client index to keep if the client had another key before; by default, the client
+            index follows from the new key.
 
     Raises:
-        DeviceError: if the file cannot be written, no client can have this index, or the file
-            exists and is the key of another client.
+        DeviceError: if the file cannot be written, the index is too large, or the file exists and
+            is the key of another client.
     """
     if client is not None and client > MAX_CLIENT:
         raise DeviceError(f"{client}: not a client index; the largest is {MAX_CLIENT}")

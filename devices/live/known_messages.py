@@ -1,7 +1,7 @@
-"""The messages of Samara's own code, by which a log can be shown without what was inserted in it.
+"""Messages in Samara's source code, by which the inserted values of a log line are hidden.
 
-A line of a log may quote a text, a label or a path. What is known to be none of these are the words
-that stand in the source code, and numbers that the code prints as numbers.
+A log line may quote a text, a label or a path. Only two parts of a line are shown: words from the
+source code, and values that the code formats as numbers.
 """
 
 import ast
@@ -14,30 +14,32 @@ from string import Formatter
 from typing import NamedTuple
 
 HIDDEN = "…"
-"""The sign for everything that was inserted into a message."""
+"""Placeholder for every inserted value."""
 _PACKAGES = ("samara.client", "samara.devices", "samara.shared")
 _LEAST_LETTERS = 12
-"""Fewest letters of the code's own by which a message is recognized."""
+"""Minimum number of literal letters by which a message is recognized."""
 _DEPTH = 3
-"""Messages that may be inserted into one another."""
+"""Maximum nesting depth of messages inserted into one another."""
 _LOGGED = {"log", "debug", "info", "warning", "error", "exception"}
 _SENTENCES = {"damaged", "unwritable"}
-"""Names of the sentences about kept files (`samara.shared.kept_file`)."""
-_NUMBER, _ANYTHING = r"([-+]?\d[\d,]*(?:\.\d+)?%?)", "(.*)"
+"""Names of the functions in `shared.storage.kept_file` that build sentences."""
+_NUMBER = r"([-+]?\d[\d,]*(?:\.\d+)?%?)"
+_ANYTHING = "(.*)"
 _PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
 _NUMERIC_FORMAT = re.compile(r"[-+,0-9.]*[dfeg%,]")
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} samara\.[a-z]+: )(.*)", re.DOTALL)
 _Piece = tuple[str, bool]
-"""Words of the code (True), or the pattern of what is inserted between them (False)."""
+"""Literal words of a message (True), or a regular expression for an insertion between them (False).
+"""
 
 
 class _Message(NamedTuple):
     """A message of the code.
 
     Attributes:
-        words: its longest words.
-        pattern: whole message, with a group for each insertion.
-        are_numbers: for each insertion, whether the code prints it as a number.
+        words: longest literal part of the message.
+        pattern: regular expression for the whole message, with a group for each insertion.
+        are_numbers: for each insertion, whether the code formats it as a number.
     """
 
     words: str
@@ -46,9 +48,9 @@ class _Message(NamedTuple):
 
 
 def hide_insertions(line: str) -> str:
-    """Return a line of a client's log with the code's own words and numbers only.
+    """Return a log line with every insertion hidden, except numbers.
 
-    Of a line that is no message of the code nothing is left but its length.
+    A line that matches no message is reduced to its length.
     """
     logged = _LINE.fullmatch(line)
     beginning, text = logged.groups() if logged else ("", line)
@@ -57,13 +59,14 @@ def hide_insertions(line: str) -> str:
 
 
 def _shown(text: str, depth: int) -> str | None:
-    """Return what the code's own words leave of a text; None if it is no message of the code."""
+    """Return a text with its insertions hidden; None if it matches no message of the code."""
     for message in _messages():
         if message.words in text and (match := message.pattern.fullmatch(text)):
             break
     else:
         return None
-    parts, end = list[str](), 0
+    parts = list[str]()
+    end = 0
     for group, is_number in enumerate(message.are_numbers, 1):
         parts.append(text[end : match.start(group)])
         inner = match[group] if is_number else depth and _shown(match[group], depth - 1)
@@ -74,7 +77,7 @@ def _shown(text: str, depth: int) -> str | None:
 
 @cache
 def _messages() -> tuple[_Message, ...]:
-    """Return every message of the code, those with most words first."""
+    """Return all messages of the code, those with the longest literal parts first."""
     found = dict[str, tuple[int, _Message]]()
     for package in _PACKAGES:
         spec = find_spec(package)
@@ -121,7 +124,8 @@ def _pieces_of_percent(text: str) -> Iterator[_Piece]:
     end = 0
     for match in _PERCENT.finditer(text):
         yield text[end : match.start()], True
-        kind, end = match[1], match.end()
+        kind = match[1]
+        end = match.end()
         yield ("%", True) if kind == "%" else (_NUMBER if kind in "dfeg" else _ANYTHING, False)
     yield text[end:], True
 
@@ -134,7 +138,7 @@ def _pieces_of_braces(text: str) -> Iterator[_Piece]:
 
 
 def _piece_of(value: ast.expr) -> _Piece:
-    """Return a part of an f-string; what it inserts without a format of numbers may be anything."""
+    """Return a part of an f-string; an insertion without a number format matches any text."""
     if isinstance(value, ast.Constant):
         return str(value.value), True
     spec = value.format_spec if isinstance(value, ast.FormattedValue) else None

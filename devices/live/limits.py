@@ -1,4 +1,4 @@
-"""The limits of a device's owner, within which it works for a federation."""
+"""The limits that a device's owner sets on work for a federation."""
 
 import re
 from datetime import time
@@ -10,15 +10,15 @@ from samara.devices.jetson.telemetry import Reading
 from samara.shared.errors import ConfigError
 
 BUSY_PERCENT = 50.0
-"""Load of other software above which a machine counts as busy."""
+"""Load of other software, in percent, above which a machine counts as busy."""
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 def check_hours(hours: str) -> str:
-    """Return HH:MM-HH:MM, or nothing, if it is valid.
+    """Return a daily period HH:MM-HH:MM, or an empty string, if it is valid.
 
     Raises:
-        ConfigError: if it is something else, or both times are equal.
+        ConfigError: if the format is wrong, or both times are equal.
     """
     if hours:
         parse_hours(hours)
@@ -34,7 +34,7 @@ class DeviceLimits(BaseModel):
         min_battery: charge in percent below which work pauses on battery; 0 means no limit.
         idle_only: whether work pauses while other software keeps the machine busy.
         unmetered_only: whether work pauses while the network connection is metered.
-        hours: local time between which there is work, HH:MM-HH:MM, also over midnight; empty means
+        hours: daily period of work in local time, HH:MM-HH:MM, possibly over midnight; empty means
             always.
     """
 
@@ -49,16 +49,16 @@ class DeviceLimits(BaseModel):
 
     @property
     def limits_anything(self) -> bool:
-        """Return whether there is any limit."""
+        """Return whether any limit is set."""
         return any(getattr(self, name) for name in DeviceLimits.model_fields)
 
     def pause_reason(self, reading: Reading, now: time) -> str:
         """Return the reason why work should pause now; empty if it should not.
 
-        A limit whose sensor cannot be read is a reason too.
+        An unreadable sensor of a set limit is also a reason.
 
         Args:
-            reading: reading of the sensors; its load is that of other software.
+            reading: reading of the sensors; its load excludes this process.
             now: local time.
         """
         if self.hours and not is_within(parse_hours(self.hours), now):
@@ -85,20 +85,21 @@ class DeviceLimits(BaseModel):
 
 
 def parse_hours(hours: str) -> tuple[time, time]:
-    """Return the beginning and the end of HH:MM-HH:MM.
+    """Return the start and the end of a daily period HH:MM-HH:MM.
 
     Raises:
-        ConfigError: if it is something else, or they are equal.
+        ConfigError: if the format is wrong, or both times are equal.
     """
     match = _HOURS.fullmatch(hours)
     if match:
-        begin, end = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
+        begin = time(int(match[1]), int(match[2]))
+        end = time(int(match[3]), int(match[4]))
         if begin != end:
             return begin, end
     raise ConfigError(f"owner.hours={hours}: write two different times as 22:00-06:30")
 
 
 def is_within(hours: tuple[time, time], now: time) -> bool:
-    """Return whether a time of day is between two others, of which the second may be next day's."""
+    """Return whether a time of day lies in a period, which may end on the next day."""
     begin, end = hours
     return begin <= now < end if begin < end else now >= begin or now < end

@@ -1,4 +1,4 @@
-"""The trainer that answers questions: that of a running client, or one that is started for them."""
+"""The trainer that answers questions: a running client's trainer, or one started on demand."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from samara.client.protocol.trainer_socket import open_channel
+from samara.client.trainer.trainer_socket import open_channel
 from samara.devices.live.client_folder import SOCKET, UP_LOCK, check_was_started
 from samara.devices.live.processes import (
     UNUSABLE_INPUT,
@@ -30,23 +30,25 @@ ANOTHER_SERVES = (
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
-"""Time to wait for the trainer of a running client, which may be starting, restarting or busy."""
+"""Seconds to wait for the trainer of a running client, which may be starting, restarting or busy.
+"""
 _GRACE_SECONDS = 10.0
 _WATCH_SECONDS = 2.0
 _ABSENCE_SECONDS = 30.0
-"""Time for which a client that has ended may be started again before its trainer is replaced."""
+"""Seconds for which an ended client may restart before its trainer is replaced."""
 
 
 @contextmanager
 def find_or_start_trainer(folder: Path) -> Iterator[Path]:
-    """Give the socket of a client's trainer; if none runs, start one until the block ends.
+    """Yield the socket of a client's trainer; if none runs, start one for the duration of the
+    block.
 
     Args:
         folder: folder of the client.
 
     Raises:
-        DeviceError: if the folder is no client's, or a trainer cannot be loaded.
-        TrainerError: if the client runs, and its trainer does not answer in time.
+        DeviceError: if the folder is not a client's, or a trainer cannot be loaded.
+        TrainerError: if the client runs, but its trainer does not answer in time.
     """
     check_was_started(folder)
     socket = folder / SOCKET
@@ -56,7 +58,8 @@ def find_or_start_trainer(folder: Path) -> Iterator[Path]:
             try:
                 lock = exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES, _POLL_SECONDS)
                 own.enter_context(lock)
-            except DeviceError:  # a client runs: its trainer starts, starts again, or is busy
+            # a client is running, and its trainer is starting, restarting or busy
+            except DeviceError:
                 if time.monotonic() < end:
                     continue
                 raise TrainerError(
@@ -69,16 +72,17 @@ def find_or_start_trainer(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def keep_trainer(folder: Path) -> Iterator[Path]:
-    """Give the socket of a client's trainer, and start one when there has been none for 30 s.
+    """Yield the socket of a client's trainer; start a trainer if none has answered for 30 s.
 
-    A client that ends takes its trainer with it, also when its run is finished; what serves its
-    models goes on.
+    When a client ends, for example after its run, its trainer ends too. With a new trainer on the
+    same socket, questions are answered again.
 
     Args:
         folder: folder of the client.
 
     Raises:
-        DeviceError, TrainerError: those of `find_or_start_trainer`, before the block.
+        DeviceError: as `find_or_start_trainer`, before the block begins.
+        TrainerError: as `find_or_start_trainer`, before the block begins.
     """
     stop = threading.Event()
     with ExitStack() as held:
@@ -93,13 +97,13 @@ def keep_trainer(folder: Path) -> Iterator[Path]:
 
 
 def _replace_trainer(folder: Path, held: ExitStack, stop: threading.Event) -> None:
-    """Find or start another trainer whenever none has answered for long, until told to stop."""
+    """Find or start another trainer whenever none has answered for a while, until told to stop."""
     answered = time.monotonic()
     while not stop.wait(_WATCH_SECONDS):
         if not _answers(folder / SOCKET, _LOOK_SECONDS):
             if time.monotonic() < answered + _ABSENCE_SECONDS:
                 continue
-            held.close()  # what is left of a trainer that was started here
+            held.close()  # clean up a trainer that was started here
             try:
                 held.enter_context(find_or_start_trainer(folder))
             except SamaraError as error:

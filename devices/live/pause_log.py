@@ -1,7 +1,7 @@
-"""The log of a device's pauses: when its limits were exceeded, which, and until when.
+"""The log of a device's pauses: when each began and ended, and which limit was exceeded.
 
-The trainer writes a line when a pause begins and one when it ends. The file is its owner's and is
-never sent; nothing depends on it.
+The trainer writes a line at the beginning and a line at the end of a pause. The file only informs
+the owner; it is never sent.
 """
 
 import json
@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samara.shared.errors import DeviceError
-from samara.shared.kept_file import KeptLog
+from samara.shared.storage.kept_file import KeptLog
 
 log = logging.getLogger("samara.device")
 
 PAUSES_FILE = "pauses.jsonl"
 _MOST_BYTES = 2**16
-"""Size of the file at which its older half is left out."""
+"""File size in bytes at which the older half is dropped."""
 
 
 class Pause(NamedTuple):
     """A pause of the device.
 
     Attributes:
-        begun: seconds since 1970.
-        seconds: how long it lasted; None if its end is not known, as while it lasts.
+        begun: start of the pause, in seconds since 1970.
+        seconds: duration; None if the end is unknown, for example while the pause lasts.
         reason: the limit that was exceeded.
     """
 
@@ -36,11 +36,11 @@ class Pause(NamedTuple):
 
 
 class PauseLog(KeptLog):
-    """The log of one client, which its trainer writes.
+    """The pause log of one client, written by its trainer.
 
     Args:
         folder: folder of the client.
-        clock: function that gives the seconds since 1970.
+        clock: function that returns the seconds since 1970.
     """
 
     name = PAUSES_FILE
@@ -51,10 +51,10 @@ class PauseLog(KeptLog):
         self._clock = clock
 
     def note(self, reason: str) -> None:
-        """Note that a pause has begun, or ended; what cannot be written is logged.
+        """Record the start or the end of a pause; a failure to write is logged.
 
         Args:
-            reason: reason of the pause; empty if there is none any more.
+            reason: reason of the pause; empty at its end.
         """
         event = {"time": round(self._clock(), 1), "reason": reason}
         try:
@@ -66,7 +66,7 @@ class PauseLog(KeptLog):
 
 
 def read_pauses(folder: Path) -> list[Pause]:
-    """Return the pauses of a client, oldest first; lines that cannot be read are left out.
+    """Return the pauses of a client, oldest first, skipping unreadable lines.
 
     Args:
         folder: folder of the client.
@@ -80,7 +80,8 @@ def read_pauses(folder: Path) -> list[Pause]:
     for line in lines:
         try:
             content = json.loads(line)
-            moment, reason = float(content["time"]), str(content["reason"])
+            moment = float(content["time"])
+            reason = str(content["reason"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if reason:

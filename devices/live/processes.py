@@ -1,4 +1,4 @@
-"""Processes that are restarted when they end, and that end with the process that started them."""
+"""Child processes that are restarted when they end, and that end with their parent."""
 
 import ctypes
 import os
@@ -14,22 +14,26 @@ from filelock import FileLock, Timeout
 
 from samara.devices.live.client_folder import TRAINER_LOCK, UP_LOCK
 from samara.shared.errors import DeviceError, RejectedError
-from samara.shared.machine import HUGE_PAGES
-from samara.shared.rejection import RejectionCode, describe_rejection
+from samara.shared.machine.process import HUGE_PAGES
+from samara.shared.network.rejection import RejectionCode, describe_rejection
 
 OUT_OF_MEMORY = (
     "as the kernel does when memory runs out: free memory, quantize (--set "
     "model.quantization=nf4), or take a smaller model"
 )
-"""The likely cause of a kill that this command has not asked for, and what to do."""
+"""Likely cause and remedy if a process was killed, but not by this command."""
 UNUSABLE_INPUT = 3
-"""Exit status of a process whose input is unusable; a restart would not help."""
+"""Exit status of a process whose input is unusable, so that a restart would not help."""
 _REJECTED = 40
-"""Exit status of a process that the server turns away, plus the code of the reason."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
-"""Seconds. A SuperLink refuses a key for about 60 s after its SuperNode died without a word."""
+"""Exit status of a process that the server rejects, minus the code of the reason."""
+_FIRST_PAUSE = 2.0
+"""Seconds before the first restart of a process."""
+_LONGEST_PAUSE = 30.0
+"""Maximum seconds before a restart. A SuperLink refuses a key for about 60 s after its SuperNode
+was killed.
+"""
 _STEADY_SECONDS = 90.0
-"""Run time after which a failure counts as the first one again."""
+"""Run time in seconds after which the count of consecutive failures restarts."""
 _GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _ENVIRONMENT = {
@@ -38,11 +42,13 @@ _ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""Variables that turn off Flower's telemetry, update checks and installation of dependencies."""
+"""Environment variables that turn off Flower's telemetry, update checks and dependency
+installation.
+"""
 
 
 def module_command(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of this package."""
+    """Return the command that runs a module of `samara.devices.live`."""
     return [sys.executable, "-m", f"samara.devices.live.{module}", *map(str, arguments)]
 
 
@@ -52,7 +58,7 @@ def child_environment() -> dict[str, str]:
 
 
 def restart_delay(failures: int) -> float:
-    """Return the seconds before the restart of a process after consecutive failures."""
+    """Return the delay in seconds before a restart, given the number of consecutive failures."""
     return min(_FIRST_PAUSE * 2.0 ** (failures - 1), _LONGEST_PAUSE) if failures else 0.0
 
 
@@ -64,7 +70,8 @@ class SupervisedProcess:
         command: function that returns the command; called at every start.
         environment: complete environment of the process.
         clock: function that returns monotonic seconds.
-        explain: returns the reason of an exit with a positive status, as a sentence; or "".
+        explain: function that returns a sentence about a positive exit status; empty if there is
+            nothing to say.
     """
 
     def __init__(
@@ -75,14 +82,19 @@ class SupervisedProcess:
         clock: Callable[[], float] = time.monotonic,
         explain: Callable[[int], str] = lambda status: "",
     ) -> None:
-        self.name, self._command, self._clock, self._explain = name, command, clock, explain
+        self.name = name
+        self._command = command
+        self._clock = clock
+        self._explain = explain
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
-        self._failures, self._begun, self._due = 0, 0.0, 0.0
+        self._failures = 0
+        self._begun = 0.0
+        self._due = 0.0
 
     @property
     def running(self) -> bool:
-        """Return whether the process is running."""
+        """True while the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -101,7 +113,7 @@ class SupervisedProcess:
         )
 
     def restart_if_due(self) -> str:
-        """Restart the process if that is due; return a message if it has ended, otherwise ""."""
+        """Restart the process if due; return a message if it has ended, otherwise ""."""
         if self._process is None:
             if self._clock() >= self._due:
                 self.start()
@@ -138,28 +150,28 @@ class SupervisedProcess:
 
 
 def status_of_rejection(code: RejectionCode) -> int:
-    """Return the exit status of a process that the server turns away."""
+    """Return the exit status of a process that the server rejects."""
     return _REJECTED + code
 
 
 def describe_exit(status: int) -> str:
-    """Return why the server turned a process away that ended with this status; or ""."""
+    """Return the server's reason for rejecting a process with this exit status; or ""."""
     known = {status_of_rejection(code): code for code in RejectionCode}
     return describe_rejection(known[status]) if status in known else ""
 
 
 def check_not_revoked(process: SupervisedProcess) -> None:
-    """Stop where another try is in vain: the key was revoked.
+    """Raise an error if the key was revoked, because a restart would not help.
 
     Raises:
-        RejectedError: if the process ended for that reason.
+        RejectedError: if the process ended because the key was revoked.
     """
     if process.exit_status == status_of_rejection(RejectionCode.REVOKED):
         raise RejectedError(describe_rejection(RejectionCode.REVOKED))
 
 
 def exit_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends; on Linux only.
+    """Ask the kernel to end this process when its parent ends. Works on Linux only.
 
     Args:
         parent: process id of the parent.
@@ -171,7 +183,7 @@ def exit_with_parent(parent: int) -> None:
 
 
 def is_run_finished(process: SupervisedProcess) -> bool:
-    """Return whether the process ended since the server said that the run is finished."""
+    """Return whether the process ended because the server reported that the run is finished."""
     return process.exit_status == status_of_rejection(RejectionCode.FINISHED)
 
 
@@ -180,9 +192,9 @@ def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[Non
     """Hold a lock file for the duration of a block.
 
     Args:
-        file: lock file; created if missing.
-        what: others do who hold it, for the message.
-        patience: seconds to wait for another process to release it.
+        file: path of the lock file; created if missing.
+        what: activity of the process that holds the lock, for the message.
+        patience: seconds to wait for another process to release the lock.
 
     Raises:
         DeviceError: if another process holds the lock.
@@ -197,10 +209,10 @@ def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[Non
 
 @contextmanager
 def stopped_client(folder: Path) -> Iterator[None]:
-    """Keep the client of a folder from running for the duration of a block.
+    """Keep a folder's client from starting for the duration of a block.
 
     Raises:
-        DeviceError: if it is running.
+        DeviceError: if the client is running.
     """
     running = "this client is running; end its `samara client up`, `ask` or `serve` first"
     with (

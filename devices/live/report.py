@@ -1,8 +1,7 @@
-"""Facts about a client and its device in one file, for whoever is asked for help.
+"""A file with facts about a client and its device, for getting help.
 
-Every fact is named here; nothing else is in the file. None is a text, a label, a key, a secret, a
-path or a number of a private track; of messages only the words of the code are left
-(known_messages.py).
+The file contains only facts named in this module. It contains no text, label, key, secret, path or
+number of a private track. Messages are shown without inserted values (known_messages.py).
 """
 
 import json
@@ -27,8 +26,8 @@ from samara.devices.live.limits import DeviceLimits
 from samara.devices.live.settings import ClientSettings
 from samara.shared import DISTRIBUTION
 from samara.shared.errors import SamaraError
-from samara.shared.files import write_requested
-from samara.shared.wire import FRAME_VERSION
+from samara.shared.protocol.wire import FRAME_VERSION
+from samara.shared.storage.files import write_requested
 
 _PACKAGES = (
     *(DISTRIBUTION, "flwr", "torch", "triton", "numba", "numpy", "transformers", "tokenizers"),
@@ -45,14 +44,14 @@ _SHOWN_SETTINGS = ("model.torch-device", "model.quantization", "model.stream", "
 
 
 def write_report(folder: Path, file: Path) -> dict[str, Any]:
-    """Write what is known of a client to a file; return it.
+    """Write the facts about a client to a file; return them.
 
     Args:
         folder: folder of the client.
-        file: file to be written, JSON.
+        file: path of the JSON file to write.
 
     Raises:
-        SamaraError: if the folder is no client's, or the file cannot be written.
+        SamaraError: if the folder is not a client's, or the file cannot be written.
     """
     settings = ClientSettings.read(folder)
     report = {
@@ -79,7 +78,8 @@ def _versions() -> dict[str, Any]:
 
 
 def _describe_device(folder: Path) -> dict[str, Any]:
-    memory, disk = psutil.virtual_memory(), shutil.disk_usage(folder)
+    memory = psutil.virtual_memory()
+    disk = shutil.disk_usage(folder)
     reading = telemetry.Sensors().read()
     return {
         "machine": platform.machine(),
@@ -98,7 +98,7 @@ def _describe_device(folder: Path) -> dict[str, Any]:
 
 
 def _describe_settings(settings: ClientSettings) -> dict[str, Any]:
-    """Return settings without paths, addresses and names of the owner's."""
+    """Return the settings without the owner's paths, addresses and names."""
     device_settings = settings.device_settings
     limits = settings.model_dump(include=set(DeviceLimits.model_fields))
     return {
@@ -113,7 +113,7 @@ def _describe_settings(settings: ClientSettings) -> dict[str, Any]:
 
 
 def _describe_status(folder: Path) -> dict[str, Any]:
-    """Return what `samara client status` shows, without examples and private rounds."""
+    """Return the facts shown by `samara client status`, without examples and private rounds."""
     try:
         status = StatusReader(folder).read()
     except SamaraError as error:
@@ -154,7 +154,7 @@ def _count_examples(status: ClientStatus) -> dict[str, int] | None:
 
 
 def _last_messages(folder: Path, name: str) -> list[str]:
-    """Return the last lines of the client's processes: of its dashboard, or of its service."""
+    """Return the last log lines of the client's processes, from its dashboard or its service."""
     try:
         with (folder / MESSAGES_FILE).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_BYTES))
@@ -165,7 +165,7 @@ def _last_messages(folder: Path, name: str) -> list[str]:
 
 
 def _journal(unit: str) -> bytes:
-    """Return the last lines of a service's log; nothing without systemd."""
+    """Return the last lines of a service's log; empty without systemd."""
     command = ["journalctl", "--unit", unit, "--output", "cat", "--lines", str(_MOST_MESSAGES)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_JOURNAL_SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""The watch of a device's sensors while it works: why to pause, and the energy so far."""
+"""Monitoring of a device's sensors during work: the reason to pause, and the energy so far."""
 
 import logging
 import threading
@@ -15,18 +15,18 @@ log = logging.getLogger("samara.device")
 SECONDS_BETWEEN = 1.0
 """Seconds between two readings."""
 STALE_SECONDS = 30.0
-"""Age of a reading at which the sensors count as not readable."""
+"""Age in seconds at which a reading is stale and the sensors count as unreadable."""
 
 
 class SensorWatch:
-    """Reads the sensors again and again, so that asking for the reason of a pause takes no time.
+    """Reads the sensors repeatedly, so that `pause_reason` returns without a delay.
 
     Args:
         read: function that reads the sensors.
         limits: limits of the device's owner.
         clock: function that returns monotonic seconds.
         now: function that returns the local time.
-        note: function that is told the reason when a pause begins, and "" when it ends.
+        note: function that receives the reason when a pause begins, and "" when the pause ends.
     """
 
     def __init__(
@@ -37,24 +37,28 @@ class SensorWatch:
         now: Callable[[], datetime] = datetime.now,
         note: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._read, self._limits, self._clock, self._now = read, limits, clock, now
+        self._read = read
+        self._limits = limits
+        self._clock = clock
+        self._now = now
         self._note = note
-        self._reason, self._time = "", clock()
+        self._reason = ""
+        self._time = clock()
         self._watts: float | None = None
         self._joules: float | None = None
 
     @property
     def joules(self) -> float | None:
-        """The energy since the first reading; None if no sensor measures power.
+        """The energy in joules since the first reading; None if no sensor measures power.
 
-        The power of a reading counts for the time until the next one.
+        The power is taken to stay as it was read until the next reading.
         """
         if self._joules is None or self._watts is None:
             return self._joules
         return self._joules + self._watts * (self._clock() - self._time)
 
     def pause_reason(self) -> str:
-        """Return the reason for pausing now; empty if there is none."""
+        """Return the reason to pause now; empty if there is none."""
         if self._limits.limits_anything and self._clock() - self._time > STALE_SECONDS:
             return "the sensors do not answer"
         return self._reason
@@ -74,7 +78,7 @@ class SensorWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look before and, if that is of any use, during a block."""
+        """Read the sensors before a block and, if they are needed, repeatedly during it."""
         self.look()
         if not self._limits.limits_anything and self._watts is None:
             yield
@@ -85,7 +89,8 @@ class SensorWatch:
             while not end.wait(SECONDS_BETWEEN):
                 try:
                     self.look()
-                except Exception:  # a sensor's driver may fail in any way; its reading gets stale
+                # a sensor's driver may fail in any way; its reading becomes stale
+                except Exception:
                     log.exception("the sensors cannot be read")
 
         thread = threading.Thread(target=watch, name="sensors", daemon=True)

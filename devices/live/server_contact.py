@@ -1,4 +1,4 @@
-"""A client's note of its server: no answer, the end of the run, or that the client was refused."""
+"""A client's record of a problem with its server: silence, the end of the run, or a rejection."""
 
 import logging
 import threading
@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from samara.shared.errors import DeviceError
-from samara.shared.kept_file import KeptFile
+from samara.shared.storage.kept_file import KeptFile
 
 log = logging.getLogger("samara.device")
 
 CONTACT_FILE = "server.json"
-"""Name of the file in a client's folder; there is none while the server answers."""
+"""Name of the file in a client's folder; absent while the server answers."""
 
 
 class _ContactFile(KeptFile[dict[str, Any]]):
-    """The address of the server and the time of the note, and a problem or a rejection."""
+    """File with the server's address, the time of the record, and a problem or a rejection."""
 
     name = CONTACT_FILE
-    damaged = "{file}: {problem}; what was noted of the server is left out"
+    damaged = "{file}: {problem}; the record of the server is ignored"
     is_needed = False
     empty = dict
     error = DeviceError
@@ -32,19 +32,19 @@ class _ContactFile(KeptFile[dict[str, Any]]):
 
 
 def note_silence(folder: Path, address: str, problem: str) -> None:
-    """Note that a server does not answer; what was noted of it first stays.
+    """Record that a server does not answer; an earlier record about this server is kept.
 
     Args:
         folder: folder of the client.
         address: host:port of the server.
-        problem: why there is no answer.
+        problem: reason why there is no answer.
     """
     if _ContactFile(folder).read().get("address") != address:
         _note(folder, address, problem=problem)
 
 
 def note_end(folder: Path, address: str) -> None:
-    """Note that a server has said that its run is finished.
+    """Record that a server has reported the end of its run.
 
     Args:
         folder: folder of the client.
@@ -54,18 +54,18 @@ def note_end(folder: Path, address: str) -> None:
 
 
 def note_rejection(folder: Path, address: str, reason: str) -> None:
-    """Note that a server has turned this client away for good.
+    """Record that a server has rejected this client for good.
 
     Args:
         folder: folder of the client.
         address: host:port of the server.
-        reason: why, and what to do.
+        reason: reason and remedy.
     """
     _note(folder, address, rejected=reason)
 
 
 def note_answer(folder: Path) -> None:
-    """Note that the server answers."""
+    """Record that the server answers."""
     try:
         (folder / CONTACT_FILE).unlink(missing_ok=True)
     except OSError as error:
@@ -73,7 +73,7 @@ def note_answer(folder: Path) -> None:
 
 
 def describe_contact(folder: Path) -> str:
-    """Return a sentence on what was noted of the server; empty while it answers."""
+    """Describe the recorded problem with the server in a sentence; empty while it answers."""
     if not (noted := _ContactFile(folder).read()):
         return ""
     moment = f"{datetime.fromtimestamp(noted['time'], UTC):%Y-%m-%d %H:%M} UTC"
@@ -83,48 +83,50 @@ def describe_contact(folder: Path) -> str:
         return f"the run is finished, as the server {noted['address']} said on {moment}"
     return (
         f"the server {noted['address']} has not answered since {moment}: {noted['problem']}; "
-        "it may have finished its run: its operator knows"
+        "it may have finished its run; ask its operator"
     )
 
 
 def _note(folder: Path, address: str, **more: str) -> None:
     try:
         _ContactFile(folder).write({"address": address, "time": time.time(), **more})
-    except DeviceError as error:  # no work depends on it
+    except DeviceError as error:  # a failure to record stops no work
         log.warning("%s", error)
 
 
 class Reachability:
-    """A note of whether the server answers, which is said each time that it changes.
+    """Tracks whether the server answers, and reports each change.
 
     Args:
-        folder: folder of the client, whose status shows it.
+        folder: folder of the client, whose status shows the record.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._lock = folder, threading.Lock()
-        self._is_reachable: bool | None = None  # not known yet
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._is_reachable: bool | None = None  # unknown at first
 
     def note(self, address: str, problem: str) -> None:
-        """Note how a request went.
+        """Record the outcome of a request.
 
         Args:
             address: host:port of the server.
-            problem: why there was no answer; empty if there was one.
+            problem: reason why there was no answer; empty if the server answered.
         """
         with self._lock:
-            was_reachable, self._is_reachable = self._is_reachable, not problem
+            was_reachable = self._is_reachable
+            self._is_reachable = not problem
         if was_reachable == (not problem):
             return
         if problem:
             note_silence(self._folder, address, problem)
             log.warning(
                 "the server %s does not answer: %s; trying again until it does. It may have "
-                "finished its run: its operator knows",
+                "finished its run; ask its operator",
                 address,
                 problem,
             )
         else:
-            note_answer(self._folder)  # also of what an earlier SuperNode noted
+            note_answer(self._folder)  # also clears the record of an earlier SuperNode
             if was_reachable is not None:
                 log.info("the server %s answers again", address)

@@ -1,4 +1,4 @@
-"""Messages to systemd from a service that it runs (sd_notify(3))."""
+"""Notifications to systemd from a service that it runs (sd_notify(3))."""
 
 import os
 import socket
@@ -10,12 +10,12 @@ _ADDRESS = "NOTIFY_SOCKET"
 
 
 def notify_service_manager(state: str) -> None:
-    """Tell the service manager a state; do nothing if none has started this process.
+    """Report a state to the service manager; do nothing if none started this process.
 
-    A message that cannot be sent is dropped: the service manager will act as if there were none.
+    A notification that cannot be delivered is dropped.
 
     Args:
-        state: `READY`, or `ALIVE`, which is expected again within the unit's ``WatchdogSec``.
+        state: `READY` or `ALIVE`. `ALIVE` must be repeated within the unit's ``WatchdogSec``.
     """
     if address := os.environ.get(_ADDRESS):
         abstract = address.startswith("@")

@@ -1,4 +1,4 @@
-"""The settings of a client, which ``samara client up`` writes and its processes read."""
+"""The settings of a client, written by ``samara client up`` and read by its processes."""
 
 import re
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH
+from samara.client.limits.answer_limits import LIVE_LEAST_BATCH
 from samara.devices.hardware.profile import load_device
 from samara.devices.live.client_folder import SETTINGS_FILE, SOCKET, check_was_started
 from samara.devices.live.limits import DeviceLimits
-from samara.shared.config import RunConfig
-from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.files import write_durably
-from samara.shared.sections import EMBEDDED_MODEL
-from samara.shared.settings import Scalar, Text, describe, former_keys, parse_assignment
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.settings.setting import Scalar, Text, describe, former_keys, parse_assignment
+from samara.shared.storage.files import write_durably
 from samara.shared.tasks.catalog import shipped_tasks
+from samara.shared.tasks.messages import EMBEDDED_DATA
 
 _TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
@@ -25,14 +25,14 @@ Wire = Literal["flower", "stream"]
 
 
 class OwnerSettings(DeviceLimits):
-    """The limits of a device's owner, and how a client works beside other software.
+    """The limits of a device's owner, and settings for working beside other software.
 
     Attributes:
         nice: niceness of the trainer's process, 0 to 19.
-        idle_io: whether the trainer reads and writes files only when no other process does.
-        share_energy: whether the server is told what each report has cost this device.
-        power_mode: nvpmodel's name of the mode in which a Jetson works for the client; empty leaves
-            it as it is.
+        idle_io: whether the trainer only uses the disk while no other process uses it.
+        share_energy: whether the client sends the server the round cost of its reports.
+        power_mode: nvpmodel name of the power mode in which a Jetson works for the client; empty
+            leaves the mode unchanged.
     """
 
     nice: Annotated[int, Field(ge=0, le=19)] = 0
@@ -42,30 +42,31 @@ class OwnerSettings(DeviceLimits):
 
 
 OWNER_KEYS = {f"owner.{name.replace('_', '-')}": name for name in OwnerSettings.model_fields}
-"""The names of the owner's settings by their keys."""
+"""Field names of the owner's settings, by `--set` key."""
 
 
 class ClientSettings(OwnerSettings):
-    """The settings of one client of this machine, with those of its owner.
+    """The settings of one client on this machine, including its owner's.
 
     Attributes:
         name: name that the operator gave the client.
         folder: folder of the client's files.
-        wire: what brings the server's messages: Flower's SuperNode, or the stream to a gateway.
+        wire: connection to the server: Flower's SuperNode, or the stream to a gateway.
         superlink: address of the SuperLink, host:port; empty with the stream.
-        gateways: addresses of the run's gateways, host:port, which are tried in turn; empty without
-            the stream.
+        gateways: addresses of the run's gateways, host:port, tried in turn; empty without the
+            stream.
         client_index: client index, derived from the key.
         profile: name or file of the device profile; empty if none was given.
-        device_settings: settings that the device decides, by dotted key of `RunConfig`.
-        key: private key file that authenticates the client to the SuperLink or gateway; None is
-            that in the folder, or none without TLS.
-        certificates: PEM file of the certificate authority of the server, or of the gateways; None
+        device_settings: settings that the device decides instead of the server, by dotted key of
+            `RunConfig`.
+        key: private key file that authenticates the client to the SuperLink or gateway; None means
+            the key in the folder, or no key without TLS.
+        certificates: PEM file of the certificate authority of the server or of the gateways; None
             means the system's.
         insecure: whether the connection is plain text, without authentication of either side.
     """
 
-    # what another version has written, besides what this one knows
+    # ignore settings that another version has written
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
@@ -87,7 +88,7 @@ class ClientSettings(OwnerSettings):
 
     @property
     def server(self) -> str:
-        """The address of the other end of the wire, host:port; of several gateways the first."""
+        """The server's address, host:port: the SuperLink, or the first gateway."""
         return self.gateways[0] if self.wire == "stream" else self.superlink
 
     @property
@@ -112,7 +113,7 @@ class ClientSettings(OwnerSettings):
         """Read the settings from a client's folder.
 
         Raises:
-            DeviceError: if no client was started with it, or the file is damaged.
+            DeviceError: if no client was started in the folder, or the file is damaged.
         """
         check_was_started(folder)
         file = folder / SETTINGS_FILE
@@ -123,15 +124,16 @@ class ClientSettings(OwnerSettings):
 
 
 def split_owner_settings(assignments: Iterable[str]) -> tuple[OwnerSettings, list[str]]:
-    """Return the owner's settings of ``--set``, and the assignments of other settings.
+    """Split ``--set`` assignments into the owner's settings and the others.
 
     Args:
         assignments: ``key=value``; the owner's keys begin with ``owner.``.
 
     Raises:
-        ConfigError: if an assignment is none, or the owner has no such setting or value.
+        ConfigError: if an assignment is malformed, or the owner has no such setting or value.
     """
-    own, others = dict[str, Scalar](), list[str]()
+    own = dict[str, Scalar]()
+    others = list[str]()
     for assignment in assignments:
         key, value = parse_assignment(assignment)
         if not key.startswith("owner."):
@@ -155,13 +157,14 @@ def resolve_device_settings(
 ) -> dict[str, Scalar]:
     """Return the validated settings that the device decides.
 
-    A name that is shipped wins over a file or folder of this name, which can be written ``./NAME``.
+    A shipped name takes precedence over a file or folder of the same name. ``./NAME`` names the
+    file or folder.
 
     Args:
         model: model folder, name on the hub, or ``embedded``.
         data: data file, folder, name on the hub, or ``messages``.
-        task: name of a shipped task, or a task file.
-        torch_device: torch device that the model is loaded to.
+        task: name of a shipped task, or path of a task file.
+        torch_device: torch device to load the model to.
         assignments: ``key=value`` as given to ``--set``.
 
     Raises:
@@ -186,10 +189,13 @@ def resolve_device_settings(
 
 
 def resolve_device(name: str) -> tuple[str, str]:
-    """Return the torch device that ``--device`` means, and the device profile or "".
+    """Return the torch device and the device profile that ``--device`` names.
+
+    The profile is empty if the name is that of a torch device.
 
     Raises:
-        ConfigError: if the name is neither, or torch does not run on the profile's processor.
+        ConfigError: if the name is neither a torch device nor a profile, or if torch does not run
+            on the profile's processor.
     """
     if _TORCH_DEVICE.fullmatch(name):
         return name, ""
@@ -204,5 +210,7 @@ def resolve_device(name: str) -> tuple[str, str]:
 
 
 def _absolute(path: str, *names: str) -> str:
-    """Return the absolute path if the path exists and is no shipped name, otherwise the text."""
+    """Return the absolute path if the path exists and is no shipped name; otherwise the text
+    itself.
+    """
     return str(Path(path).resolve()) if path not in names and Path(path).exists() else path

@@ -1,26 +1,27 @@
-"""The command that starts a client which has joined a run."""
+"""The command that starts a client after it has joined a run."""
 
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.tasks.messages import EMBEDDED_DATA
 
 _DEMO = (EMBEDDED_DATA, EMBEDDED_MODEL)
-"""Task and model that `samara client up` has by default, with examples that it generates."""
+"""Default task and model of `samara client up`, for which the examples are generated."""
 
 
 def describe_start(name: str, home: Path | None, names: Mapping[str, str]) -> list[str]:
-    """Return the command that starts a client that has joined, and before it what to fill in. Pure.
+    """Return lines with the command that starts a joined client, and hints on what to fill in.
 
     Args:
         name: name of the client.
-        home: its folder, if it is not the usual one.
-        names: the run's task and model, as far as they are known.
+        home: folder of the client if it is not the default one.
+        names: names of the run's task and model; an unknown name is missing.
     """
     command = ["samara", "client", "up", "--name", name, *(["--home", str(home)] if home else [])]
-    task, model = names.get("task", ""), names.get("model", "")
+    task = names.get("task", "")
+    model = names.get("model", "")
     if (task, model) == _DEMO:
         return [shlex.join(command)]
     blanks = {"DATA": "your examples, a file or folder"}

@@ -7,7 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from samara.client.protocol.work_costs import WorkCost
+from samara.client.limits.work_costs import WorkCost
+from samara.client.personal.few_examples import QualityByExamples
 from samara.client.training.growing_data import DataFacts
 from samara.devices.live.client_status import NOT_RUNNING, ClientStatus, RunProgress
 from samara.devices.live.pause_log import Pause
@@ -19,11 +20,11 @@ _SHOWN_PAUSES = 5
 
 
 def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> RenderableType:
-    """Return what is shown of a client, the most important first. Pure.
+    """Return the display of a client's status, the most important facts first.
 
     Args:
         status: status of the client.
-        messages: its latest messages, shown after the first line.
+        messages: latest messages of the client, shown after the first line.
     """
     first = f"{status.name}: client {status.client}, {status.trainer}"
     lines = [first, _describe_connection(status), *status.checks, status.model_in_use]
@@ -34,6 +35,8 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
         parts += [_runs_table(status.runs), *_texts(_refusals(status.runs))]
     if status.personal:
         parts += [_personal_table(status.personal)]
+    if status.by_examples:
+        parts += [_by_examples_table(status.by_examples)]
     if any(run.cost.rounds or run.cost.seconds for run in status.runs):
         parts += [_costs_table(status.runs)]
     if status.pauses:
@@ -53,7 +56,7 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
 
 
 def _describe_connection(status: ClientStatus) -> str:
-    """Return how the client is connected, and what is wrong with the connection."""
+    """Describe the client's connection and any problem with it."""
     if status.server or status.trainer == NOT_RUNNING:
         return ": ".join(filter(None, (status.wire, status.server)))
     return f"{status.wire}, which answers"
@@ -91,6 +94,16 @@ def _personal_table(rows: Iterable[Sequence[str]]) -> Table:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def _by_examples_table(by_examples: Iterable[QualityByExamples]) -> Table:
+    table = Table(title="Model in use, with a private part fitted to fewer training examples")
+    table.add_column("training examples", justify="right")
+    table.add_column("validation accuracy", justify="right")
+    table.add_column("validation loss", justify="right")
+    for one in by_examples:
+        table.add_row(f"{one.examples:,}", f"{one.accuracy:.1%}", f"{one.loss:.3f}")
     return table
 
 
@@ -135,7 +148,7 @@ def _examples_table(facts: DataFacts) -> Table:
 
 
 def _notes_on_examples(facts: DataFacts) -> list[str]:
-    """Return the time of the newest example that was added, and the rows that are not used."""
+    """Return notes on the newest added example and on unused rows."""
     lines = [f"the newest was added at {_time(facts.newest)} UTC"] if facts.newest else []
     lines += [f"not used: {problem}" for problem in facts.problems[:_SHOWN_PROBLEMS]]
     if (hidden := len(facts.problems) - _SHOWN_PROBLEMS) > 0:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import psutil
 
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.devices.jetson.telemetry import Sensors
 from samara.devices.live.client_folder import TRAINER_LOCK
 from samara.devices.live.keys import OWN_KEY_FILE
@@ -21,7 +21,8 @@ from samara.devices.live.processes import UNUSABLE_INPUT, exclusive_lock, exit_w
 from samara.devices.live.sensor_watch import SensorWatch
 from samara.devices.live.settings import ClientSettings
 from samara.shared.errors import SamaraError
-from samara.shared.signing import SigningKey
+from samara.shared.machine.process import log_to_stderr
+from samara.shared.protocol.signing import SigningKey
 
 log = logging.getLogger("samara.trainer")
 
@@ -29,7 +30,7 @@ _PATIENCE_SECONDS = 15.0
 
 
 def serve(settings: ClientSettings) -> NoReturn:
-    """Load the trainer and serve it on the client's socket until a signal.
+    """Load the trainer and let it answer on the client's socket until a signal arrives.
 
     Raises:
         SamaraError: if model, data or folder cannot be used.
@@ -38,13 +39,14 @@ def serve(settings: ClientSettings) -> NoReturn:
     watch = _make_watch(settings)
 
     def end(number: int, frame: FrameType | None) -> None:
-        # the current step is abandoned: all state that matters is on disk at every moment
+        # abandon the current step: all state that matters is on disk at every moment
         settings.socket.unlink(missing_ok=True)
         os._exit(0)
 
-    lock, start = settings.folder / TRAINER_LOCK, time.monotonic()
+    lock = settings.folder / TRAINER_LOCK
+    start = time.monotonic()
     with exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS):
-        # not before: a signal while this one waits must leave the other one its socket
+        # only now: while this process waits, a signal must not remove the other one's socket
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
         with (
@@ -69,7 +71,7 @@ def _make_watch(settings: ClientSettings) -> SensorWatch:
 
 
 def _be_nice(settings: ClientSettings) -> None:
-    """Leave the processor and the disks to other processes, as far as the owner wants it."""
+    """Lower the priority of CPU and disk use to the owner's settings."""
     process = psutil.Process()
     process.nice(max(process.nice(), settings.nice))
     if settings.idle_io and hasattr(psutil, "IOPRIO_CLASS_IDLE"):
@@ -85,11 +87,10 @@ def _loaded(settings: ClientSettings) -> ResidentTrainer:
 
 
 def main() -> None:
-    """Serve the client whose folder and parent process id are the arguments."""
+    """Serve the client whose folder and parent process id are the command-line arguments."""
     folder, parent = sys.argv[1:]
     exit_with_parent(int(parent))
-    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("samara").setLevel(logging.INFO)
+    log_to_stderr()
     try:
         serve(ClientSettings.read(Path(folder)))
     except SamaraError as error:

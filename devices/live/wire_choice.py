@@ -1,4 +1,4 @@
-"""The wire of a client: what its owner chooses now, or has chosen before, or was invited to."""
+"""The wire of a client, from the owner's options, earlier settings, or an invitation."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,19 +7,19 @@ from samara.devices.live.client_folder import SETTINGS_FILE
 from samara.devices.live.join import read_joined_server
 from samara.devices.live.keys import OWN_KEY_FILE
 from samara.devices.live.settings import ClientSettings, Wire
-from samara.shared.addresses import parse_address
 from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.network.addresses import parse_address
 
 
 class WireChoice(NamedTuple):
-    """A wire, and what is needed to use it.
+    """A wire and the facts needed to use it.
 
     Attributes:
-        wire: ``flower`` or ``stream``; None is as before, or else ``flower``.
+        wire: ``flower`` or ``stream``; None means the earlier choice or, without one, ``flower``.
         superlink: address of the server, host:port; empty with the stream.
         gateways: addresses of gateways, host:port; empty without the stream.
-        key: private key file of the client; None is that in its folder.
-        certificates: certificate that verifies the server, or the gateways; None is the system's.
+        key: private key file of the client; None means the key in its folder.
+        certificates: PEM file that verifies the server or the gateways; None means the system's.
     """
 
     wire: Wire | None = None
@@ -30,18 +30,19 @@ class WireChoice(NamedTuple):
 
 
 def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoice:
-    """Return a whole choice: what is not given is as before, or as the client has joined.
+    """Return a complete choice; missing options come from earlier settings or the joined run.
 
     Args:
         folder: folder of the client.
         given: options of the command.
-        may_lack_key: whether no key is needed.
+        may_lack_key: whether the key is optional.
 
     Raises:
         ConfigError: if something is missing, or options contradict each other.
-        DeviceError: if the file about the server that was joined is damaged.
+        DeviceError: if the file about the joined server is damaged.
     """
-    before, joined = _read_earlier(folder), read_joined_server(folder)
+    before = _read_earlier(folder)
+    joined = read_joined_server(folder)
     wire = given.wire or before.wire or ("stream" if joined and joined.gateway else "flower")
     key = given.key or (joined.key if joined else before.key)
     if wire == "stream":
@@ -50,7 +51,8 @@ def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoi
         gateways = given.gateways or before.gateways
         certificates = given.certificates or (None if given.gateways else before.certificates)
         if not gateways and joined and joined.gateway:
-            gateways, certificates = (joined.gateway,), certificates or joined.gateway_authority
+            gateways = (joined.gateway,)
+            certificates = certificates or joined.gateway_authority
         if not gateways:
             raise ConfigError(
                 "--gateway HOST:PORT is missing: the address of a `samara gateway up` of the run"
@@ -62,15 +64,18 @@ def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoi
         return WireChoice("stream", "", gateways, key, certificates)
     if given.gateways:
         raise ConfigError("--gateway is for --wire stream")
-    superlink, certificates, key = given.superlink, given.certificates, given.key
+    superlink = given.superlink
+    certificates = given.certificates
+    key = given.key
     if not superlink:
         if joined is None:
             raise ConfigError(
-                "--superlink HOST:PORT is missing; or join first, with the line that "
-                "`samara server invite` prints on the server"
+                "--superlink HOST:PORT is missing; give it, or join the run first, with the line "
+                "that `samara server invite` prints on the server"
             )
         superlink = joined.superlink
-        key, certificates = key or joined.key, certificates or joined.certificates
+        key = key or joined.key
+        certificates = certificates or joined.certificates
     parse_address(superlink)
     if key is None and not may_lack_key:
         raise ConfigError(_NO_KEY)
@@ -84,12 +89,12 @@ _NO_KEY = (
 
 
 def _read_earlier(folder: Path) -> WireChoice:
-    """Return the wire that a client was last started with, if it is to be used again."""
+    """Return the wire from the client's settings file; without a readable file, an empty choice."""
     if not (folder / SETTINGS_FILE).is_file():
         return WireChoice()
     try:
         settings = ClientSettings.read(folder)
-    except DeviceError:  # of an earlier version, or damaged: the command writes it anew
+    except DeviceError:  # a damaged or older file: the command overwrites it
         return WireChoice()
     if settings.wire != "stream":
         return WireChoice("flower")

@@ -1,4 +1,4 @@
-"""The export of a model with its adapter as a program for phones."""
+"""Export of a model with its adapter as a program for phones."""
 
 import base64
 import hashlib
@@ -41,12 +41,7 @@ from samara.devices.phone.quantization import (
     use_batched_products,
 )
 from samara.devices.phone.readout_export import ReadoutParts
-from samara.shared.config import RunConfig
-from samara.shared.directions import prefix_tokens, query_seeds
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.features import check_features, kind_of
-from samara.shared.files import write_durably
-from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.prompt_frame import form_of
@@ -56,30 +51,40 @@ from samara.shared.model.scorers import (
     EncoderScorer,
     HeadlessScorer,
 )
-from samara.shared.replay import digest, zero_state
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.directions import prefix_tokens, query_seeds
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.replay_numpy import NumpyBackend
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.features import check_features, kind_of
+from samara.shared.storage.files import write_durably
 from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import CHAT, ChoiceTask, ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
-"""Number of directions of one call of ``replay``, or of a readout's ``directions``."""
+"""Number of directions in a call of ``replay``, or of a readout's ``directions``."""
 LEAST_TOKENS = 4
-"""The fewest tokens before an answer in a call; `torch.export` makes sizes of 0 and 1 constants."""
+"""Minimum number of tokens before an answer, because `torch.export` treats sizes of 0 and 1 as
+constants.
+"""
 ANSWER_TOKENS = 16
-"""Default of the most tokens of a candidate of a choice task."""
-CHECK_EPSILON, READOUT_CHECK_EPSILON = 0.01, 1.0
-"""ε of the self-checks. Adapters are compared by their losses, which the whole model decides; at
-a small ε those of a readout would say nothing of its features."""
+"""Default maximum of tokens in a candidate of a choice task."""
+CHECK_EPSILON = 0.01
+"""ε of the self-check for adapters, whose losses depend on the whole model."""
+READOUT_CHECK_EPSILON = 1.0
+"""ε of the self-check for readouts. At a small ε, the features would hardly change a readout's
+losses.
+"""
 
 
 @dataclass(frozen=True)
 class ProgramShapes:
-    """The shapes of a program's calls; a readout's may also have shorter sequences.
+    """The shapes of a program's calls. A readout may also be called with shorter sequences.
 
     Attributes:
-        queries: q, directions of a call.
-        batch: B, examples of a call.
-        sequence: S, most tokens of an example; those of an answer of several tokens are among them.
+        queries: q, number of directions in a call.
+        batch: B, number of examples in a call.
+        sequence: S, maximum tokens of an example, including those of an answer of several tokens.
     """
 
     queries: int
@@ -89,19 +94,19 @@ class ProgramShapes:
 
 @dataclass(frozen=True, eq=False)
 class PreparedModel:
-    """A model with adapter, ready for export.
+    """A model with its adapter, ready for export.
 
     Attributes:
-        base: base model with the adapter in it.
+        base: base model with the adapter inserted.
         layout: layout of the adapter.
         parts: module that computes scores and losses with the weights, or the readout.
         words: label words of the task, or the templates of its candidates.
-        word_tokens: token of each label word; empty for a sentence encoder, and for answers of
+        word_tokens: token of each label word; empty for a sentence encoder or for answers of
             several tokens.
-        answer_tokens: most tokens of an answer, T; 0 for label words of one token each.
-        start: content of the file of the adapter's start; empty without one.
-        task: task of the run; with None a program for ONNX Runtime has no index.
-        scorer: scorer of model and task, which tokenizes.
+        answer_tokens: T, maximum tokens of an answer; 0 if label words have one token each.
+        start: content of the adapter's start file; empty if there is none.
+        task: task of the run; without a task, no index is exported for browsers.
+        scorer: scorer of model and task, which also tokenizes.
     """
 
     base: BaseModel
@@ -118,16 +123,16 @@ class PreparedModel:
 def prepare_model(
     config: RunConfig, quantization: PhoneQuantization, answer_tokens: int = ANSWER_TOKENS
 ) -> PreparedModel:
-    """Load a model, quantize it and insert the adapter; measure a readout's damping.
+    """Load a model, quantize it, insert the adapter, and measure a readout's damping.
 
     Args:
         config: settings with model, task and adapter.
         quantization: quantization of the linear layers in the blocks.
-        answer_tokens: most tokens of a candidate of a choice task.
+        answer_tokens: maximum tokens of a candidate of a choice task.
 
     Raises:
         SamaraError: if model, task or adapter cannot be used. Adapters inside the model need a
-            causal model, a readout a causal model or a sentence encoder.
+            causal model; a readout needs a causal model or a sentence encoder.
     """
     task = task_of(config)
     check_features(
@@ -142,9 +147,9 @@ def prepare_model(
     families = ("causal", "encoder") if config.adapter.has_readout else ("causal",)
     if base.family not in families or isinstance(task, GenerationTask):
         raise ConfigError(
-            f"{base.folder} with task {task.name}: a phone's program with adapter.layers = "
-            f"{config.adapter.layers} needs a model of the family {' or '.join(families)}, and a "
-            "classification or a choice; choose others"
+            f"{base.folder} with task {task.name}: cannot become a phone's program. With "
+            f"adapter.layers = {config.adapter.layers} the model's family must be "
+            f"{' or '.join(families)}, and the task a classification or a choice"
         )
     own = make_scorer(base, task, config.model.max_length)
     scorer = own.whole if isinstance(own, HeadlessScorer) else own
@@ -168,7 +173,10 @@ def prepare_model(
 def _answers(
     base: BaseModel, scorer: CausalScorer | ChoiceScorer | EncoderScorer, answer_tokens: int
 ) -> tuple[tuple[int, ...], Words | Candidates | EncoderScorer]:
-    """Return the token of each label word, if each has one, and the answers that are compared."""
+    """Return the tokens of the label words, and the answers to compare.
+
+    There are no tokens unless each label word has a single token.
+    """
     if isinstance(scorer, EncoderScorer):
         return (), scorer
     if isinstance(scorer, ChoiceScorer):
@@ -189,16 +197,16 @@ def export_program(
     form: Form = "functional",
     runtime: Runtime = "executorch",
 ) -> Manifest:
-    """Write a program with methods ``forward`` and ``replay``, and its manifest.
+    """Write a program with the methods ``forward`` and ``replay``, and its manifest.
 
     Args:
         ready: model from `prepare_model`.
         shapes: shapes of a call.
         quantization: quantization that the model was prepared with.
-        delegate: backend of the float part; ``none`` with ONNX Runtime.
-        out: program file; the manifest is written beside it, as JSON.
-        form: ``algorithm-1`` has the one method ``forward`` of `AlgorithmOneModule`.
-        runtime: ``onnx`` has the one method ``forward``, of `RepresentationModule` or of
+        delegate: backend for the float part; ``none`` with ONNX Runtime.
+        out: path of the program file; the manifest is written beside it as JSON.
+        form: ``algorithm-1`` has a single method, ``forward`` of `AlgorithmOneModule`.
+        runtime: ``onnx`` has a single method, ``forward`` of `RepresentationModule` or
             `AdapterScoresModule`.
 
     Raises:
@@ -222,16 +230,16 @@ def export_program(
     if runtime == "onnx" and ready.task and form_of(ready.task) == CHAT:
         raise ConfigError(
             f"task {ready.task.name} is asked as a chat, and a page has no chat template; set form "
-            "to plain, as all clients of the run have it then"
+            "to plain, and do so for all clients of the run"
         )
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
-            "--form algorithm-1 keeps perturbed adapters inside the model; export functional, or "
-            "set adapter.layers to top:1"
+            "--form algorithm-1 keeps perturbed adapters inside the model, and a readout is not "
+            "inside; use --form functional, or set adapter.layers to top:1"
         )
     if form == "algorithm-1" and ready.start:
         raise ConfigError(
-            "--form algorithm-1 begins with the base model; export functional, or leave "
+            "--form algorithm-1 begins with the base model; use --form functional, or leave "
             "adapter.start empty"
         )
     if quantization == "8da4w":
@@ -259,7 +267,9 @@ def export_program(
         products = [(layer.in_features, layer.out_features) for layer in layers]
         graph = lower_to_onnx(methods["forward"], quantization, products)
         split = split_weights(graph, out.stem)
-        program, shards, weights = split.graph, split.shards, split.listed
+        program = split.graph
+        shards = split.shards
+        weights = split.listed
     else:
         initialized = ("b",) if form == "algorithm-1" else ()
         program = lower_to_executorch(methods, delegate, initialized, quantization == "8da4w")
@@ -302,28 +312,28 @@ def _check_runtime(
     quantization: PhoneQuantization,
     form: Form,
 ) -> None:
-    """Check that a runtime has what is asked for.
+    """Check that a runtime supports the requested quantization and form.
 
     Raises:
-        ConfigError: if it has not.
+        ConfigError: if it does not.
     """
     if runtime == "executorch":
         if quantization in ("int4", "float16"):
             raise ConfigError(
-                f"--quantization {quantization} is of --runtime onnx; use 8da4w or int8"
+                f"--quantization {quantization} is only for --runtime onnx; use 8da4w or int8"
             )
         return
     if quantization == "8da4w":
-        raise ConfigError("--quantization 8da4w is of --runtime executorch; use int4 or int8")
+        raise ConfigError("--quantization 8da4w is only for --runtime executorch; use int4 or int8")
     if form == "algorithm-1":
         raise ConfigError(
-            "--runtime onnx makes functional programs alone; leave --form out, or use --runtime "
+            "--runtime onnx supports only functional programs; leave --form out, or use --runtime "
             "executorch"
         )
 
 
 def _least_sequence(ready: PreparedModel, shapes: ProgramShapes) -> int:
-    """Return the fewest tokens of a call that may be shorter than S; 0 if none may."""
+    """Return the minimum tokens of a call; 0 if every call must have S tokens."""
     least = ready.answer_tokens + LEAST_TOKENS
     return least if isinstance(ready.parts, ReadoutParts) and least < shapes.sequence else 0
 
@@ -350,7 +360,7 @@ def _algorithm_1(scores: ScoresModule, layout: Layout, check: SelfCheck) -> Meth
 
 
 def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tensor, ...]:
-    """Return the inputs of ``forward`` for the check's batch at a state, with coefficients of 0."""
+    """Return the inputs of ``forward`` for the check's batch at a state, without an update."""
     seeds = np.array(check.seeds, np.uint64).view(np.int64)
     arrays = (
         state,
@@ -366,11 +376,11 @@ def step_inputs(state: NDArray[np.int64], check: SelfCheck) -> tuple[torch.Tenso
 
 
 def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
-    """Make a self-check of random tokens and directions, with the eager modules' results."""
+    """Create a self-check from random tokens and directions, with results of the eager modules."""
     parts = ready.parts
     ids, positions = _check_batch(ready, shapes)
     seeds = query_seeds(0, 0, 1, shapes.queries)[0]
-    # of both signs, and wide enough for products beyond 2⁵³
+    # of both signs, and large enough for products beyond 2⁵³
     coefficients = (np.arange(shapes.queries) * 2 - 1) * np.int64(2**40 + 12345)
     state = zero_state(ready.layout.size)
     NumpyBackend().fold(state, seeds, coefficients, ready.layout.distribution)
@@ -384,7 +394,7 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
         losses=[],
         digest=digest(ready.layout.hash, state).hex(),
     )
-    with torch.no_grad():  # not inference mode, in which torchao lacks products
+    with torch.no_grad():  # torchao lacks products in inference mode
         if isinstance(parts, ReadoutParts):
             return replace(check, losses=parts.losses(check))
         step = TrainStepModule(parts, ready.layout)
@@ -395,8 +405,10 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
 def _check_batch(
     ready: PreparedModel, shapes: ProgramShapes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ids of random tokens, [B, S] or [B, C, S], and positions [B], of all lengths."""
-    batch, length, most = shapes.batch, shapes.sequence, ready.answer_tokens
+    """Return random token ids, [B, S] or [B, C, S], and positions [B], covering all lengths."""
+    batch = shapes.batch
+    length = shapes.sequence
+    most = ready.answer_tokens
     vocabulary = int(ready.base.network.config.vocab_size)
     rows = np.arange(batch)
     if not most:

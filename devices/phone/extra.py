@@ -28,7 +28,7 @@ def require_onnx() -> None:
     """Check that ONNX, its exporter and its runtime are installed.
 
     Raises:
-        DeviceError: naming the ones that are not.
+        DeviceError: if any of them is missing; the message names it.
     """
     names = "onnx", "onnxscript", "onnxruntime"
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
@@ -36,10 +36,10 @@ def require_onnx() -> None:
 
 
 def require_web() -> None:
-    """Check that WebSocket is installed, by which browsers attach.
+    """Check that the WebSocket library is installed, through which browsers attach.
 
     Raises:
-        DeviceError: if it is not.
+        DeviceError: if it is not installed.
     """
     if importlib.util.find_spec("websockets") is None:
         raise DeviceError(

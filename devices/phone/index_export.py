@@ -1,4 +1,4 @@
-"""The index of an exported program for browsers: its files, and how texts are tokenized."""
+"""Export of the index that browsers read: a program's files, and its tokenization."""
 
 import copy
 import tempfile
@@ -14,13 +14,13 @@ from samara.devices.phone.program_index import (
     index_file,
     tokenizer_folder,
 )
-from samara.shared.files import make_folder, write_durably
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.scorers import CausalScorer, ChoiceScorer, EncoderScorer
+from samara.shared.storage.files import make_folder, write_durably
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-"""The files of a tokenizer that the Hugging Face library for browsers reads, if there are any."""
+"""Tokenizer files that the Hugging Face library for browsers reads; some may be missing."""
 SAMPLES = (
     "what a lovely film",
     "Not GOOD, not bad; 3.5 out of 10!",
@@ -28,7 +28,7 @@ SAMPLES = (
     "naïve café, ΑΒΓ, Привет, 東京, مرحبا",
     "👍🏽 🙃",
 )
-"""Texts that show whether another tokenizer does the same."""
+"""Sample texts that reveal differences between tokenizers."""
 
 
 def write_index(
@@ -38,13 +38,13 @@ def write_index(
     task: ClassificationTask | ChoiceTask,
     scorer: CausalScorer | ChoiceScorer | EncoderScorer,
 ) -> None:
-    """Write the index of a program and the files of its tokenizer, if its task has label words.
+    """Write the index of a program and its tokenizer files, if its task has label words.
 
     Args:
-        program: program, with manifest and weights beside it.
-        manifest: its manifest.
-        base: model.
-        task: task; the candidates of a choice are not in an index, and a browser takes none.
+        program: path of the program, with manifest and weights beside it.
+        manifest: manifest of the program.
+        base: base model.
+        task: task; for a choice task no index is written, because browsers do not support them.
         scorer: scorer of model and task.
 
     Raises:
@@ -89,13 +89,15 @@ def _write_tokenizer(base: BaseModel, folder: Path) -> dict[str, ListedFile]:
 def _tokenization(
     base: BaseModel, task: ClassificationTask, scorer: CausalScorer | EncoderScorer
 ) -> Tokenization:
-    """Return how the scorer makes tokens of a text; `_examples` holds it to that."""
+    """Return the scorer's tokenization rule, which `_examples` verifies."""
     if isinstance(scorer, EncoderScorer):
         special = len(base.tokenizer("")["input_ids"])
         limit = scorer.max_length - special
         return Tokenization(special=True, before=[], after="", limit=limit, answers=[])
-    frame, longest = scorer.frame, max(map(len, scorer.label_tokens))
-    before, question = [*frame.start, *base.token_ids(frame.before)], frame.stem
+    frame = scorer.frame
+    longest = max(map(len, scorer.label_tokens))
+    before = [*frame.start, *base.token_ids(frame.before)]
+    question = frame.stem
     limit = scorer.max_length - frame.token_count(base) - longest
     answers = [list(tokens) for tokens in scorer.label_tokens] if longest > 1 else []
     return Tokenization(special=False, before=before, after=question, limit=limit, answers=answers)
@@ -104,7 +106,7 @@ def _tokenization(
 def _examples(
     base: BaseModel, task: ClassificationTask, scorer: CausalScorer | EncoderScorer, limit: int
 ) -> list[dict[str, Any]]:
-    """Return rows with what the scorer makes of them; those alone that need no shortening."""
+    """Return rows with the scorer's token ids, leaving out rows that need shortening."""
     examples = []
     for sample in SAMPLES:
         row = dict.fromkeys(task.fields, sample)

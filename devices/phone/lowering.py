@@ -18,9 +18,10 @@ class Method(NamedTuple):
     """A method of a program.
 
     Attributes:
-        module: module that computes it.
-        inputs: example inputs; sizes that are not in `sizes` are those of every call.
-        sizes: by input, the sizes that may differ from call to call; None if none may.
+        module: module that computes the method.
+        inputs: example inputs of the module.
+        sizes: variable dimensions of each input, as `torch.export` expects them; None if all
+            dimensions are fixed.
     """
 
     module: nn.Module
@@ -33,7 +34,7 @@ class Method(NamedTuple):
 
 
 Methods = Mapping[str, Method]
-"""Methods by name."""
+"""The methods of a program by name."""
 
 
 def lower_to_executorch(
@@ -42,14 +43,15 @@ def lower_to_executorch(
     initialized: tuple[str, ...] = (),
     quantized_inputs: bool = False,
 ) -> bytes:
-    """Lower modules to a program with one method each.
+    """Lower modules to a program with one method per module.
 
     Args:
         methods: methods by name.
         delegate: ``xnnpack`` delegates the float part of ``forward`` to XNNPACK.
         initialized: patterns of mutable buffers whose initial values are stored in the program.
         quantized_inputs: whether XNNPACK takes only the products with dynamically quantized inputs.
-            Its greedy partitioner splits these products, with outputs wrong by 10²³.
+            XNNPACK's greedy partitioner would split such products, and outputs would be wrong by a
+            factor of 10²³.
 
     Returns:
         The content of a ``.pte`` file.
@@ -73,7 +75,7 @@ def lower_to_executorch(
             raise DeviceError(MISSING.format(error=error)) from error
         with torch.no_grad():
             exported = {name: method.export() for name, method in methods.items()}
-        # not among the core operators, but every runtime has a kernel for it
+        # not a core operator, but every runtime has a kernel for it
         shift = torch.ops.aten.bitwise_right_shift.Tensor_Scalar
         kind = XnnpackDynamicallyQuantizedPartitioner if quantized_inputs else XnnpackPartitioner
         edge = to_edge_transform_and_lower(
@@ -92,7 +94,7 @@ def lower_to_executorch(
 
 @contextmanager
 def warnings_suppressed() -> Iterator[None]:
-    """Suppress warnings of exporters and their libraries that do not concern the user."""
+    """Suppress warnings of exporters and their libraries that are of no use to the user."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The manifest of a program: its model, layout and shapes, and a self-check."""
+"""The manifest of a program: its model, layout, shapes and self-check."""
 
 import base64
 import hashlib
@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from samara.shared.errors import CodeError, DeviceError, SamaraError
-from samara.shared.files import file_hash, write_durably
-from samara.shared.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.protocol.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
+from samara.shared.storage.files import file_hash, write_durably
 
 MANIFEST_VERSION = 5
-"""Latest version that is read: 5 is of adapters inside the model for ONNX Runtime, 4 has `weights`,
-3 is of a readout for ONNX Runtime, and 2 has `least_sequence`."""
+"""Latest supported version. Version 5 adds adapters inside the model for ONNX Runtime, 4 adds
+`weights`, 3 adds readouts for ONNX Runtime, and 2 adds `least_sequence`.
+"""
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Runtime = Literal["executorch", "onnx"]
@@ -32,10 +33,10 @@ class SelfCheck:
     """A self-check: a fixed batch with the eager model's results at the zero state.
 
     Attributes:
-        ids: token ids [B][S], or [B][C][S] of candidates, −1 behind a candidate.
-        positions: [B], last token before the label word.
-        labels: [B].
-        seeds: [q], 64-bit seeds of the directions that are tried and replayed.
+        ids: token ids [B][S], or [B][C][S] for candidates, padded with −1.
+        positions: [B], position of the last token before the label word.
+        labels: [B], index of each example's label.
+        seeds: [q], 64-bit seeds of the directions to try and to replay.
         coefficients: [q], int64 with unit 2⁻⁴⁰, of the replayed directions.
         epsilon: ε.
         losses: [2q][B], nats, at the zero state.
@@ -54,7 +55,7 @@ class SelfCheck:
 
 @dataclass(frozen=True)
 class ReadoutDescription:
-    """A description of a readout: what a phone computes with beside the program's outputs.
+    """Facts about a readout that a phone needs in addition to the program's outputs.
 
     Attributes:
         labels: number of labels.
@@ -74,14 +75,14 @@ class ReadoutDescription:
         """Check the description against the layout and the number of label words.
 
         Raises:
-            ValueError: if they contradict each other, or the contrasts are not orthonormal.
+            ValueError: if the description contradicts them, or the contrasts are not orthonormal.
         """
         tensors = [(t.group, t.rows, t.columns) for t in layout.tensors]
         readout = READOUT_GROUP, self.labels - 1, self.features
         bias = LABEL_BIAS_GROUP, self.labels, 1
         if tensors not in ([readout], [readout, bias]) or self.labels != words:
             raise ValueError(
-                f"its readout of {self.labels} labels and {self.features} features is not that of "
+                f"its readout of {self.labels} labels and {self.features} features does not match "
                 f"its layout and its {words} label words"
             )
         basis = np.array(self.contrasts, np.float64)
@@ -106,9 +107,9 @@ class WeightsFile:
     """A file of a program's weights.
 
     Attributes:
-        path: its name beside the program, by which the graph calls it.
-        sha256: SHA-256 (hex) of its content.
-        bytes: size.
+        path: name of the file beside the program, as the graph refers to it.
+        sha256: SHA-256 (hex) of the content.
+        bytes: size of the file.
     """
 
     path: str
@@ -116,10 +117,10 @@ class WeightsFile:
     bytes: int
 
     def check(self, program: Path) -> None:
-        """Check that the file lies beside the program.
+        """Check that the file lies unchanged beside the program.
 
         Raises:
-            DeviceError: if it does not, or is another one.
+            DeviceError: if the file is missing or has other content.
         """
         file = program.parent / self.path
         if hash_program(file) != self.sha256:
@@ -135,25 +136,26 @@ class Manifest:
         model_id: model id (hex) of the base model.
         layout: canonical JSON of the adapter's layout.
         layout_hash: hash (hex) of the layout.
-        queries: q, directions of a call; of a readout's program, those of the self-check.
-        batch: B, examples of a call.
-        sequence: S, tokens of an example, or of the longest one; see `least_sequence`.
-        replay_seeds: directions of a call of ``replay``, or of a readout's ``directions``.
+        queries: q, number of directions in a call, or in the self-check of a readout's program.
+        batch: B, number of examples in a call.
+        sequence: S, maximum tokens of an example; see `least_sequence`.
+        replay_seeds: number of directions in a call of ``replay``, or of a readout's
+            ``directions``.
         words: label words of the task.
-        word_tokens: token of each label word; empty for a sentence encoder, and for answers of
+        word_tokens: token of each label word; empty for a sentence encoder or for answers of
             several tokens.
         quantization: quantization of the linear layers in the blocks.
-        delegate: backend of the float part; ``none`` for ONNX Runtime, which chooses at loading.
+        delegate: backend for the float part; ``none`` for ONNX Runtime, which chooses when loading.
         form: ``functional``, or the paper's stateful ``algorithm-1``.
         check: self-check of the program.
         readout: description of the readout; None for adapters inside the model.
-        start: content of the file of the adapter's start, in base 64; empty without one.
-        answer_tokens: most tokens of an answer, where examples have a sequence per candidate; 0
-            where label words have one token each.
-        least_sequence: fewest tokens of a call of ``forward``; 0 if every call has S.
-        runtime: what runs the program: ExecuTorch, or ONNX Runtime, whose programs have the method
-            ``forward`` alone.
-        weights: files of weights beside the program, of a program for ONNX Runtime.
+        start: content of the adapter's start file in base64; empty if there is none.
+        answer_tokens: maximum tokens of an answer if examples have a sequence per candidate; 0 if
+            label words have one token each.
+        least_sequence: minimum tokens in a call of ``forward``; 0 if every call has S.
+        runtime: runtime of the program: ExecuTorch, or ONNX Runtime, whose programs have only the
+            method ``forward``.
+        weights: files of weights beside a program for ONNX Runtime.
     """
 
     program_sha256: str
@@ -179,12 +181,12 @@ class Manifest:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of an example's ids: (S,), or (C, S) of candidates."""
+        """The shape of an example's ids: (S,), or (C, S) for candidates."""
         candidates = (len(self.words),) if self.answer_tokens else ()
         return (*candidates, self.sequence)
 
     def call_length(self, longest: int) -> int:
-        """Return the tokens of a call for examples of which the longest has so many.
+        """Return the number of tokens in a call, given the longest example's tokens.
 
         Args:
             longest: tokens of the longest example, at most S.
@@ -211,7 +213,7 @@ class Manifest:
 
     @classmethod
     def read(cls, program: Path) -> Self:
-        """Read the manifest of a program and check that it belongs to the program's bytes.
+        """Read a program's manifest and check that it matches the program's bytes.
 
         Raises:
             DeviceError: if either file is missing, damaged, or of a later version.
@@ -257,13 +259,13 @@ class Manifest:
         return manifest
 
     def start_values(self) -> NDArray[np.int64]:
-        """Return the weights that the adapter begins with, int64 [d] in units of a state.
+        """Return the adapter's initial weights, int64 [d] in units of a state.
 
         Raises:
-            ValueError: if the start is not the one that the layout names, or has other numbers
-                than the adapter.
+            ValueError: if the start does not match the layout, or has another number of values.
         """
-        layout, data = Layout.from_json(self.layout), base64.b64decode(self.start, validate=True)
+        layout = Layout.from_json(self.layout)
+        data = base64.b64decode(self.start, validate=True)
         if (hashlib.sha256(data).hexdigest() if data else "") != layout.start:
             raise ValueError("its start is not that of its layout")
         if not data:
@@ -273,23 +275,27 @@ class Manifest:
         except SafetensorError as error:
             raise ValueError(f"its start cannot be read: {error}") from error
         if values.dtype != np.int64 or values.shape != (layout.size,):
-            raise ValueError(f"its start has {values.size} numbers, and its layout {layout.size}")
+            raise ValueError(
+                f"its start has {values.size} initial weights, but its layout has {layout.size}"
+            )
         return values
 
     def _version_of_onnx(self) -> int:
-        """Return the version that a program for ONNX Runtime needs; 0 for another one."""
+        """Return the least manifest version for a program for ONNX Runtime; 0 for other
+        programs.
+        """
         if self.runtime != "onnx":
             return 0
         return 5 if self.readout is None else 4 if self.weights else 3
 
     def _token_counts(self) -> set[int]:
-        """Return how many tokens of label words there may be."""
+        """Return the valid numbers of label word tokens."""
         if self.answer_tokens:
             return {0}
         return {len(self.words)} | ({0} if self.readout else set())
 
     def _takes_shorter_calls(self) -> bool:
-        """Return whether a readout's calls may be as short as is said."""
+        """Return whether the stated minimum length is valid for a readout's calls."""
         is_readout = self.readout is not None
         return is_readout and self.answer_tokens + 2 <= self.least_sequence < self.sequence
 
@@ -320,16 +326,16 @@ class Manifest:
 
 
 def _is_file_name(path: object) -> bool:
-    """Return whether a path is the name of a file in the same folder."""
+    """Return whether a path is a plain file name, without folders."""
     return isinstance(path, str) and path not in ("", "..") and Path(path).name == path
 
 
 def _check_version(version: object, file: Path) -> None:
-    """Check that a manifest is of a version that is read.
+    """Check that a manifest's version is supported.
 
     Raises:
-        CodeError: if it is of a later one.
-        ValueError: if it is of none.
+        CodeError: if the version is later than the supported ones.
+        ValueError: if the version is invalid.
     """
     if type(version) is not int or version < 1:
         raise ValueError(f"of version {version!r}")

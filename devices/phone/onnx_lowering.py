@@ -1,4 +1,4 @@
-"""Lowering of a program's method to an ONNX graph, which browsers can run."""
+"""Lowering of a program's method to an ONNX graph for browsers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,10 +15,12 @@ from samara.shared.errors import ConfigError, DeviceError
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-INPUTS, OUTPUTS = ["weights", "ids", "positions"], ["scores", "features"]
-"""Names of inputs and outputs; only adapters inside the model have weights, a readout features."""
+INPUTS = ["weights", "ids", "positions"]
+"""Names of inputs; only adapters inside the model have weights."""
+OUTPUTS = ["scores", "features"]
+"""Names of outputs; only readouts have features."""
 MAX_GRAPH_BYTES = 2**31 - 2**20
-"""The most bytes of a graph with its weights in one file, which protobuf limits."""
+"""Size limit in bytes of a graph with its weights in one file, set by protobuf."""
 
 
 def lower_to_onnx(
@@ -27,16 +29,16 @@ def lower_to_onnx(
     """Lower the method of a program to an ONNX graph.
 
     Args:
-        forward: method that computes scores of the base model and features, or scores at given
-            adapters.
-        quantization: with ``int4`` the products of the blocks become ``MatMulNBits``, with blocks
-            of 32 inputs; their weights must have been rounded already
-            (`samara.devices.phone.quantization.round_to_4_bits`), so that this changes none. With
-            ``float16`` they are stored so, and must have been rounded, too. With ``int8`` and
-            ``int4`` the tokens' embeddings are int8, if they have been rounded
+        forward: method that computes either scores of the base model and features, or scores at
+            given adapters.
+        quantization: storage of the weights. The weights must already have values that this storage
+            represents exactly. ``int4`` turns the products of the blocks into ``MatMulNBits`` with
+            groups of 32 inputs
+            (`samara.devices.phone.quantization.round_to_4_bits`). ``float16`` stores weights as
+            float16. ``int8`` and ``int4`` store the token embeddings as int8 if they were rounded
             (`samara.devices.phone.quantization.round_tokens_to_8_bits`).
-        products: inputs and outputs of each linear layer in the blocks; other products, as those
-            of an adapter's A, keep their weights.
+        products: number of inputs and outputs of each linear layer in the blocks. Other products,
+            such as the product with an adapter's A, keep their weights.
 
     Returns:
         The graph with its weights.
@@ -48,8 +50,8 @@ def lower_to_onnx(
     size = sum(tensor.nbytes for tensor in forward.module.state_dict().values())
     if size > MAX_GRAPH_BYTES:
         raise ConfigError(
-            f"the model's weights have {size / 2**30:.1f} GiB, and a program for ONNX Runtime at "
-            "most 2; use --quantization int8, or --runtime executorch"
+            f"the model's weights have {size / 2**30:.1f} GiB, and a program for ONNX Runtime "
+            "can have 2 GiB; use --quantization int8, or --runtime executorch"
         )
     with warnings_suppressed():
         try:
@@ -78,7 +80,7 @@ def lower_to_onnx(
 
 
 def _forget_origin(model: "ModelProto") -> None:
-    """Remove the exporter's notes of the code that a graph is from, and this machine's paths."""
+    """Remove the exporter's notes on source code, and the paths of this machine, from a graph."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.initializer, *graph.value_info):
         del part.metadata_props[:]
@@ -89,7 +91,7 @@ def _with_4_bit_products(graph: "ModelProto", products: Sequence[tuple[int, int]
     """Return the graph with 4-bit weights in the products of the blocks.
 
     Raises:
-        DeviceError: if it has another number of products with constant weights.
+        DeviceError: if the graph has another number of products with constant weights.
     """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 

@@ -1,4 +1,4 @@
-"""The weights of an ONNX graph in files of their own, which a browser fetches and keeps."""
+"""Separate files for the weights of an ONNX graph, which browsers download and cache."""
 
 import hashlib
 from collections import Counter
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
 SHARD_BYTES = 16 * 2**20
-"""Size at which a file of weights is full; a larger tensor has one for itself."""
+"""Target size in bytes of a file of weights; a larger tensor gets a file to itself."""
 LEAST_BYTES = 1024
-"""Fewest bytes of a tensor that is not left in the graph."""
+"""Minimum size in bytes of a tensor that is moved out of the graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class SplitGraph:
-    """A graph, and its larger weights apart.
+    """A graph separated from its larger weights.
 
     Attributes:
         graph: content of the ``.onnx`` file.
-        shards: content of each file of weights, by its name.
+        shards: content of the weight files by name.
     """
 
     graph: bytes
@@ -33,7 +33,7 @@ class SplitGraph:
 
     @property
     def listed(self) -> tuple[WeightsFile, ...]:
-        """The files of weights as a manifest lists them."""
+        """The weight files as a manifest lists them."""
         return tuple(
             WeightsFile(name, hashlib.sha256(content).hexdigest(), len(content))
             for name, content in self.shards.items()
@@ -41,11 +41,11 @@ class SplitGraph:
 
 
 def split_weights(model: "ModelProto", stem: str) -> SplitGraph:
-    """Move the larger weights of a graph to files of their own, in the graph's order.
+    """Move the larger weights of a graph to separate files, in the graph's order.
 
     Args:
-        model: graph with its weights, which it loses.
-        stem: what the files' names begin with.
+        model: graph with its weights; the larger weights are removed from it.
+        stem: prefix of the files' names.
     """
     from onnx.external_data_helper import set_external_data
 
@@ -56,7 +56,8 @@ def split_weights(model: "ModelProto", stem: str) -> SplitGraph:
             continue
         if not shards or (shards[-1] and len(shards[-1]) + size > SHARD_BYTES):
             shards.append(bytearray())
-        name, offset = _shard_name(stem, len(shards) - 1), len(shards[-1])
+        name = _shard_name(stem, len(shards) - 1)
+        offset = len(shards[-1])
         shards[-1] += tensor.raw_data
         set_external_data(tensor, name, offset, size)
         tensor.ClearField("raw_data")
@@ -69,10 +70,10 @@ def _shard_name(stem: str, number: int) -> str:
 
 
 def store_as_float16(model: "ModelProto") -> None:
-    """Store the larger float32 weights of a graph as float16, which the graph casts back.
+    """Store the larger float32 weights of a graph as float16, and add casts to float32.
 
-    Those that float16 cannot hold exactly stay as they are, so that no result changes. The runtime
-    casts when it loads the graph, and computes in float32.
+    A tensor that float16 cannot represent exactly stays unchanged, so that no result changes. The
+    runtime casts the weights when it loads the graph, and computes in float32.
 
     Args:
         model: graph, changed in place.
@@ -88,7 +89,8 @@ def store_as_float16(model: "ModelProto") -> None:
             halves = values.astype(np.float16)
         if not np.array_equal(halves.astype(np.float32), values):
             continue
-        name, stored = tensor.name, f"{tensor.name}.float16"
+        name = tensor.name
+        stored = f"{tensor.name}.float16"
         tensor.CopyFrom(numpy_helper.from_array(halves, stored))
         casts.append(helper.make_node("Cast", [stored], [name], to=TensorProto.FLOAT))
     nodes = list(model.graph.node)
@@ -97,17 +99,18 @@ def store_as_float16(model: "ModelProto") -> None:
 
 
 def store_tables_as_int8(model: "ModelProto") -> None:
-    """Store the tables that a graph looks up rows of as int8, each row with a scale of its own.
+    """Store a graph's lookup tables as int8, with one scale per row.
 
-    A row that is looked up becomes float32 again. Tables that int8 cannot hold exactly, or that
-    are also used otherwise, stay as they are, so that no result changes.
+    A row becomes float32 when it is looked up. A table stays unchanged if int8 cannot represent it
+    exactly, or if the graph also uses it otherwise, so that no result changes.
 
     Args:
         model: graph, changed in place.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    graph, nodes = model.graph, []
+    graph = model.graph
+    nodes = []
     tables = {one.name: one for one in graph.initializer if _size(one) >= LEAST_BYTES}
     uses = Counter(name for node in graph.node for name in node.input)
     for node in graph.node:
@@ -132,7 +135,7 @@ def _looks_up_rows(node: "NodeProto") -> bool:
 
 
 def _codes_and_scales(table: "TensorProto") -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-    """Return the codes [n, m] of a table and its rows' scales [n, 1], if it is their product."""
+    """Return a table's codes [n, m] and row scales [n, 1]; None unless they give equal values."""
     from onnx import TensorProto, numpy_helper
 
     if table.data_type != TensorProto.FLOAT or len(table.dims) != 2:

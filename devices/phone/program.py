@@ -1,6 +1,6 @@
-"""The modules of a phone's program: pure functions of a state that can be exported.
+"""The modules of a phone's program: exportable pure functions of a state.
 
-No state is kept between calls: stock mobile bindings do not share mutable buffers between methods,
+No state is kept between calls. Stock mobile bindings do not share mutable buffers between methods,
 and a pure function can be repeated after a crash.
 """
 
@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from samara.client.forward.body import PerturbedBody
-from samara.shared.directions import DIRECTION_BITS
-from samara.shared.layout import Layout
 from samara.shared.model.damping import Damping
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.head import tiled_logits
@@ -18,12 +16,14 @@ from samara.shared.model.lora_fa import LABEL_BIAS, Adapter
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.replay_torch import directions
 from samara.shared.model.scorers import COSINE_TEMPERATURE, EncoderScorer
-from samara.shared.normal_table import NORMAL_TABLE
-from samara.shared.replay import STATE_BITS
+from samara.shared.protocol.directions import DIRECTION_BITS
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.normal_table import NORMAL_TABLE
+from samara.shared.protocol.replay import STATE_BITS
 
 
 class SeededModule(nn.Module):
-    """A module that draws directions by a table of its own.
+    """A module that draws directions from its own table of normal values.
 
     Args:
         layout: layout of the adapter.
@@ -37,10 +37,10 @@ class SeededModule(nn.Module):
         self.register_buffer("table", torch.from_numpy(NORMAL_TABLE.copy()))
 
     def draw(self, seeds: Tensor) -> Tensor:
-        """Return the directions of seeds, integers [n, d] with unit 2⁻¹¹.
+        """Return the directions of seeds, as integers [n, d] with unit 2⁻¹¹.
 
         Args:
-            seeds: int64 [n], the bits of 64-bit seeds.
+            seeds: int64 [n], bit patterns of 64-bit seeds.
         """
         return directions(seeds, self.table, self.layout.size, self.layout.distribution)
 
@@ -49,36 +49,37 @@ class ReplayModule(SeededModule):
     """The exact replay state + Σ c·z(seed), in int64."""
 
     def forward(self, state: Tensor, seeds: Tensor, coefficients: Tensor) -> tuple[Tensor]:
-        """Return the state after replaying some coefficients.
+        """Return the state after replaying coefficients.
 
         Args:
             state: int64 [d], unit 2⁻⁵¹.
-            seeds: int64 [n], the bits of 64-bit seeds.
+            seeds: int64 [n], bit patterns of 64-bit seeds.
             coefficients: int64 [n], unit 2⁻⁴⁰; unused ones are 0.
 
         Returns:
             The state, int64 [d], in a tuple.
         """
         z = self.draw(seeds)
-        # one by one: ExecuTorch's `sum` of int64 adds in floats and is not exact
+        # one by one, because ExecuTorch's `sum` of int64 adds in floats and is not exact
         for index in range(len(seeds)):
             state = state + coefficients[index : index + 1] * z[index].to(torch.int64)
         return (state,)
 
 
 class ScoresModule(nn.Module):
-    """Scores and losses of a batch at several adapters, by one pass over the frozen weights.
+    """Scores and losses of a batch at several adapters, in one pass over the frozen weights.
 
     Args:
-        base: causal model with the adapter in it.
+        base: causal model with the adapter inserted.
         adapter: adapter of the model.
-        answers: answers that are compared.
+        answers: answers to compare.
     """
 
     def __init__(self, base: BaseModel, adapter: Adapter, answers: "Words | Candidates") -> None:
         super().__init__()
         self.network = base.network
-        self._adapter, self.answers = adapter, answers
+        self._adapter = adapter
+        self.answers = answers
         self._body = PerturbedBody(base, adapter.first_block)
 
     def forward(
@@ -88,8 +89,8 @@ class ScoresModule(nn.Module):
 
         Args:
             perturbations: P perturbed adapters.
-            ids: int64 [B, S], or [B, C, S] of candidates; see `Words` and `Candidates`.
-            positions: int64 [B], last token before the answer.
+            ids: int64 [B, S], or [B, C, S] for candidates; see `Words` and `Candidates`.
+            positions: int64 [B], position of the last token before the answer.
             labels: int64 [B].
 
         Returns:
@@ -107,7 +108,7 @@ class ScoresModule(nn.Module):
 
 
 class Words(nn.Module):
-    """Label words of one token each: one sequence per example, padded on the right with anything.
+    """Label words of one token each: one sequence per example, right-padded with arbitrary tokens.
 
     Args:
         base: causal model.
@@ -122,14 +123,14 @@ class Words(nn.Module):
         self.register_buffer("words", torch.tensor(words))
 
     def sequences(self, ids: Tensor) -> Tensor:
-        """Return the sequences that the model reads, of ids [B, S]."""
+        """Return the sequences that the model reads, given ids [B, S]."""
         return ids
 
     def last(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Return the last hidden states before the answers, [P·B, hidden], of [P·B, S, hidden].
+        """Return the last hidden states before the answers, [P·B, hidden].
 
         Args:
-            hidden: hidden states of the sequences, ordered by perturbation.
+            hidden: hidden states of the sequences, [P·B, S, hidden], ordered by perturbation.
             ids: [B, S].
             positions: [B].
             count: P.
@@ -143,27 +144,31 @@ class Words(nn.Module):
 
 
 class Candidates(nn.Module):
-    """Answers of several tokens: a sequence per example and candidate, with the candidate's tokens.
+    """Answers of several tokens: a sequence per example and candidate, containing the candidate's
+    tokens.
 
-    What follows a candidate is −1. Its score is the mean log-likelihood of its tokens.
+    Positions after a candidate are −1. A candidate's score is the mean log-likelihood of its
+    tokens.
 
     Args:
         base: causal model.
-        tokens: most tokens of a candidate, T.
+        tokens: T, maximum tokens of a candidate.
     """
 
     def __init__(self, base: BaseModel, tokens: int) -> None:
         super().__init__()
-        self._base, self.tokens = base, tokens
+        self._base = base
+        self.tokens = tokens
 
     def sequences(self, ids: Tensor) -> Tensor:
-        """Return the sequences that the model reads, [B·C, S], of ids [B, C, S]."""
+        """Return the sequences that the model reads, [B·C, S], given ids [B, C, S]."""
         return ids.clamp(min=0).flatten(0, 1)
 
     def last(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Return the last hidden states before the answers, [P·B, hidden], of [P·B·C, S, hidden].
+        """Return the last hidden states before the answers, [P·B, hidden]; see `Words.last`.
 
-        They are the same for all candidates of an example, and read from the first.
+        The input has the shape [P·B·C, S, hidden]. The candidates of an example have equal states
+        before the answer, so the state of the first candidate is returned.
         """
         first = hidden.view(-1, ids.shape[1], *hidden.shape[1:])[:, 0]
         return _read_at(first, positions, count)
@@ -187,10 +192,10 @@ class Candidates(nn.Module):
 
 
 class Unscored(nn.Module):
-    """Answers of a model that is cut below its head, which finds all as likely.
+    """Answers of a model that is truncated below its head; all answers get equal scores.
 
-    One sequence of an example is read: those of its candidates differ behind the state that a
-    readout reads.
+    The model reads a single sequence per example. A readout only reads the state before the answer,
+    which is the same for all candidates.
 
     Args:
         labels: number of answers.
@@ -201,7 +206,7 @@ class Unscored(nn.Module):
         self._labels = labels
 
     def sequences(self, ids: Tensor) -> Tensor:
-        """Return the sequences that the model reads, [B, S], of ids [B, S] or [B, C, S]."""
+        """Return the sequences that the model reads, [B, S], given ids [B, S] or [B, C, S]."""
         return ids if ids.ndim == 2 else ids[:, 0].clamp(min=0)
 
     def last(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
@@ -214,15 +219,15 @@ class Unscored(nn.Module):
 
 
 class RepresentationModule(nn.Module):
-    """Scores under the base model and features of a batch: what a readout needs of the model.
+    """Base model scores and features of a batch, from which a readout is computed.
 
-    The damping is part of the program, so that a phone multiplies by no matrix but the readout's
-    and the program's hash covers it.
+    The damping is part of the program. A phone therefore only needs a product with the readout's
+    matrix, and the program's hash covers the damping.
 
     Args:
         base: causal model or sentence encoder.
-        answers: answers that are compared, or the scorer of a sentence encoder.
-        damping: damping of the readout; None leaves representations as they are.
+        answers: answers to compare, or the scorer of a sentence encoder.
+        damping: damping of the readout; None leaves representations unchanged.
     """
 
     def __init__(
@@ -233,7 +238,8 @@ class RepresentationModule(nn.Module):
     ) -> None:
         super().__init__()
         self.network = base.network
-        self._base, self._answers = base, answers
+        self._base = base
+        self._answers = answers
         self.register_buffer("mean", damping.mean if damping else None)
         self.register_buffer("root", damping.root.T.contiguous() if damping else None)
 
@@ -241,8 +247,8 @@ class RepresentationModule(nn.Module):
         """Return the scores of the base model, and the features φ(h).
 
         Args:
-            ids: int64 [B, S], or [B, C, S] of candidates; see `Words` and `Candidates`.
-            positions: int64 [B], last token of each example, before the answer.
+            ids: int64 [B, S], or [B, C, S] for candidates; see `Words` and `Candidates`.
+            positions: int64 [B], position of each example's last token before the answer.
 
         Returns:
             float32 [B, labels] and float32 [B, features].
@@ -263,27 +269,33 @@ class RepresentationModule(nn.Module):
 
 
 class DirectionsModule(SeededModule):
-    """The directions of some seeds, in int64."""
+    """Directions of seeds, in int64."""
 
     def forward(self, seeds: Tensor) -> tuple[Tensor]:
         """Return the directions of seeds, int64 [n, d] with unit 2⁻¹¹, in a tuple.
 
         Args:
-            seeds: int64 [n], the bits of 64-bit seeds.
+            seeds: int64 [n], bit patterns of 64-bit seeds.
         """
         return (self.draw(seeds).to(torch.int64),)
 
 
 def _read_at(hidden: Tensor, positions: Tensor, count: int) -> Tensor:
-    """Return hidden states [count·B, S, hidden] at the positions [B] of each, [count·B, hidden]."""
+    """Return the hidden states at the positions [B], [count·B, hidden].
+
+    Args:
+        hidden: hidden states of the sequences, [count·B, S, hidden].
+        positions: [B].
+        count: number of perturbations.
+    """
     rows = torch.arange(hidden.shape[0])
     return hidden[rows, positions.repeat(count) if count > 1 else positions]
 
 
 def _shifted_logits(base: BaseModel, read: Tensor) -> Tensor:
-    """Return the logits after hidden states [n, hidden] minus the largest, [n, vocabulary].
+    """Return the logits of hidden states [n, hidden] minus their maximum, [n, vocabulary].
 
-    Subtracting it keeps the exponentials in range.
+    Subtracting the maximum keeps the exponentials in range.
     """
     logits = torch.cat(list(tiled_logits(base, read)))
     return logits - logits.amax(1, keepdim=True)
@@ -299,7 +311,8 @@ class TrainStepModule(nn.Module):
 
     def __init__(self, scores: ScoresModule, layout: Layout) -> None:
         super().__init__()
-        self.scores, self.replay = scores, ReplayModule(layout)
+        self.scores = scores
+        self.replay = ReplayModule(layout)
         self.layout = layout
 
     def forward(
@@ -322,12 +335,12 @@ class TrainStepModule(nn.Module):
             labels: int64 [B].
             previous_seeds: int64 [q].
             previous_coefficients: int64 [q], unit 2⁻⁴⁰; 0 applies nothing.
-            seeds: int64 [q], of the directions to try.
+            seeds: int64 [q], seeds of the directions to try.
             epsilon: float32 [1]; at 0 every perturbation is the state itself.
 
         Returns:
-            Scores float32 [2q, B, labels] and losses float32 [2q, B], those of +ε first; the state
-            after the previous coefficients, int64 [d].
+            Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first; and the state
+            after the previous update, int64 [d].
         """
         (state,) = self.replay(state, previous_seeds, previous_coefficients)
         z = self.replay.draw(seeds)
@@ -339,7 +352,7 @@ class TrainStepModule(nn.Module):
 
 
 class AdapterScoresModule(nn.Module):
-    """Scores of a batch at given adapters; who calls it perturbs them.
+    """Scores of a batch at given adapters, which the caller perturbs.
 
     Args:
         scores: module that computes scores.
@@ -348,15 +361,16 @@ class AdapterScoresModule(nn.Module):
 
     def __init__(self, scores: ScoresModule, layout: Layout) -> None:
         super().__init__()
-        self.scores, self.layout = scores, layout
+        self.scores = scores
+        self.layout = layout
 
     def forward(self, weights: Tensor, ids: Tensor, positions: Tensor) -> tuple[Tensor]:
         """Return the scores of the answers, float32 [P, B, labels], in a tuple.
 
         Args:
-            weights: float32 [P, d], trained numbers of P adapters.
-            ids: int64 [B, S], or [B, C, S] of candidates.
-            positions: int64 [B], last token before the answer.
+            weights: float32 [P, d], trained weights of P adapters.
+            ids: int64 [B, S], or [B, C, S] for candidates.
+            positions: int64 [B], position of the last token before the answer.
         """
         adapters = DualForwarding(self.layout, weights[None])
         scores, _ = self.scores(adapters, ids, positions, torch.zeros_like(positions))
@@ -364,14 +378,15 @@ class AdapterScoresModule(nn.Module):
 
 
 class AlgorithmOneModule(SeededModule):
-    """The paper's dual-forwarding module, which keeps its 2·q adapters (P-RGE, Algorithm 1).
+    """The paper's dual-forwarding module, which stores its 2·q adapters (P-RGE, Algorithm 1).
 
-    Its steps round, so that no two machines keep the same adapters: it cannot take part in a run.
+    The stored adapters are rounded at every step, and differ between machines. A program with this
+    module therefore cannot take part in a run.
 
     Args:
         scores: module that computes scores and losses.
         layout: layout of the adapter.
-        queries: q.
+        queries: q, number of directions.
     """
 
     b: Tensor
@@ -392,19 +407,20 @@ class AlgorithmOneModule(SeededModule):
         epsilon: Tensor,
         seeds: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Recover the last noise, update, perturb anew, and score (lines 2 to 8).
+        """Remove the last perturbation, update, perturb again, and compute scores (lines 2 to 8).
 
         Args:
             ids: int64 [B, S].
             positions: int64 [B].
             labels: int64 [B].
-            gradients: float32 [q], of the previous call; ignored in the first.
+            gradients: float32 [q], projected gradients of the previous call; ignored in the first
+                call.
             learning_rate: float32 [1], η.
-            epsilon: float32 [1], ε > 0 of the previous call and of this one.
+            epsilon: float32 [1], ε > 0, the same as in the previous call.
             seeds: int64 [q].
 
         Returns:
-            Scores float32 [2q, B, labels] and losses float32 [2q, B], those of +ε first.
+            Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first.
         """
         difference = (self.b[0] - self.b[1]) / 2
         step = gradients * (learning_rate / len(gradients))

@@ -1,7 +1,7 @@
-"""The index of a program for browsers: its files, the task, and how a text becomes tokens.
+"""The index of a program for browsers: its files, the task, and the tokenization of texts.
 
-It lies beside the program, and docs/reference/wire.md has its form. A page server sends its files
-by their hashes, so that a browser keeps them as long as they are in use.
+The index is a file beside the program; docs/reference/wire.md defines its format. A page server
+serves the listed files by their hashes, so that a browser can cache them.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from samara.devices.phone.manifest import manifest_file
 from samara.shared.errors import DeviceError
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 PROGRAM_PATH = "/program"
 INDEX_PATH = f"{PROGRAM_PATH}/index.json"
 TOKENIZER_FOLDER = ".tokenizer"
-"""The end of the name of a program's folder of tokenizer files."""
+"""Suffix of a program's folder of tokenizer files."""
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
 
@@ -26,27 +26,27 @@ class _Strict(BaseModel):
 
 
 class ListedFile(_Strict):
-    """A file by its SHA-256, 64 hex digits, and its size in bytes."""
+    """A file identified by its SHA-256 (64 hex digits), with its size in bytes."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(ge=0)
 
 
 class ListedWeights(ListedFile):
-    """A shard of the weights; ``path`` is the name by which the graph calls it."""
+    """A shard of the weights; ``path`` is the name by which the graph refers to it."""
 
     path: _Name
 
 
 class Tokenization(_Strict):
-    """The rule by which the text of an example becomes tokens.
+    """The rule that turns the text of an example into tokens.
 
     Attributes:
         special: whether the tokenizer adds its special tokens.
-        before: token ids that come first.
-        after: text behind the example's.
-        limit: most tokens of the example's own text, special ones apart.
-        answers: tokens of each label word, where one has several; otherwise empty.
+        before: token ids before the example's text.
+        after: text after the example's text.
+        limit: maximum tokens of the example's text, without special tokens.
+        answers: tokens of each label word if any has several; otherwise empty.
     """
 
     special: bool
@@ -57,17 +57,17 @@ class Tokenization(_Strict):
 
 
 class ProgramIndex(_Strict):
-    """The index.
+    """The index of a program.
 
     Attributes:
-        version: version of its form.
+        version: version of the format.
         manifest: manifest of the program.
         graph: ONNX graph.
         weights: shards of the graph's weights.
         tokenizer: files of the tokenizer, by name.
-        task: content of the task, and ``fields``, the fields of a row that its text reads.
-        tokenization: how a text becomes tokens.
-        examples: rows with the token ids and the position that must come out.
+        task: content of the task, plus ``fields``, the fields of a row that its text uses.
+        tokenization: rule for tokenizing a text.
+        examples: rows with their expected token ids and position.
     """
 
     version: Literal[1]
@@ -83,7 +83,7 @@ class ProgramIndex(_Strict):
         """Write the index beside its program.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the index cannot be written.
         """
         write_durably(index_file(program), self.model_dump_json(indent=1).encode())
 
@@ -92,7 +92,7 @@ class ProgramIndex(_Strict):
         """Read the index of a program.
 
         Raises:
-            DeviceError: if it is missing or damaged.
+            DeviceError: if the index is missing or damaged.
         """
         file = index_file(program)
         try:
@@ -112,7 +112,8 @@ class ProgramIndex(_Strict):
 
     def files(self, program: Path) -> list[tuple[Path, str]]:
         """Return the files of the index beside its program, each with its SHA-256."""
-        folder, tokenizer = program.parent, tokenizer_folder(program)
+        folder = program.parent
+        tokenizer = tokenizer_folder(program)
         return [
             (manifest_file(program), self.manifest.sha256),
             (program, self.graph.sha256),

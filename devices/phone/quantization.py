@@ -1,9 +1,10 @@
 """Quantization of a phone's program to 8 or 4 bits.
 
-torchao's weight-only int8 loses its scale when a product is delegated to XNNPACK. So int8 codes are
-multiplied by their scales in the graph, as in the eager layer, and the product is a batched one,
-which accepts a computed weight. ExecuTorch's 4-bit form also quantizes inputs: it is smaller, and
-adds noise to the projected gradients. That of ONNX Runtime quantizes weights alone.
+torchao's weight-only int8 loses its scale when a product is delegated to XNNPACK. The graph
+therefore multiplies int8 codes by their scales, as the eager layer does. It then uses a batched
+product, which accepts such a computed weight. ExecuTorch's 4-bit form also quantizes inputs. It is
+smaller than int8, but adds noise to the projected gradients. ONNX Runtime's 4-bit form quantizes
+only weights.
 """
 
 import types
@@ -29,7 +30,9 @@ def use_batched_products(base: BaseModel) -> None:
 
 def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
     """Multiply [..., in] to [..., out] by the dequantized weight of `Int8Linear.forward`."""
-    codes, scale, bias = layer.get_buffer("codes"), layer.get_buffer("scale"), layer.bias
+    codes = layer.get_buffer("codes")
+    scale = layer.get_buffer("scale")
+    bias = layer.bias
     weight = codes.to(layer.dtype) * scale.to(layer.dtype)
     # a copy: a tensor that is contiguous here may not be so in the exported attention
     flat = x.clone(memory_format=torch.contiguous_format).view(1, -1, layer.in_features)
@@ -38,11 +41,11 @@ def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
 
 
 def quantize_to_4_bit(base: BaseModel) -> None:
-    """Quantize the blocks to 4-bit weights and 8-bit inputs scaled per token, in place.
+    """Quantize the blocks to 4-bit weights and 8-bit per-token scaled inputs, in place.
 
     Raises:
         DeviceError: if torchao is missing.
-        ConfigError: if a layer's number of inputs is no multiple of 32.
+        ConfigError: if a layer's number of inputs is not a multiple of 32.
     """
     try:
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
@@ -58,10 +61,10 @@ def quantize_to_4_bit(base: BaseModel) -> None:
 
 
 def block_products(base: BaseModel) -> list[nn.Linear]:
-    """Return the linear layers of the blocks, which a 4-bit form quantizes.
+    """Return the linear layers of the blocks, which the 4-bit forms quantize.
 
     Raises:
-        ConfigError: if a layer's number of inputs is no multiple of 32.
+        ConfigError: if a layer's number of inputs is not a multiple of 32.
     """
     products = []
     for name, module in base.blocks.named_modules():
@@ -77,26 +80,29 @@ def block_products(base: BaseModel) -> list[nn.Linear]:
 
 @torch.no_grad()
 def round_to_float16(base: BaseModel) -> None:
-    """Round the weights of a model to what float16 can hold, in place.
+    """Round the weights of a model to values that float16 can represent, in place.
 
     Raises:
-        ConfigError: if one is too large for it.
+        ConfigError: if a weight is too large for float16.
     """
     for name, weight in base.network.named_parameters():
         weight.copy_(weight.half().float())
         if not bool(weight.isfinite().all()):
-            raise ConfigError(f"{name} has numbers that float16 lacks; use --quantization int8")
+            raise ConfigError(
+                f"{name} has numbers that float16 cannot represent; use --quantization int8"
+            )
 
 
 @torch.no_grad()
 def round_to_4_bits(base: BaseModel) -> None:
-    """Round the weights of the blocks to what 4 bits can hold, in place.
+    """Round the weights of the blocks to values that 4 bits can represent, in place.
 
-    32 inputs of an output share a scale, the weight farthest from zero divided by −8; a weight is
-    −8 … 7 times its scale. ONNX Runtime's symmetric quantizer finds the same numbers in the result.
+    In each row of a weight matrix, 32 consecutive weights share a scale: the weight farthest from
+    zero, divided by −8. Each weight becomes an integer from −8 to 7 times this scale. ONNX
+    Runtime's symmetric quantizer derives the same integers and scales from the result.
 
     Raises:
-        ConfigError: if a layer's number of inputs is no multiple of 32.
+        ConfigError: if a layer's number of inputs is not a multiple of 32.
     """
     for product in block_products(base):
         weight = product.weight
@@ -105,20 +111,21 @@ def round_to_4_bits(base: BaseModel) -> None:
 
 @torch.no_grad()
 def round_tokens_to_8_bits(base: BaseModel) -> None:
-    """Round the table of the tokens' embeddings to what 8 bits can hold, in place.
+    """Round the token embedding table to values that 8 bits can represent, in place.
 
-    A token's numbers share a scale, the one farthest from zero divided by −128.
-    `samara.devices.phone.onnx_weights.store_tables_as_int8` finds the same numbers in the result. A
-    table that the model's head shares stays as it is, since a graph would need it in float32 for
-    that.
+    The numbers in a token's row share a scale: the number farthest from zero, divided by −128.
+    `samara.devices.phone.onnx_weights.store_tables_as_int8` derives the same integers and scales
+    from the result. A table that is tied to the model's head stays unchanged, because a graph needs
+    the head in float32. The graph of a model without its upper blocks has no head.
     """
-    weight, head = base.network.get_input_embeddings().weight, base.network.get_output_embeddings()
-    if head is None or head.weight is not weight:
+    weight = base.network.get_input_embeddings().weight
+    head = base.network.get_output_embeddings()
+    if base.depth or head is None or head.weight is not weight:
         weight.copy_(_rounded(weight, 128))
 
 
 def _rounded(groups: Tensor, levels: int) -> Tensor:
-    """Return rows [n, m] as −levels … levels − 1 times the row's scale."""
+    """Round rows [n, m] to integers from −levels to levels − 1, times the row's scale."""
     farthest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     scale = torch.where(farthest == 0, 1.0, farthest / -levels)
     return (groups / scale).round().clamp(-levels, levels - 1) * scale

@@ -1,4 +1,4 @@
-"""The readout's part of an export: the model's damped representations, and their description."""
+"""Export of a readout: the model's damped representations, and the readout's description."""
 
 import hashlib
 
@@ -16,25 +16,25 @@ from samara.devices.phone.program import (
     Unscored,
     Words,
 )
-from samara.shared.contrasts import contrasts
-from samara.shared.directions import directions
-from samara.shared.layout import LABEL_BIAS_GROUP, Layout
 from samara.shared.model.damping import Damping
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import LABEL_BIAS
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import EncoderScorer, HeadlessScorer, Scorer
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.layout import LABEL_BIAS_GROUP, Layout
+from samara.shared.tasks.contrasts import contrasts
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 
 class ReadoutParts:
-    """The parts of a readout that an export needs; its damping is read or measured here, once.
+    """The module and the description of a readout; the damping is read or measured only here.
 
     Args:
         base: base model, before its weights are quantized to 4 bits.
-        task: task that random tokens are put into.
-        scorer: scorer of the model, which may be cut.
-        answers: answers that are compared, as the program reads them.
+        task: task whose prompts are filled with random tokens.
+        scorer: scorer of the model, which may be truncated.
+        answers: answers to compare, as the program reads them.
         damping: value of ``adapter.damping``.
         layout: layout of the readout.
 
@@ -52,7 +52,8 @@ class ReadoutParts:
         damping: str,
         layout: Layout,
     ) -> None:
-        self._layout, source = layout, layout.damping.source if layout.damping else "none"
+        self._layout = layout
+        source = layout.damping.source if layout.damping else "none"
         self._readout = make_readout(base, task, scorer, damping, ExampleTokenizer(scorer))
         measured = None if source == "none" else self._readout.load_damping()
         read = Unscored(scorer.labels) if isinstance(scorer, HeadlessScorer) else answers
@@ -69,11 +70,12 @@ class ReadoutParts:
         """Return the program's methods ``forward`` and ``directions``.
 
         Args:
-            check: self-check, whose batch has the most tokens of a call.
-            replay_seeds: number of directions of a call of ``directions``.
-            least: fewest tokens of a call of ``forward``; 0 if all calls have the most.
+            check: self-check, whose batch has the maximum number of tokens.
+            replay_seeds: number of directions in a call of ``directions``.
+            least: minimum tokens in a call of ``forward``; 0 if all calls have the maximum.
         """
-        ids, positions = torch.tensor(check.ids), torch.tensor(check.positions)
+        ids = torch.tensor(check.ids)
+        positions = torch.tensor(check.positions)
         sizes = None
         if least:
             tokens = torch.export.Dim("tokens", min=least, max=ids.shape[-1])

@@ -1,4 +1,4 @@
-"""Tokenization of a phone's examples: token ids up to where the label word follows."""
+"""Tokenization of a phone's examples into token ids up to the label word."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.manifest import Manifest
-from samara.shared.config import RunConfig
 from samara.shared.errors import DataError, DeviceError
-from samara.shared.files import write_durably
-from samara.shared.frames.instructions import Split
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.files import write_durably
 
 
 def write_examples(config: RunConfig, program: Path, client: int | None, out: Path) -> int:
@@ -18,9 +18,10 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
 
     Args:
         config: run configuration with model, task and data.
-        program: program whose model must be the same; longer texts are cut to its length.
-        client: index of the client out of ``data.clients``; None takes all examples.
-        out: file to write.
+        program: path of the program, which must have the same model. Longer texts are cut to the
+            program's number of tokens.
+        client: index of the client among ``data.clients``; None takes all examples.
+        out: path of the file to write.
 
     Returns:
         The number of examples.
@@ -51,7 +52,7 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
 def examples_as_jsonl(data: ClientData) -> str:
     """Return a client's examples as lines of JSON objects with ids, label and split.
 
-    Where answers have several tokens, the tokens of every candidate are beside them.
+    For answers of several tokens, a line also has the tokens of every candidate.
     """
     lines = []
     for split in Split:
@@ -67,6 +68,6 @@ def examples_as_jsonl(data: ClientData) -> str:
 
 
 def _longest_answer(data: ClientData) -> int:
-    """Return the tokens of the longest answer of several tokens; 0 without any."""
+    """Return the number of tokens of the longest answer with several tokens; 0 if there is none."""
     prompts = [prompt for split in Split for prompt in data.tokenized(split).prompts]
     return max((len(tokens) for prompt in prompts for tokens in prompt.targets), default=0)

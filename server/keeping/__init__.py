@@ -1,1 +1,1 @@
-"""Keeping a run: backups, restoring, and what is wrong with its folder."""
+"""Keeping a run safe: backups, restoring, and checks of its folder."""

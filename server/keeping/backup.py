@@ -1,8 +1,8 @@
-"""Backups of a run, also while it is served: copies of its files that fit one another.
+"""Backups of a run: consistent copies of its files, even while the run is served.
 
-The ledger decides: it is copied as a reader reads it, to the last whole record, and what the other
-files say of later rounds is left out. What is only of use where and while a server runs stays
-behind: Flower's database (docs/decisions/0011), locks, connections and the page's token.
+The ledger is copied up to its last whole record. Entries of other files about later rounds are left
+out. Files that only a running server needs are not copied: Flower's database (docs/decisions/0011),
+locks, connections and the page's token.
 """
 
 import json
@@ -36,16 +36,16 @@ from samara.server.store import (
     read_layout,
 )
 from samara.server.watch.dashboard import TOKEN_FILE
-from samara.shared.archive import ArchivedFile, is_safe_path
-from samara.shared.blob_store import BlobStore, parse_reference
 from samara.shared.errors import ArchiveError, BlobError, SamaraError
-from samara.shared.events import count_parts, is_part, read_events, read_whole_lines
-from samara.shared.files import UNFINISHED, write_durably
-from samara.shared.installed_code import samara_version
-from samara.shared.ledger.copying import copy_ledger
-from samara.shared.ledger.reading import LOCK_FILE
-from samara.shared.result import RESULT_FILE
-from samara.shared.settings import SETTINGS_FILE
+from samara.shared.machine.installed_code import samara_version
+from samara.shared.protocol.ledger.copying import copy_ledger
+from samara.shared.protocol.ledger.reading import LOCK_FILE
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.setting import SETTINGS_FILE
+from samara.shared.storage.archive import ArchivedFile, is_safe_path
+from samara.shared.storage.blob_store import BlobStore, parse_reference
+from samara.shared.storage.events import count_parts, is_part, read_events, read_whole_lines
+from samara.shared.storage.files import UNFINISHED, write_durably
 
 MANIFEST_FILE = "backup.json"
 BLOBS_FOLDER = "blobs"
@@ -59,16 +59,17 @@ _TRANSIENT = {
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that was taken.
+    """A finished backup.
 
     Attributes:
-        file: the file.
-        rounds: last round of each ledger, by the folder of its run or cluster under the run's.
+        file: path of the backup.
+        rounds: last round of each ledger, by the folder of its run or cluster.
         files: number of files in it.
         bytes: size of the file.
-        secrets: paths in it that are private keys, or secrets that cohorts follow from.
-        left_out: paths in the run's folder that are neither in it nor of a server that runs.
-        missing: by setting, the hash of a file that clients need and this machine lacks.
+        secrets: paths, in the backup, of private keys and of secrets for sampling cohorts.
+        left_out: paths in the run's folder that are not in the backup, except the files that only
+            a running server needs.
+        missing: hash of each file that clients need but this machine lacks, by setting.
     """
 
     file: Path
@@ -81,20 +82,22 @@ class Backup:
 
 
 def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
-    """Write a backup of a run, which may be served meanwhile.
+    """Write a backup of a run, which may be served at the same time.
 
     Args:
         run: folder of the run.
-        target: file to be written, or a folder in which one is named after run and round.
-        moves: whether the run is to go on elsewhere: it must not be served, and no server serves
-            its folder afterwards.
+        target: output file, or a folder in which a file is named after run and round.
+        moves: whether the run moves to another host. In this case the run must not be served at the
+            same time, and its folder is marked so that no server serves it afterwards.
 
     Raises:
-        SamaraError: if the folder holds no run, or one that has moved or, with `moves`, is served.
-        LedgerError: if its ledger is damaged.
-        ArchiveError: if something cannot be read or written.
+        SamaraError: if the folder holds no run, a run that has moved, or, with `moves`, a run that
+            is served.
+        LedgerError: if the run's ledger is damaged.
+        ArchiveError: if a file cannot be read or written.
     """
-    run, target = run.resolve(), target.expanduser().absolute()
+    run = run.resolve()
+    target = target.expanduser().absolute()
     check_not_moved(run)
     if not (run / LAYOUT_FILE).exists():
         raise SamaraError(f"{run}: there is no run that has begun: it has no {LAYOUT_FILE}")
@@ -109,7 +112,7 @@ def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
             raise SamaraError(f"{served[0]}: a process of the server still writes; end it first")
         marker = run / MOVED_FILE
         mark = {"time": _now(), "file": str(target)}
-        try:  # marked first, so that no crash leaves two runs that go on
+        try:  # marked first, so that a crash never leaves two active runs
             write_durably(marker, json.dumps(mark).encode())
             return _write(run, target, moved=True)
         except BaseException:
@@ -147,15 +150,15 @@ def _write(run: Path, target: Path, moved: bool) -> Backup:
 
 
 def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
-    """Copy a run's files; return the last round of each ledger, and what was left out.
+    """Copy a run's files; return the last round of each ledger, and the paths left out.
 
     Raises:
         LedgerError: if a ledger is damaged.
-        OSError: if something cannot be read or written.
+        OSError: if a file cannot be read or written.
     """
     stores = {store.relative_to(run).as_posix(): store for store in cluster_folders(run) or [run]}
     rounds = {name: _copy_ledger(store, staged / name) for name, store in stores.items()}
-    for name, store in stores.items():  # before the metrics, whose next event it is
+    for name, store in stores.items():  # before the metrics, which may hold the next event
         with suppress(FileNotFoundError):
             shutil.copy2(store / NEXT_EVENT_FILE, staged / name / NEXT_EVENT_FILE)
     ledgers = [store / LEDGER_FOLDER for store in stores.values()]
@@ -168,7 +171,7 @@ def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
             left_out.append(name)
         elif path.name != NEXT_EVENT_FILE:
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # it was deleted meanwhile
+            with suppress(FileNotFoundError):  # deleted in the meantime
                 _copy_file(path, staged / name)
     for name, number in rounds.items():
         _cut_events(staged / name, number)
@@ -179,7 +182,7 @@ def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _copy_file(path: Path, target: Path) -> None:
-    """Copy a file; one with earlier parts, of which there may be another by now, as a whole."""
+    """Copy a file; if the file is split into parts, copy all parts."""
     if count_parts(path):
         target.write_bytes(read_whole_lines(path))
     else:
@@ -193,14 +196,14 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _is_transient(path: Path, run: Path) -> bool:
-    """Return whether a file is of use only while a server runs here, or copied otherwise."""
+    """Return whether only a running server needs a file, or another function copies it."""
     in_flower = path.is_relative_to(run / FLOWER_FOLDER)
     is_unfinished = path.suffix == UNFINISHED
     return in_flower or is_unfinished or is_part(path) or path.name in _TRANSIENT
 
 
 def _copy_ledger(store: Path, target: Path) -> int:
-    """Copy the ledger of a run or of a cluster, if it has begun; return its last round."""
+    """Copy the ledger of a run or cluster, if there is one; return its last round."""
     target.mkdir(parents=True, exist_ok=True)
     if not (store / LEDGER_FOLDER).is_dir():
         return 0
@@ -209,7 +212,7 @@ def _copy_ledger(store: Path, target: Path) -> int:
 
 
 def _cut_events(store: Path, number: int) -> None:
-    """Leave out what the copied files say of rounds after a ledger's last one."""
+    """Remove entries about rounds after the ledger's last round from the copied files."""
     recorded = _cut_metrics(store / METRICS_FILE, number)
     file = store / NEXT_EVENT_FILE
     if file.exists():
@@ -219,7 +222,7 @@ def _cut_events(store: Path, number: int) -> None:
 
 
 def _cut_metrics(file: Path, number: int) -> set[int]:
-    """Cut the events of later rounds; return the rounds that have one."""
+    """Remove events of later rounds; return the rounds that have an event."""
     events = read_events(file)
     kept = [event for event in events if event.get("round", 0) <= number]
     if len(kept) < len(events):
@@ -229,9 +232,9 @@ def _cut_metrics(file: Path, number: int) -> set[int]:
 
 
 def _leave_out_later_end(staged: Path, rounds: Mapping[str, int]) -> None:
-    """Leave out the result of a run that has ended while it was copied; its server makes it again.
+    """Remove a copied result that belongs to a later round than the copied ledger's last round.
 
-    A run with clusters is left as it is.
+    A server writes the result again after the restore. Runs with clusters are left unchanged.
     """
     end = _read_object(staged / RESULT_FILE).get("final_round")
     if "." in rounds and end not in (None, rounds["."]):
@@ -239,8 +242,9 @@ def _leave_out_later_end(staged: Path, rounds: Mapping[str, int]) -> None:
 
 
 def _add_blobs(staged: Path) -> dict[str, str]:
-    """Copy the files that the run's settings name by their hash; return those that are missing."""
-    missing, store = {}, BlobStore()
+    """Copy the files that the run's settings name by hash; return the hashes of missing files."""
+    missing = {}
+    store = BlobStore()
     for key, value in _read_object(staged / SETTINGS_FILE).items():
         try:
             blob = parse_reference(value) if isinstance(value, str) else None
@@ -257,7 +261,7 @@ def _add_blobs(staged: Path) -> dict[str, str]:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is none."""
+    """Return the JSON object in a file; empty if the file is missing."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
-"""The file of a backup: an archive with a hash at its end, which is read whole or not at all.
+"""The file format of backups: an archive with a hash at its end.
 
     header    "SAMARABK" · version u16 · zeros 6
-    archive   shared/archive.py
+    archive   shared/storage/archive.py
     hash      SHA-256 of all before, 32 bytes
 
-It is not encrypted, so that it can be written without anybody at hand, and only its owner may read
-it: it holds whatever keys the run's folder holds.
+A backup is not encrypted, so that nobody has to type a passphrase to write it. Only its owner may
+read the file, because it contains all keys of the run's folder.
 """
 
 import hashlib
@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from samara.shared.archive import (
+from samara.shared.errors import ArchiveError
+from samara.shared.storage.archive import (
     PIECE_BYTES,
     ArchivedFile,
     archive_pieces,
@@ -22,7 +23,6 @@ from samara.shared.archive import (
     extract_pieces,
     write_new_file,
 )
-from samara.shared.errors import ArchiveError
 
 _MAGIC, _VERSION = b"SAMARABK", 1
 _HEADER = struct.Struct("<8sH6x")
@@ -30,28 +30,28 @@ _HASH_BYTES = 32
 
 
 def write_backup(file: Path, files: Sequence[ArchivedFile]) -> int:
-    """Write the file of a backup, whole or not at all; return its bytes.
+    """Write a backup file, or no file after an error; return its size in bytes.
 
     Args:
-        file: file to be written; it must not exist.
-        files: what goes into it.
+        file: output file; it must not exist.
+        files: content of the backup.
 
     Raises:
-        ArchiveError: if the file exists or cannot be written, or a source changes meanwhile.
+        ArchiveError: if the file exists or cannot be written, or a source changes during the copy.
     """
     return write_new_file(file, _with_hash(archive_pieces(files, file)))
 
 
 def extract_backup(file: Path, folder: Path) -> list[str]:
-    """Write what is in a backup into a folder, after checking all of it; return the paths.
+    """Check a whole backup, extract it into a folder, and return the paths.
 
     Args:
-        file: file of `write_backup`.
-        folder: empty folder, which only its owner may use.
+        file: backup written by `write_backup`.
+        folder: empty folder that is private to its owner.
 
     Raises:
-        ArchiveError: if the file is damaged, cut off, of another version or no backup, or something
-            cannot be read or written; what is in the folder by then must not be used.
+        ArchiveError: if the file is damaged, truncated, of another version or no backup, or a file
+            cannot be read or written. The folder's content must not be used then.
     """
     try:
         with file.open("rb") as opened:
@@ -61,7 +61,7 @@ def extract_backup(file: Path, folder: Path) -> list[str]:
             _, version = _HEADER.unpack(header)
             if version != _VERSION:
                 raise ArchiveError(
-                    f"{file}: has version {version}; update Samara, which knows {_VERSION}"
+                    f"{file}: has version {version}; update Samara, which supports {_VERSION}"
                 )
             digest = hashlib.sha256(header)
             for piece in _before_the_hash(opened):
@@ -75,7 +75,7 @@ def extract_backup(file: Path, folder: Path) -> list[str]:
 
 
 def _with_hash(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield header, pieces, and the hash of both."""
+    """Yield the header, the pieces, and the hash of header and pieces."""
     header = _HEADER.pack(_MAGIC, _VERSION)
     digest = hashlib.sha256(header)
     yield header
@@ -86,7 +86,7 @@ def _with_hash(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _before_the_hash(opened: BinaryIO) -> Iterator[bytes]:
-    """Yield what is between here and the hash at the end of a file."""
+    """Yield the bytes between the current position and the hash at the end of a file."""
     here = opened.tell()
     left = opened.seek(0, 2) - _HASH_BYTES - here
     opened.seek(here)

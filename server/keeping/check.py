@@ -1,8 +1,8 @@
-"""Checks of a run's folder, which change nothing: what is wrong with it, and what to do.
+"""Checks of a run's folder that change nothing: problems and remedies.
 
-What the next `samara server up` would repair or refuse is found by opening a copy of the ledger;
-what nobody notices until it is needed, such as a key that others may read or a certificate that
-ends, is looked at besides.
+A copy of the ledger is opened, which shows the repairs or refusals of the next `samara server up`.
+Other checks find problems that would otherwise appear late, such as a key that other users can
+read, or a certificate that will expire.
 """
 
 import json
@@ -32,33 +32,33 @@ from samara.server.store import (
     cluster_folders,
     read_layout,
 )
-from samara.shared.blob_store import BlobStore, parse_reference
-from samara.shared.certificates import CERTIFICATES_FOLDER
 from samara.shared.check_result import CheckResult, Outcome, check_disk
-from samara.shared.config import RunConfig
 from samara.shared.errors import BlobError, SamaraError
-from samara.shared.events import read_whole_events
-from samara.shared.ledger.copying import copy_ledger
-from samara.shared.ledger.latest_state import read_latest_state
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import Record
+from samara.shared.network.certificates import CERTIFICATES_FOLDER
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of
-from samara.shared.result import RESULT_FILE
-from samara.shared.run_terms import RunTerms
-from samara.shared.settings import SETTINGS_FILE, unknown_keys
-from samara.shared.step_size import STEP_SIZE_FILE
+from samara.shared.protocol.ledger.copying import copy_ledger
+from samara.shared.protocol.ledger.latest_state import read_latest_state
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.records import Record
+from samara.shared.protocol.step_size import STEP_SIZE_FILE
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import SETTINGS_FILE, unknown_keys
+from samara.shared.storage.blob_store import BlobStore, parse_reference
+from samara.shared.storage.events import read_whole_events
+from samara.shared.terms.run_terms import RunTerms
 
 _RESTORE = "restore the newest backup into another folder: samara server restore"
 
 
 def examine(run: Path) -> Iterator[CheckResult]:
-    """Check a run's folder, in the order in which failures are best mended.
+    """Check a run's folder, in the order in which failures should be fixed.
 
     Args:
-        run: folder of a run, which may be served meanwhile.
+        run: folder of a run; it may be served at the same time.
 
     Raises:
-        SamaraError: if there is no such folder.
+        SamaraError: if the folder does not exist.
     """
     if not run.is_dir():
         raise SamaraError(f"{run}: there is no such folder")
@@ -82,7 +82,7 @@ def examine(run: Path) -> Iterator[CheckResult]:
 
 
 def _check_server(run: Path) -> Iterator[CheckResult]:
-    """Say who serves the run, and whether it moved or was restored."""
+    """Report whether a server serves the run, and whether the run has moved or was restored."""
     try:
         check_not_moved(run)
         restored = RestoredRun.read((cluster_folders(run) or [run])[0])
@@ -103,7 +103,7 @@ def _check_server(run: Path) -> Iterator[CheckResult]:
 
 
 def _check_settings(run: Path) -> Iterator[CheckResult]:
-    """Check that this version knows the settings, and that the files that they name are here."""
+    """Check that this version knows the settings, and that the files named there are present."""
     settings = _read_settings(run)
     if settings is None:
         remedy = f"restore {SETTINGS_FILE} from a backup, or serve the run as it was begun"
@@ -132,9 +132,9 @@ def _check_settings(run: Path) -> Iterator[CheckResult]:
 
 
 def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
-    """Check the ledger of a run or of a cluster, and what goes with it."""
+    """Check the ledger of a run or cluster, and the files that belong to it."""
     name = "ledger" if store == run else store.name
-    try:  # first, since rounds may end meanwhile
+    try:  # first, because rounds may end during the check
         recorded = _last_recorded_round(store)
     except (SamaraError, OSError) as error:
         yield CheckResult(
@@ -169,7 +169,7 @@ def _last_recorded_round(store: Path) -> int:
 
 
 def _check_events(store: Path, number: int, recorded: int) -> Iterator[CheckResult]:
-    """Check that metrics, step sizes and result go with a ledger of so many rounds."""
+    """Check that metrics, step sizes and result match the ledger's number of rounds."""
     try:
         steps = {event.get("step") for event in read_whole_events(store / STEP_SIZE_FILE)}
     except (SamaraError, OSError) as error:
@@ -191,7 +191,14 @@ def _check_events(store: Path, number: int, recorded: int) -> Iterator[CheckResu
 
 
 def _trained(store: Path, number: int) -> int:
-    """Return the rounds of a ledger that took a step; a last one may go back to the best."""
+    """Return the number of a ledger's rounds that belong to the run's planned rounds.
+
+    Later rounds, such as the return to the best round, do not count.
+
+    Args:
+        store: folder of the run or cluster.
+        number: last round in the ledger.
+    """
     settings = _read_settings(store) or {}
     try:
         return min(number, RunTerms.of(settings).rounds_of_federation)
@@ -200,7 +207,7 @@ def _trained(store: Path, number: int) -> int:
 
 
 def _check_releases(run: Path, store: Path, records: list[Record]) -> Iterator[CheckResult]:
-    """Check that every round that learned something has a release, so that its cost is counted."""
+    """Check that every round with used reports has a release, so that its cost is counted."""
     settings = _read_settings(run) or {}
     try:
         privacy = RunTerms.of(settings).privacy
@@ -241,7 +248,7 @@ def _read_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_object(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file: empty if it does not exist, None if it is damaged."""
+    """Return the JSON object in a file; empty if the file is missing, None if it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Checks of what a run's folder holds beside its ledger: permissions, certificates, client keys."""
+"""Checks of permissions, certificates, client keys and cohort secrets in a run's folder."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,9 @@ from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.run_supervisor import FLOWER_FOLDER
 from samara.server.rounds.cohort_sampling import COHORT_SECRET_FILE, read_cohort_secret
 from samara.server.watch.dashboard import TOKEN_FILE
-from samara.shared.certificates import (
+from samara.shared.check_result import OF_OTHERS, CheckResult, Outcome
+from samara.shared.errors import SamaraError
+from samara.shared.network.certificates import (
     CERTIFICATES_FOLDER,
     RENEWAL_TIME,
     authority_key,
@@ -18,8 +20,6 @@ from samara.shared.certificates import (
     is_key_of,
     tls_files,
 )
-from samara.shared.check_result import OF_OTHERS, CheckResult, Outcome
-from samara.shared.errors import SamaraError
 
 _SECRETS = (
     f"{CERTIFICATES_FOLDER}/*.key",
@@ -33,7 +33,7 @@ _SECRETS = (
 
 
 def check_permissions(run: Path) -> Iterator[CheckResult]:
-    """Check that the run is this user's, and that nobody else may read it or its secrets."""
+    """Check that this user owns the run, and that nobody else can read it or its secrets."""
     secrets = [file for pattern in _SECRETS for file in sorted(run.glob(pattern))]
     if os.name == "posix" and (owner := run.stat().st_uid) != os.getuid():
         finding = f"{run} belongs to user {owner}, and this one is {os.getuid()}"
@@ -53,7 +53,7 @@ def check_permissions(run: Path) -> Iterator[CheckResult]:
 
 
 def check_certificates(run: Path) -> Iterator[CheckResult]:
-    """Check the certificates that Samara made for the run, if it made any."""
+    """Check the certificates that Samara made for the run, if any."""
     folder = run / CERTIFICATES_FOLDER
     tls = tls_files(folder)
     if not folder.is_dir():
@@ -67,7 +67,8 @@ def check_certificates(run: Path) -> Iterator[CheckResult]:
         yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
         return
     try:
-        end, names = certificate_end(tls.authority), sorted(certificate_names(tls.certificate))
+        end = certificate_end(tls.authority)
+        names = sorted(certificate_names(tls.certificate))
         server_end = certificate_end(tls.certificate)
         has_key = is_key_of(tls.key, tls.certificate)
     except SamaraError as error:
@@ -114,11 +115,11 @@ def check_keys(run: Path) -> Iterator[CheckResult]:
 
 
 def check_cohort_secret(store: Path, fraction: float) -> Iterator[CheckResult]:
-    """Check the secret that decides which clients of a live run are asked.
+    """Check the secret for sampling the cohorts of a live run.
 
     Args:
-        store: folder of the run, or of one of its clusters.
-        fraction: share of the clients that a round asks.
+        store: folder of the run or of one of its clusters.
+        fraction: share of the clients that form a cohort.
     """
     try:
         has_secret = bool(read_cohort_secret(store))

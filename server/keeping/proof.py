@@ -1,4 +1,4 @@
-"""The proof of a run: all rounds are replayed, and every digest on the way is reproduced."""
+"""Proof of a run: replays all rounds and reproduces every digest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from samara.server.store import cluster_folders, read_layout, replay_run
 from samara.shared.check_result import CheckResult, Outcome
 from samara.shared.errors import LedgerError, SamaraError
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.replay import digest
-from samara.shared.result import RESULT_FILE, read_result
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import RESULT_FILE, read_result
 
 _REMEDY = "restore the folder from a backup, or replay on another machine if memory may be at fault"
 
 
 def prove(run: Path) -> Iterator[CheckResult]:
-    """Replay a run, or each of its clusters, from as far back as the ledger goes.
+    """Replay a run, or each of its clusters, from the oldest kept state.
 
-    No process may write to the run meanwhile.
+    No process may write to the run at the same time.
 
     Args:
         run: folder of a run.

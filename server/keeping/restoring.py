@@ -1,4 +1,4 @@
-"""Restoring a run from a backup, on this host or another, so that clients go on with it."""
+"""Restoring a run from a backup, on this host or another, so that clients can continue."""
 
 import json
 import shutil
@@ -15,17 +15,17 @@ from samara.server.restored_run import RestoredRun
 from samara.server.rounds.event_log import LOST, EventLog, RoundEvent
 from samara.server.rounds.releases import RELEASES_FILE, Release, ReleaseLog
 from samara.server.store import LEDGER_FOLDER, RunStore, read_layout
-from samara.shared.archive import damaged
-from samara.shared.blob_store import BlobStore
 from samara.shared.errors import ArchiveError, ConfigError, SamaraError
-from samara.shared.events import append_event
-from samara.shared.files import make_folder, sync_folder
-from samara.shared.ledger.reading import read_header
-from samara.shared.ledger.recovery import recover
-from samara.shared.round_delta import RoundDelta
-from samara.shared.run_terms import RunTerms
-from samara.shared.settings import SETTINGS_FILE
-from samara.shared.step_size import STEP_SIZE_FILE
+from samara.shared.protocol.ledger.reading import read_header
+from samara.shared.protocol.ledger.recovery import recover
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.protocol.step_size import STEP_SIZE_FILE
+from samara.shared.settings.setting import SETTINGS_FILE
+from samara.shared.storage.archive import damaged
+from samara.shared.storage.blob_store import BlobStore
+from samara.shared.storage.events import append_event
+from samara.shared.storage.files import make_folder, sync_folder
+from samara.shared.terms.run_terms import RunTerms
 
 _UNFINISHED = ".restoring"
 _PROBLEM = (
@@ -35,7 +35,7 @@ _PROBLEM = (
 
 
 class _Manifest(BaseModel):
-    """The description of a backup, in a file of its own."""
+    """The description of a backup, which is a file inside the backup."""
 
     model_config = ConfigDict(strict=True)
 
@@ -47,25 +47,26 @@ class _Manifest(BaseModel):
 
 
 def restore(file: Path, out: Path, reached: int | None = None) -> RestoredRun:
-    """Make the folder of a run from a backup; it is whole or missing.
+    """Create a run's folder from a backup; after an error, no folder is left.
 
-    A server that went on after the backup was taken may have released rounds with differential
-    privacy that are not in it. They are not released again: the rounds up to the one after
-    `reached`, which may have been under way, are left empty, and are charged to the budget.
+    With differential privacy, a server that continued after the backup may have made releases that
+    the backup lacks. The rounds of these releases are not repeated. They stay empty, and their cost
+    is charged to the privacy budget. They end with the round after `reached`, which may have been
+    in progress.
 
     Args:
-        file: file of `back_up`.
-        out: folder of the run here; it must be empty or missing.
-        reached: last round that the run's earlier server finished; only, and necessarily, for a run
-            with differential privacy whose server went on.
+        file: backup written by `back_up`.
+        out: folder for the run; it must be empty or missing.
+        reached: last round that the earlier server finished. Required for a run with differential
+            privacy whose server continued; not allowed otherwise.
 
     Returns:
-        What the run goes on from.
+        The record of the restored backup.
 
     Raises:
         ArchiveError: if the file is damaged or no backup, or the folder is in use.
-        ConfigError: if `reached` is missing, out of place, or before the backup's last round.
-        SamaraError: if what is in the backup does not fit together, or cannot be written.
+        ConfigError: if `reached` is missing, not allowed, or before the backup's last round.
+        SamaraError: if the backup is inconsistent, or the folder cannot be written.
     """
     out = out.expanduser().absolute()
     unfinished = out.with_name(out.name + _UNFINISHED)
@@ -96,10 +97,10 @@ def restore(file: Path, out: Path, reached: int | None = None) -> RestoredRun:
 
 
 def _read_manifest(folder: Path, file: Path) -> _Manifest:
-    """Return what a backup says of itself.
+    """Return a backup's description of itself.
 
     Raises:
-        ArchiveError: if it is missing or of a later version.
+        ArchiveError: if the description is missing or of a later version.
     """
     try:
         manifest = _Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
@@ -107,7 +108,7 @@ def _read_manifest(folder: Path, file: Path) -> _Manifest:
         raise damaged(file, "does not hold a run") from error
     if manifest.format != FORMAT:
         raise ArchiveError(
-            f"{file}: is of format {manifest.format}; update Samara, which knows {FORMAT}"
+            f"{file}: has format {manifest.format}; update Samara, which supports {FORMAT}"
         )
     if any(".." in name.split("/") or name.startswith("/") for name in manifest.rounds):
         raise damaged(file, "names a folder outside the run")
@@ -115,11 +116,11 @@ def _read_manifest(folder: Path, file: Path) -> _Manifest:
 
 
 def _check_ledger(store: Path, number: int, file: Path) -> None:
-    """Raise an error unless a ledger leads to the round that the backup says, or there is none.
+    """Check that a ledger, if there is one, ends with the round that the backup states.
 
     Raises:
-        ArchiveError: if it leads elsewhere.
-        LedgerError: if it is damaged.
+        ArchiveError: if the ledger ends with another round.
+        LedgerError: if the ledger is damaged.
     """
     ledger = store / LEDGER_FOLDER
     reached = 0
@@ -132,10 +133,10 @@ def _check_ledger(store: Path, number: int, file: Path) -> None:
 def _charge_lost_releases(
     store: Path, number: int, reached: int | None, manifest: _Manifest
 ) -> None:
-    """Charge the releases that may be missing in a backup, and leave their rounds empty.
+    """Charge the releases that a backup may lack, and leave their rounds empty.
 
     Raises:
-        ConfigError: if `reached` is missing, out of place, or before the backup's last round.
+        ConfigError: if `reached` is missing, not allowed, or before the backup's last round.
         SamaraError: if the run cannot be opened or written.
     """
     settings = _read_settings(store)
@@ -143,17 +144,19 @@ def _charge_lost_releases(
     if terms is None or terms.privacy is None or manifest.moved:
         if reached is not None:
             raise ConfigError(
-                "--reached is for a run with differential privacy whose server went on after the "
-                "backup was taken; leave it out"
+                "--reached is only for a run with differential privacy whose server continued "
+                "after the backup was taken; leave it out"
             )
         return
     if reached is None or reached < number:
         raise ConfigError(
             f"this run has differential privacy, its backup ends at round {number}, and its server "
-            "went on: say with --reached the last round that it finished, or more if you are not "
-            "sure (samara client status shows a client's), so that no privacy is spent twice"
+            "continued after that. Give --reached, the last round that the server finished, or a "
+            "higher one if you are not sure (samara client status shows a client's round), so "
+            "that no privacy is spent twice"
         )
-    privacy, layout = terms.privacy, read_layout(store)
+    privacy = terms.privacy
+    layout = read_layout(store)
     header = read_header(store / LEDGER_FOLDER)
     run = RunStore(store, layout, header, snapshot_every=0)
     try:
@@ -182,7 +185,7 @@ def _read_settings(store: Path) -> Mapping[str, Any]:
 
 
 def _publish_blobs(folder: Path) -> None:
-    """Put the files that the run's settings name into this machine's store."""
+    """Put the files that the run's settings name into this machine's blob store."""
     if folder.is_dir():
         for path in folder.iterdir():
             BlobStore().add(path)

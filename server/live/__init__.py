@@ -1,1 +1,1 @@
-"""A server in the field: Flower's processes, keys, certificates, and what an operator sees."""
+"""The live server: Flower's processes, client keys, certificates, and status for the operator."""

@@ -1,21 +1,22 @@
-"""A counter of arrived replies, which a SuperLink shares with its ServerApp through a file.
+"""A counter of arrived replies that a SuperLink shares with its ServerApp through a file.
 
-Asking the SuperLink for replies is a database request of 10 ms of processor time. Both processes
-run on one machine, so the ServerApp reads the counter and asks when it has changed.
+A request for replies to the SuperLink is a database request that takes 10 ms of processor time.
+Both processes run on one machine. The ServerApp therefore reads the counter, and requests replies
+only after the counter has changed.
 """
 
 from contextlib import suppress
 from pathlib import Path
 
 ARRIVALS_VARIABLE = "SAMARA_ARRIVALS"
-"""Environment variable of a SuperLink and its ServerApp, with the path of the file."""
+"""Environment variable of a SuperLink and its ServerApp: the path of the counter's file."""
 
 
 class Arrivals:
-    """A counter of arrivals, kept in a file.
+    """A counter of arrived parts of replies, kept in a file.
 
     Args:
-        file: its path; it is written anew.
+        file: path of the file; it is overwritten.
     """
 
     def __init__(self, file: Path) -> None:
@@ -28,12 +29,12 @@ class Arrivals:
         self._write()
 
     def _write(self) -> None:
-        with suppress(OSError):  # a full disk; the ServerApp asks every second anyway
+        with suppress(OSError):  # a full disk; the ServerApp requests replies every second anyway
             self._file.write_text(str(self._count))
 
 
 def read_arrivals(file: Path) -> bytes:
-    """Return the content of a counter's file, which changes with every arrival."""
+    """Return the content of a counter's file; it changes with every arrival."""
     try:
         return file.read_bytes()
     except OSError:

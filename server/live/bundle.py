@@ -1,20 +1,22 @@
-"""The Flower app bundle of a live run: settings and names of components, no code.
+"""The Flower app bundle of a live run: settings and component names, no code.
 
-The installed code answers, on the server as on clients (docs/decisions/0007).
+Servers and clients run the code that is installed on them (docs/decisions/0007).
 """
 
 import tomli_w
 
 from samara.shared import DISTRIBUTION
-from samara.shared.choices import OPEN
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.installed_code import client_code_hash, samara_version
-from samara.shared.settings import nest
+from samara.shared.machine.installed_code import client_code_hash, samara_version
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import nest
 
 
-def build_bundle() -> bytes:
-    """Build the app bundle; its bytes are the same for every installation of a version.
+def build_bundle(config: RunConfig) -> bytes:
+    """Build a run's app bundle; equal settings give equal bytes in all installations of a version.
+
+    Args:
+        config: settings of the run.
 
     Raises:
         SamaraError: if Flower refuses the bundle.
@@ -22,20 +24,20 @@ def build_bundle() -> bytes:
     from samara.shared.flower_compat import build_fab_from_files
 
     try:
-        return build_fab_from_files({"pyproject.toml": _pyproject_text().encode()})[0]
+        return build_fab_from_files({"pyproject.toml": _pyproject_text(config).encode()})[0]
     except ValueError as error:
         raise SamaraError(f"Flower refuses the app bundle: {error}") from error
 
 
-def _pyproject_text() -> str:
-    """Return what Flower reads of an app, and which version of Samara the server has."""
+def _pyproject_text(config: RunConfig) -> str:
+    """Return the app description that Flower reads, with the server's Samara version."""
     app = {
         "publisher": "samara",
         "components": {
             "serverapp": "samara.server.app:app",
             "clientapp": "samara.client.app:app",
         },
-        "config": nest(RunConfig().sent() | OPEN),
+        "config": nest(config.sent()),
     }
     project = {
         "name": DISTRIBUTION,

@@ -1,14 +1,14 @@
-"""The errors of requests to Flower's SuperLink: a refusal, or no answer in time."""
+"""Errors of requests to Flower's SuperLink: refusals and timeouts."""
 
 from samara.shared.errors import SamaraError
 
 
 class NoAnswerError(SamaraError):
-    """The SuperLink did not answer in time; on a busy machine it may yet."""
+    """The SuperLink did not answer in time; on a busy machine, the answer may still come."""
 
 
 def explain_http_error(error: Exception) -> SamaraError:
-    """Return the error of a request to the SuperLink.
+    """Convert an error of a request to the SuperLink.
 
     Args:
         error: an `httpx.HTTPError`.

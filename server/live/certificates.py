@@ -1,24 +1,25 @@
-"""The certificates of a server: an operator's own, and what clients need of one."""
+"""Certificates of a server: checks of the operator's certificate, and the data for clients."""
 
 import socket
 from pathlib import Path
 
-from samara.shared.addresses import parse_address
-from samara.shared.certificates import TlsFiles, certificate_names, given_names, tls_files
 from samara.shared.errors import SamaraError
+from samara.shared.network.addresses import parse_address
+from samara.shared.network.certificates import TlsFiles, certificate_names, given_names, tls_files
 
 
 def check_certificates(certificate: Path, key: Path | None, authority: Path | None) -> TlsFiles:
-    """Return the operator's certificate, its key and its authority, after checking them.
+    """Check the operator's certificate, its key and its authority; return their files.
 
     Args:
         certificate: file of the server's certificate, PEM.
         key: file of the certificate's private key, PEM.
-        authority: file that verifies the certificate, PEM; the certificate itself by default.
+        authority: file of the authority that verifies the certificate, PEM; by default the
+            certificate itself.
 
     Raises:
-        SamaraError: if a file is missing, or the certificate is not for 127.0.0.1, by which the
-            server's own processes connect to it.
+        SamaraError: if a file is missing, or the certificate is not valid for 127.0.0.1, through
+            which the server's own processes connect.
     """
     if key is None:
         raise SamaraError("--cert needs --key, the certificate's private key")
@@ -32,36 +33,36 @@ def check_certificates(certificate: Path, key: Path | None, authority: Path | No
             )
     if "127.0.0.1" not in certificate_names(tls.certificate):
         raise SamaraError(
-            f"{certificate}: is not for 127.0.0.1, by which the server's own processes connect to "
-            "it; add IP:127.0.0.1 to its subject alternative names, or leave --cert out"
+            f"{certificate}: is not valid for 127.0.0.1, through which the server's own processes "
+            "connect to it; add IP:127.0.0.1 to its subject alternative names, or leave --cert out"
         )
     return tls
 
 
 def server_address(folder: Path, port: int, address: str = "") -> tuple[Path, str]:
-    """Return a server's authority, and the address by which its clients reach it.
+    """Return the file of a server's certificate authority, and the address for its clients.
 
     Args:
         folder: folder of the certificates that Samara made for the server.
         port: port that the server listens on.
-        address: host:port; empty for the name that the server was given, and `port`.
+        address: host:port; empty for the name in the certificate, with `port`.
 
     Raises:
-        SamaraError: if there is no certificate yet, it is not for this address, or it has several
-            names of which one has to be chosen.
+        SamaraError: if there is no certificate yet, the certificate is not valid for this address,
+            or the certificate has several names and no address was given.
     """
     tls = tls_files(folder)
     if not tls.certificate.exists():
         raise SamaraError(
-            f"{tls.certificate}: is not made yet; start `samara server up` first, with --name HOST "
-            "for the name by which clients reach it"
+            f"{tls.certificate}: does not exist yet; start `samara server up` first, with --name "
+            "HOST for the name at which clients reach it"
         )
     names = certificate_names(tls.certificate)
     if not address:
         given = given_names(folder)
         if len(given) > 1:
             raise SamaraError(
-                f"the server has the names {', '.join(given)}; say which with --address HOST:PORT"
+                f"the server has the names {', '.join(given)}; choose one with --address HOST:PORT"
             )
         host = given[0] if given else socket.gethostname()
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

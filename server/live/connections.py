@@ -1,4 +1,4 @@
-"""The connections of a live run's nodes, as its server last saw them, in a file of the run."""
+"""Connection state of a live run's nodes, as its server last recorded it in the run's folder."""
 
 import json
 import time
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samara.server.live.superlink_process import Node
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 CONNECTIONS_FILE = "connections.json"
 """Name of the file in a run's folder."""
 _MOST_SECONDS = 60.0
-"""Age from which on the file says nothing any more: nobody serves the run."""
+"""Age beyond which the file is ignored, because no server updates it."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Connections:
     """The connections of a run's nodes.
 
     Attributes:
-        connected: names of the connected nodes' keys; those without a key have none.
-        away: names of the keys whose nodes were connected before.
+        connected: key names of the connected nodes; nodes without a key are not listed.
+        away: key names of nodes that were connected before.
         nodes: number of connected nodes.
     """
 
@@ -31,14 +31,14 @@ class Connections:
 
 
 def write_connections(run: Path, nodes: Iterable[Node]) -> None:
-    """Write which nodes are connected.
+    """Write the connection state of the nodes.
 
     Args:
         run: folder of the run.
-        nodes: the nodes that Flower knows of.
+        nodes: all nodes known to Flower.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     known = [node for node in nodes if node.was_connected]
     content = {
@@ -50,7 +50,7 @@ def write_connections(run: Path, nodes: Iterable[Node]) -> None:
 
 
 def read_connections(run: Path) -> Connections | None:
-    """Return which nodes are connected; None if no server has noted it within a minute."""
+    """Return the connection state; None if no server has recorded it within a minute."""
     file = run / CONNECTIONS_FILE
     try:
         if abs(time.time() - file.stat().st_mtime) > _MOST_SECONDS:

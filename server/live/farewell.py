@@ -1,7 +1,8 @@
-"""The clients that have not heard yet that a run is finished.
+"""Clients that do not know yet that a run is finished.
 
-Who is connected when a run ends is told so by the access filter of its SuperLink. Who was away is
-told by a later `server up` of the finished run, which serves until nobody is left.
+When a run ends, the access filter of the SuperLink informs the connected clients. Afterwards, or
+after a later `server up` of the finished run, the server waits for the other clients and informs
+them.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ _NAMES_SHOWN = 5
 
 
 def count_untold(run: Path, nodes: Iterable[Node]) -> int:
-    """Return how many of some nodes have not been told that a run is finished.
+    """Count the nodes that have not been told that a run is finished.
 
     Args:
         run: folder of the run.
@@ -26,12 +27,12 @@ def count_untold(run: Path, nodes: Iterable[Node]) -> int:
 
 
 def find_untold(run: Path, nodes: Iterable[Node], keys: ClientKeys) -> list[str]:
-    """Return the names of the clients that took part in a run and have not heard of its end.
+    """Return the names of the clients that took part in a run and were not told of its end.
 
     Args:
         run: folder of the run.
-        nodes: nodes that Flower knows of.
-        keys: client keys of the run; those that were revoked are not waited for.
+        nodes: all nodes known to Flower.
+        keys: client keys of the run; revoked keys are not waited for.
     """
     told = ToldClients(run / TOLD_FILE)
     valid = {key.public_key.encode() for key in keys.read_all() if not key.revoked}
@@ -43,6 +44,6 @@ def find_untold(run: Path, nodes: Iterable[Node], keys: ClientKeys) -> list[str]
 
 
 def describe_names(names: list[str]) -> str:
-    """Return names as a list of which a line has room."""
+    """Return the first names as one line of text, followed by the number of the other names."""
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more

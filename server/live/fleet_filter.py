@@ -1,7 +1,7 @@
-"""A filter of what nodes send to Flower: who sends it, how much, how slowly, and what it stores.
+"""A filter of nodes' requests to Flower: by sender, size, duration and stored objects.
 
-Flower reads the whole body of a request before it checks the sender's key, logs what it cannot
-read, and stores what a node pushes before anybody looks at it.
+Flower has no such limits. It reads the whole body of a request before it checks the sender's key,
+logs every unreadable request, and stores pushed objects without a check.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from samara.shared.flower_compat import (
     PushMessagesRequest,
     PushObjectRequest,
 )
-from samara.shared.rejection import RejectionCode
-from samara.shared.signing import is_signed_by
+from samara.shared.network.rejection import RejectionCode
+from samara.shared.protocol.signing import is_signed_by
 
 MEDIA_TYPE = b"application/protobuf"
 MAX_HEADER_BYTES = 8192
 """Most bytes of the names and values of a request's headers."""
 BODY_SECONDS = 30.0
-"""Time from a request's headers to the end of its body."""
+"""Most seconds between a request's headers and the end of its body."""
 MAX_REQUESTS = 16
-"""Most requests of one key at the same time."""
+"""Most simultaneous requests of one key."""
 MAX_BYTES_IN_FLIGHT = 32 * 2**20
-"""Most bytes of the bodies of all requests that are being read or answered."""
+"""Most bytes of the bodies of all requests in progress together."""
 SENDERS_AT_ONCE = 8
-"""The part of these bytes that one key's requests may have is one in so many."""
+"""Number by which the limit is divided for one key: its requests may hold 1/8 of the bytes."""
 _MAX_AGE, _MAX_AHEAD = 305.0, 5.0
-"""Seconds by which a request's signed time may differ from this machine's; Flower's own limits."""
+"""Most seconds by which a request's signed time may be past, or ahead; Flower's own limits."""
 _ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _PATHS = {
     f"/v1/fleet/{name}"
@@ -52,13 +52,13 @@ Headers = dict[bytes, bytes]
 
 
 class RejectedRequestError(Exception):
-    """A request that does not reach Flower.
+    """A request that is not passed on to Flower.
 
     Args:
         status: HTTP status of the answer.
         reason: reason for the server's log, with ``%s`` for each detail.
-        details: such as the name of a key.
-        code: reason for the sender, where it may know.
+        details: values for the ``%s``, such as the name of a key.
+        code: reason for the sender; None if the sender must not know the reason.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class FleetFilter:
     """ASGI middleware for the fleet API, the part of Flower's SuperLink that other hosts reach.
 
     Args:
-        app: the ASGI app that gets sound requests.
+        app: ASGI app that receives valid requests.
         max_bytes: most bytes of a request.
-        keys: client keys of the run; None lets any node send.
-        requests: the requests that nodes may reply to.
-        result: file that exists when the run is finished; None if it never is.
-        arrived: called when Flower has stored something of a reply.
+        keys: client keys of the run; None accepts any node.
+        requests: open requests of the server, to which nodes may reply.
+        result: file that exists once the run is finished; None for a run that never finishes.
+        arrived: callback for each stored part of a reply.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class FleetFilter:
         self._bytes = Counter[bytes]()  # bytes of their bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a sound request on to Flower.
+        """Pass a valid request on to Flower.
 
         Raises:
-            RejectedRequestError: if the request is not sound; nothing was sent then.
+            RejectedRequestError: if the request is invalid; no answer has been sent yet.
         """
         sender = self._check_head(scope)
         with self._count_request(sender), self._count_bytes(sender) as held:
@@ -117,14 +117,14 @@ class FleetFilter:
                 await self._pass_on(scope, body, receive, send)
 
     def name_of(self, scope: Any) -> str:
-        """Return the name of the key of a request that was passed on; empty where it has none."""
+        """Return the key name of a request that was passed on; empty without a key."""
         key = self._keys.find(_sender_of(dict(scope["headers"]))) if self._keys else None
         return key.name if key else ""
 
     def _check_head(self, scope: Any) -> bytes:
-        """Return the public key of a request's sender; empty where nodes need none."""
+        """Return the public key of a request's sender; empty if nodes need no key."""
         if scope["path"] not in _PATHS or scope["method"] != "POST":
-            raise RejectedRequestError(404, "requested what the fleet API does not have")
+            raise RejectedRequestError(404, "requested an unknown path of the fleet API")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise RejectedRequestError(431, f"sent over {MAX_HEADER_BYTES} bytes of headers")
         headers: Headers = dict(scope["headers"])
@@ -147,7 +147,7 @@ class FleetFilter:
 
     @contextmanager
     def _count_request(self, sender: bytes) -> Iterator[None]:
-        """Count a request of a key while it is answered."""
+        """Count a request of a key for the duration of a block."""
         if sender and self._senders[sender] >= MAX_REQUESTS:
             raise RejectedRequestError(503, f"sent over {MAX_REQUESTS} requests at once")
         self._senders[sender] += 1
@@ -160,7 +160,7 @@ class FleetFilter:
 
     @contextmanager
     def _count_bytes(self, sender: bytes) -> Iterator[bytearray]:
-        """Give a buffer whose bytes are counted by `_read_body` until the request is answered."""
+        """Yield a buffer for a request's body; its bytes count as held until the block ends."""
         held = bytearray()
         try:
             yield held
@@ -171,7 +171,7 @@ class FleetFilter:
                 del self._bytes[sender]
 
     async def _read_body(self, receive: Any, sender: bytes, held: bytearray) -> bytes | None:
-        """Read a request's body; return None if its sender disconnects before the end."""
+        """Read a request's body; return None if the sender disconnects early."""
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -191,7 +191,7 @@ class FleetFilter:
                 return bytes(held)
 
     async def _pass_on(self, scope: Any, body: bytes, receive: Any, send: Any) -> None:
-        """Give Flower a request, and note what it has stored of it."""
+        """Pass a request on to Flower, and record the objects that it stored."""
         parts = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_whole() -> Any:
@@ -202,14 +202,14 @@ class FleetFilter:
         except PushError as error:
             raise RejectedRequestError(400, str(error)) from error
         except UnknownRequestError:
-            # an empty message, with which Flower says that it has stored nothing
+            # with an empty message Flower answers that it has stored nothing
             headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
 
         async def send_watched(message: Any) -> None:
-            if message.get("status") == 200:  # before the node has the answer and goes on
+            if message.get("status") == 200:  # before the node receives the answer and goes on
                 self._add_push(pushed)
             await send(message)
 
@@ -224,11 +224,11 @@ class FleetFilter:
             self._arrived()
 
     def _check_push(self, path: str, body: bytes) -> PushMessagesRequest | PushObjectRequest | None:
-        """Return what a request asks Flower to store; None if it does not.
+        """Return the push that a request asks Flower to store; None for other requests.
 
         Raises:
-            PushError: if no honest node sends it.
-            UnknownRequestError: if it answers nothing that is open.
+            PushError: if no honest node sends such a push.
+            UnknownRequestError: if the push answers no open request.
         """
         kinds: dict[str, Any] = {_ANNOUNCE: PushMessagesRequest, _OBJECT: PushObjectRequest}
         if path not in kinds:
@@ -245,23 +245,27 @@ class FleetFilter:
 
 
 def _check_key(headers: Headers, public_key: bytes, key: ClientKey | None) -> None:
-    """Check that a request is signed, now, by a key that may take part.
+    """Check that a request has a current signature of a key that may take part.
 
     Raises:
-        RejectedRequestError: if it is not; whoever has not signed with a key learns nothing of it.
+        RejectedRequestError: if the request has no such signature. A sender without a valid
+            signature does not learn the reason.
     """
     details: tuple[str, ...] = ()
     if key is None:
         reason = "its key is not registered here; see `samara server status --keys`"
         code = RejectionCode.UNREGISTERED
     elif (late := _signed_seconds_ago(headers, public_key)) is None:
-        reason, details = "a request in the name of %s is not signed with its key", (key.name,)
+        reason = "a request in the name of %s is not signed with its key"
+        details = (key.name,)
         code = RejectionCode.SIGNATURE
     elif key.revoked:
-        reason, details = "the key %s was revoked on %s", (key.name, str(key.revoked))
+        reason = "the key %s was revoked on %s"
+        details = (key.name, str(key.revoked))
         code = RejectionCode.REVOKED
     elif not -_MAX_AHEAD < late < _MAX_AGE:
-        reason, details = "the clock of %s differs from this machine's", (key.name,)
+        reason = "the clock of %s differs from this machine's"
+        details = (key.name,)
         code = RejectionCode.CLOCK
     else:
         return
@@ -269,7 +273,7 @@ def _check_key(headers: Headers, public_key: bytes, key: ClientKey | None) -> No
 
 
 def _sender_of(headers: Headers) -> bytes:
-    """Return the public key that a request names; empty if it is none."""
+    """Return the public key in a request's headers; empty if it is invalid or missing."""
     try:
         return b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b""), validate=True)
     except ValueError:
@@ -277,7 +281,7 @@ def _sender_of(headers: Headers) -> bytes:
 
 
 def _signed_seconds_ago(headers: Headers, public_key: bytes) -> float | None:
-    """Return the age of the time in a request, in seconds; None if no key signed it."""
+    """Return the age in seconds of a request's signed time; None without a valid signature."""
     try:
         timestamp = headers.get(TIMESTAMP_HEADER.encode(), b"")
         age = (datetime.now(UTC) - datetime.fromisoformat(timestamp.decode())).total_seconds()

@@ -1,4 +1,4 @@
-"""The processes of Flower that serve a run, whoever started them, and how they are ended."""
+"""Functions that find and end a run's Flower processes, even those of an earlier command."""
 
 import os
 from collections.abc import Sequence
@@ -8,14 +8,15 @@ import psutil
 
 SUPERLINK, DATABASE = "samara.server.live.superlink", "superlink.db"
 _EARLIER_SUPERLINK = "server.live.superlink"
-"""Module of a SuperLink that an earlier version started, and that goes on after an update."""
+"""Module of a SuperLink that an earlier version started and that still runs after an update."""
 SUPEREXEC, SERVER_APP = "flower-superexec", "flwr-serverapp"
 _STOP_SECONDS = 10.0
 
 
 def find_superlinks(folder: Path) -> list[psutil.Process]:
-    """Return the SuperLinks that run with the database in a folder, whoever started them."""
-    database, modules = str(folder / DATABASE), {SUPERLINK, _EARLIER_SUPERLINK}
+    """Return the SuperLinks that use the database in a folder, even those of earlier commands."""
+    database = str(folder / DATABASE)
+    modules = {SUPERLINK, _EARLIER_SUPERLINK}
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -24,9 +25,9 @@ def find_superlinks(folder: Path) -> list[psutil.Process]:
 
 
 def find_programs(folder: Path, *names: str) -> list[psutil.Process]:
-    """Return the processes of programs that SuperLinks of a folder have started.
+    """Return the processes of programs that a folder's SuperLinks have started.
 
-    They have its folder as their own, which also tells those that outlived their SuperLink.
+    These processes are recognised by their working folder, even after their SuperLink has ended.
     """
     own = os.path.realpath(folder)
     return [
@@ -38,7 +39,7 @@ def find_programs(folder: Path, *names: str) -> list[psutil.Process]:
 
 
 def end_processes(processes: Sequence[psutil.Process]) -> None:
-    """End processes by SIGTERM, and kill those that do not end in time."""
+    """Send SIGTERM to processes, and kill every process that does not end in time."""
     for process in processes:
         _signal(process, kill=False)
     _, alive = psutil.wait_procs(processes, _STOP_SECONDS)

@@ -1,11 +1,11 @@
-"""The invitations of a run: who may register a key of a client's own making, once, and until when.
+"""Invitations of a run: each lets one device register its own key once, before a deadline.
 
-RUN/invitations/ID.json   the client's name, the end, and what its device is to trust; not the code
-RUN/programs/HASH         a program or manifest for the phones that are invited
+RUN/invitations/ID.json   the client's name, the deadline, and the welcome; not the code
+RUN/programs/HASH         a program or manifest for invited phones
 
-An invitation is used by registering the key of its name, which is one write of one file: a server
-that is killed has either registered it or not, and a device that repeats its request gets the same
-answer.
+An invitation is used up when the device's key is registered under the client's name. The
+registration writes a single file. If the server is killed, the key is therefore either registered
+or not, and a device that repeats its request gets the same answer.
 """
 
 import json
@@ -17,31 +17,31 @@ from pathlib import Path
 
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.live_config import SCENARIO_FILE
-from samara.shared.blob_store import blob_hash
 from samara.shared.errors import SamaraError
-from samara.shared.files import copy_durably, make_private_folder, write_durably
-from samara.shared.invitation import (
+from samara.shared.network.invitation import (
     GatewayWelcome,
     InvitationCode,
     JoinRequest,
     PhoneWelcome,
     Welcome,
 )
-from samara.shared.sections import EMBEDDED_MODEL
-from samara.shared.signed_scenario import read_scenario
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.storage.blob_store import blob_hash
+from samara.shared.storage.files import copy_durably, make_private_folder, write_durably
 from samara.shared.tasks.sources import is_hub_name
+from samara.shared.terms.signed_scenario import read_scenario
 
 INVITATIONS_FOLDER = "invitations"
 PROGRAMS_FOLDER = "programs"
 
 
 class JoinError(Exception):
-    """A request to join that is refused.
+    """A refused request to join.
 
     Args:
-        status: HTTP status of the answer, from which the device knows the reason.
+        status: HTTP status of the answer, which is the device's only information on the reason.
         reason: reason for the server's log, with ``%s`` for each detail.
-        details: such as the name of an invitation.
+        details: values for the ``%s``, such as the name of an invitation.
     """
 
     def __init__(self, status: int, reason: str, *details: str) -> None:
@@ -60,18 +60,18 @@ class _Invitation:
 
     @property
     def welcome(self) -> Welcome:
-        """The welcome, which says what the device is to trust."""
+        """The welcome: the addresses and certificates that the device will trust."""
         phone = PhoneWelcome(**self.phone) if self.phone else None
         board = GatewayWelcome(**self.board) if self.board else None
         return Welcome(self.authority, self.scenario, phone, board)
 
 
 def board_welcome(gateway: str, authority: Path) -> GatewayWelcome:
-    """Return what a board that is invited to a gateway is to trust.
+    """Return the welcome for a board that attaches to a gateway.
 
     Args:
         gateway: address of the gateway, host:port.
-        authority: certificate that verifies the gateway's, PEM.
+        authority: certificate authority of the gateway, PEM file.
 
     Raises:
         SamaraError: if the certificate cannot be read.
@@ -83,18 +83,21 @@ def board_welcome(gateway: str, authority: Path) -> GatewayWelcome:
 
 
 def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> PhoneWelcome:
-    """Return what an invited phone is to trust; the run keeps its program and manifest.
+    """Return the welcome for a phone: the gateway, its certificate, and the phone's program.
+
+    The program and its manifest are copied into the folder of the run.
 
     Args:
         run: folder of the run.
         gateway: address of the gateway, host:port.
-        authority: certificate that verifies the gateway's, PEM.
+        authority: certificate authority of the gateway, PEM file.
         program: program from `samara phone export`, with its manifest beside it.
 
     Raises:
         SamaraError: if a file cannot be read or written.
     """
-    folder, manifest = run / PROGRAMS_FOLDER, program.with_suffix(".json")
+    folder = run / PROGRAMS_FOLDER
+    manifest = program.with_suffix(".json")
     try:
         if json.loads(manifest.read_bytes()).get("weights"):
             raise SamaraError(
@@ -121,19 +124,19 @@ def invite_client(
     phone: PhoneWelcome | None = None,
     board: GatewayWelcome | None = None,
 ) -> InvitationCode:
-    """Return the code of a new invitation, which takes the place of an earlier one of its name.
+    """Create an invitation, replacing an earlier one of the same name, and return its code.
 
     Args:
         run: folder of the run.
         name: name of the client.
-        authority: certificate that verifies the server's, PEM.
-        scenario: file of the operator's signed scenario; None if there is none.
-        end: time until which a key can be registered.
+        authority: certificate authority of the server, PEM file.
+        scenario: file of the operator's signed scenario; None without one.
+        end: deadline for registering a key.
         phone: gateway and program, if the client is a phone.
         board: gateway, if the client is a board that attaches to one.
 
     Raises:
-        SamaraError: if the client cannot be given this name, or a file cannot be read or written.
+        SamaraError: if the name is not available, or a file cannot be read or written.
     """
     ClientKeys(run / KEYS_FOLDER).check_name(name)
     folder = run / INVITATIONS_FOLDER
@@ -160,17 +163,17 @@ def invite_client(
 
 
 def exclude_client(run: Path, name: str) -> str:
-    """Revoke the key of a client, or end the invitation of one that has not joined yet.
+    """Revoke a client's key, or end its invitation if it has not joined yet.
 
     Args:
-        run: folder of the run, which may be served meanwhile.
+        run: folder of the run; it may be served at the same time.
         name: name of the client.
 
     Returns:
-        What was done, a sentence.
+        A sentence that says what was done.
 
     Raises:
-        SamaraError: if there is neither.
+        SamaraError: if the client has neither a key nor an invitation.
     """
     keys = ClientKeys(run / KEYS_FOLDER)
     if keys.find_by_name(name):
@@ -196,10 +199,10 @@ class Invitations:
         self._programs, self._scenario = run / PROGRAMS_FOLDER, run / SCENARIO_FILE
 
     def welcome(self, identifier: str) -> bytes:
-        """Return what the device of an invitation is to trust, encoded.
+        """Return the encoded welcome of an invitation.
 
         Args:
-            identifier: name of the invitation, 32 hex digits.
+            identifier: id of the invitation, 32 hex digits.
 
         Raises:
             JoinError: if there is no such invitation.
@@ -214,7 +217,7 @@ class Invitations:
             digest: SHA-256 of the file, 64 hex digits.
 
         Raises:
-            JoinError: if there is no such invitation, or it has another program.
+            JoinError: if there is no such invitation, or the invitation has no such file.
         """
         phone = self._find(identifier).welcome.phone
         if phone is None or digest not in (phone.program, phone.manifest):
@@ -225,19 +228,19 @@ class Invitations:
         """Check that a client that may take part has the key with this fingerprint.
 
         Raises:
-            JoinError: if none has.
+            JoinError: if there is no such client.
         """
         if not self._keys.has_fingerprint(fingerprint):
             raise JoinError(404, "asked for a key that is not registered, or was revoked")
 
     def redeem(self, request: JoinRequest) -> str:
-        """Register the key of a device; return the name of its client.
+        """Register a device's key and return the name of its client.
 
-        A device that sends the same key again gets the same answer, also after the end.
+        A device that sends the same key again gets the same answer, even after the deadline.
 
         Raises:
-            JoinError: if there is no such invitation, it has ended or was used with another key,
-                or the key cannot be registered.
+            JoinError: if there is no such invitation, if the invitation is over or was used with
+                another key, or if the key cannot be registered.
         """
         invitation = self._find(request.identifier)
         name = invitation.name
@@ -258,14 +261,15 @@ class Invitations:
         return name
 
     def names(self) -> dict[str, str]:
-        """Return what the run's ``task`` and ``model`` are called, for the command of a device.
+        """Return names of the run's ``task`` and ``model``, for the start command of a device.
 
-        Of paths on this machine a device learns the name of a task file alone.
+        If the setting is a path on this machine, only a task's file name is returned, and no model.
         """
         try:
             settings = tomllib.loads(self._scenario.read_text(encoding="utf-8"))
             task, model = str(settings["task"]), str(settings["model"]["path"])
-        except (OSError, ValueError, LookupError, TypeError):  # only a help to the device's owner
+        # the names only help the device's owner
+        except (OSError, ValueError, LookupError, TypeError):
             return {}
         is_local = not is_hub_name(model) or Path(model).exists()
         named = {"task": Path(task).name}
@@ -279,7 +283,7 @@ class Invitations:
 
 
 def _keep(file: Path, folder: Path) -> str:
-    """Return the SHA-256 of a file, after copying it under that name."""
+    """Copy a file into a folder, where its name is its SHA-256; return the hash."""
     digest = blob_hash(file).hex()
     if not (folder / digest).exists():
         copy_durably(file, folder / digest)

@@ -1,7 +1,7 @@
-"""Requests of devices that join by an invitation: what is read of them, how many, and the answer.
+"""Requests of devices that join by an invitation: limits, parsing and answers.
 
-Whoever reaches the server may send them, so a request is bounded in bytes, time and number before
-anything is looked up.
+Anybody who reaches the server can send such requests. Their bytes, time and number are therefore
+limited before the server looks anything up.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from typing import Any
 
 from samara.server.live.invitations import Invitations, JoinError
 from samara.shared.errors import InvitationError
-from samara.shared.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
-from samara.shared.log_budget import LogBudget
-from samara.shared.rate_limit import RateLimit, network_of
+from samara.shared.network.invitation import JOIN_PATH, KEYS_PATH, MAX_REQUEST_BYTES, JoinRequest
+from samara.shared.network.log_budget import LogBudget
+from samara.shared.network.rate_limit import RateLimit, network_of
 
 MAX_REQUESTS = 30
-"""Most requests of one address in a minute; joining takes two, of a phone four."""
+"""Most requests of one address in a minute; a board needs two requests, a phone four."""
 BODY_SECONDS = 10.0
-"""Time from a request's headers to the end of its body."""
+"""Most seconds between a request's headers and the end of its body."""
 MAX_DOWNLOADS = 8
-"""Most programs that are sent at once, each for another invitation."""
+"""Most programs that are sent at the same time; at most one per invitation."""
 PIECE_BYTES = 2**20
 PIECE_SECONDS = 60.0
-"""Time in which a piece of a program is taken; a slower device goes on by another request."""
+"""Most seconds for a piece of a program; a slower device continues by a new request."""
 _WELCOME = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})")
 _PROGRAM = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})/([0-9a-f]{{64}})")
 _KEY = re.compile(rf"{KEYS_PATH}/([0-9a-f]{{64}})")
@@ -40,9 +40,9 @@ class JoinFilter:
     """ASGI app that answers devices with an invitation.
 
     Args:
-        invitations: invitations of the run; None if any client may join, without a key.
+        invitations: invitations of the run; None if clients join without a key.
         clock: monotonic seconds.
-        lines: budget of the log's lines about what is refused; None makes one.
+        lines: budget of log lines about refusals; None creates one.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class JoinFilter:
     ) -> None:
         self._invitations, self._lines = invitations, lines or LogBudget(log)
         self._requests = RateLimit(MAX_REQUESTS, clock)
-        self._downloads: dict[str, object] = {}  # the latest of each invitation
+        self._downloads: dict[str, object] = {}  # latest download of each invitation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request; a refusal is a status without a text."""
+        """Answer a request; refusals have a status and no text."""
         host = (scope.get("client") or ("",))[0]
         try:
             if not self._requests.admits(network_of(host)):
@@ -66,7 +66,8 @@ class JoinFilter:
                 return
             status, body = 200, await self._answer(scope, receive, host)
         except JoinError as error:
-            status, body = error.status, b""
+            status = error.status
+            body = b""
             self._lines.warn(
                 host, f"was not let in by an invitation: {error.reason}", *error.details
             )
@@ -76,14 +77,16 @@ class JoinFilter:
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: Any, receive: Any, host: str) -> bytes:
-        invitations, method, path = self._all_invitations(), scope["method"], scope["path"]
+        invitations = self._all_invitations()
+        method = scope["method"]
+        path = scope["path"]
         if method == "GET" and (welcome := _WELCOME.fullmatch(path)):
             return invitations.welcome(welcome[1])
         if method == "GET" and (key := _KEY.fullmatch(path)):
             invitations.check_key(key[1])
             return b""
         if method != "POST" or path != JOIN_PATH:
-            raise JoinError(404, "requested what there is not")
+            raise JoinError(404, "requested something that does not exist")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _read_body(receive)
@@ -103,16 +106,17 @@ class JoinFilter:
     async def _send_program(
         self, scope: Any, send: Any, host: str, identifier: str, digest: str
     ) -> None:
-        """Send a program or manifest, from the byte on that a `Range` names.
+        """Send a program or manifest, starting at the byte that `Range` names.
 
-        A later request of the same invitation ends an earlier one, so that nobody holds more than
-        one of the places, and a device whose connection has broken does not wait for its own.
+        A new request of an invitation ends the invitation's earlier request. Each invitation
+        therefore has at most one transfer, and a device whose connection broke need not wait for
+        its own earlier request.
 
         Raises:
-            JoinError: if it is not sent; nothing has been said then.
+            JoinError: if the file cannot be sent; no part of an answer has been sent then.
         """
         if scope["method"] != "GET":
-            raise JoinError(404, "requested what there is not")
+            raise JoinError(404, "requested something that does not exist")
         program = self._all_invitations().program_file(identifier, digest)
         if identifier not in self._downloads and len(self._downloads) >= MAX_DOWNLOADS:
             raise JoinError(503, f"asked for a program while {MAX_DOWNLOADS} others took one")
@@ -148,7 +152,7 @@ async def _read_body(receive: Any) -> bytes:
     """Return a request's body.
 
     Raises:
-        JoinError: if it is too long, or its sender leaves before the end.
+        JoinError: if the body is too long, or the sender disconnects early.
     """
     body = bytearray()
     while True:

@@ -1,4 +1,4 @@
-"""Key pairs of clients: how they are made, and the files that hold them."""
+"""Key pairs of clients: creating, encoding and reading them."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import DeviceError, SamaraError
-from samara.shared.signing import normalize_public_key
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.signing import normalize_public_key
 
 
 def read_public_key(file: Path) -> bytes:
     """Return the public key in a file, PEM.
 
     Raises:
-        SamaraError: if the file holds none on an elliptic curve.
+        SamaraError: if the file holds no public key on an elliptic curve.
     """
     try:
         return normalize_public_key(file.read_bytes())
@@ -35,7 +35,7 @@ def encode_key(private: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def new_key(used_indices: Collection[int]) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """Return a private key whose client index is not in use, and its public key as PEM."""
+    """Create a private key whose client index is unused; return the key and its public key, PEM."""
     while True:
         private = ec.generate_private_key(ec.SECP384R1())
         public = private.public_key().public_bytes(

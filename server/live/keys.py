@@ -1,8 +1,8 @@
-"""The client keys of a run, which decide who may join and which client it is.
+"""The client keys of a run, which decide who may join and as which client.
 
-RUN/keys/NAME.json   the public key, with its dates; a revoked key stays there
-RUN/keys/NAME.key    the private key, until the operator moves it to the client; a client that
-                     made its key itself keeps the private key
+RUN/keys/NAME.json   the public key and its dates; also for revoked keys
+RUN/keys/NAME.key    the private key, until the operator moves it to the client; missing if the
+                        client made the key itself
 """
 
 import json
@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from samara.server.live.key_pairs import encode_key, new_key, read_public_key
-from samara.shared.client_index import MAX_CLIENT, client_index_of_key, index_line
 from samara.shared.errors import ClientKeyError, RevokedKeyError, SamaraError
-from samara.shared.files import make_folder, write_durably, write_secret
-from samara.shared.signing import fingerprint_of
-from samara.shared.watched_folder import WatchedFolder
+from samara.shared.protocol.client_index import MAX_CLIENT, client_index_of_key, index_line
+from samara.shared.protocol.signing import fingerprint_of
+from samara.shared.storage.files import make_folder, write_durably, write_secret
+from samara.shared.storage.watched_folder import WatchedFolder
 
 KEYS_FOLDER = "keys"
 KEYS_VARIABLE = "SAMARA_KEYS"
-"""Environment variable with the folder of the keys, read by the ServerApp; without it any client
-may join."""
+"""Environment variable of the ServerApp: the folder of the client keys.
+
+If the variable is not set, any client may join.
+"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -33,12 +35,13 @@ class ClientKey:
     """A client's public key.
 
     Attributes:
-        name: name that the operator gave the client.
+        name: client name chosen by the operator.
         public_key: PEM.
         created: time when the key was registered, UTC, ISO 8601.
         revoked: time when the key was revoked, UTC, ISO 8601; empty while it is valid.
-        gateway: whether its holder passes messages on to phones and is no client itself.
-        index: client index of the client's first key, if this is a later one; otherwise None.
+        gateway: whether the key's holder relays messages to phones and is no client itself.
+        index: client index if this key replaced an earlier key of the client; otherwise None, and
+            the index follows from the key.
     """
 
     name: str
@@ -57,16 +60,16 @@ class ClientKey:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the public key as PEM, 64 hex digits."""
+        """The SHA-256 of the public key's PEM text, 64 hex digits."""
         return fingerprint_of(self.public_key.encode())
 
 
 class _Lookup(NamedTuple):
-    """The things that keys are found by, other than their text.
+    """Lookup tables of keys by client index and by fingerprint.
 
     Attributes:
-        names: name of a client's key by the client's index.
-        fingerprints: those of the keys of clients that may take part.
+        names: key name by client index.
+        fingerprints: fingerprints of the keys of clients that may take part.
     """
 
     names: dict[int, str]
@@ -74,7 +77,7 @@ class _Lookup(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[ClientKey]) -> Self:
-        """Return that of some keys; of two with one index the first counts."""
+        """Build the lookup tables; of two keys with the same client index the first counts."""
         valid = (key for key in keys if not key.revoked and not key.gateway)
         return cls(
             {key.client: key.name for key in reversed(keys)},
@@ -85,13 +88,12 @@ class _Lookup(NamedTuple):
 class ClientKeys:
     """The client keys of a run.
 
-    Commands change the files while the run goes on. A file is read again when it has changed, and
-    the folder is searched again when a file was added, replaced or removed, so that the cost of
-    checking one key does not depend on how many are registered. A damaged file refuses the holder
-    of its key alone.
+    Commands may change the files while the run is served; a changed file is read again. The folder
+    is listed again only after a file was added, replaced or removed, so that the cost of a check
+    does not depend on the number of keys. A damaged file only locks out the holder of its key.
 
     Args:
-        folder: folder of the keys; made with the first key.
+        folder: folder of the keys; created with the first key.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +103,7 @@ class ClientKeys:
         self._lookup: _Lookup | None = None  # None when files have changed since
 
     def create(self, name: str, gateway: bool = False) -> Path:
-        """Make a key pair for a client or a gateway and register its public key.
+        """Create a key pair for a client or a gateway and register its public key.
 
         Returns:
             The file with the private key, readable by its owner only, in the format that
@@ -119,7 +121,7 @@ class ClientKeys:
         return secret_file
 
     def add(self, name: str, file: Path) -> ClientKey:
-        """Register the public key of a client that made its key pair itself.
+        """Register the public key of a client that made its own key pair.
 
         Args:
             name: name of the client.
@@ -137,7 +139,7 @@ class ClientKeys:
         Args:
             name: name of the client.
             public_key: PEM, as `normalize_public_key` returns it.
-            source: where the key is from, for messages.
+            source: origin of the key, for messages.
 
         Raises:
             SamaraError: if the name is used already or cannot be a file name, or another client
@@ -151,10 +153,11 @@ class ClientKeys:
         return added
 
     def rotate(self, name: str) -> Path:
-        """Make a new key pair for a client, which keeps its index; its earlier key is refused.
+        """Create a new key pair for a client, which keeps its index; its old key is refused.
 
         Returns:
-            The file with the private key, as of `create`, and with the client's index.
+            The file with the private key, in the format of `create`. The file also contains the
+                client's index.
 
         Raises:
             SamaraError: if there is no key of this name, or it was revoked.
@@ -167,14 +170,14 @@ class ClientKeys:
         return secret_file
 
     def rotate_to(self, name: str, file: Path) -> ClientKey:
-        """Register the next public key of a client that made it itself, as `rotate` does.
+        """Replace the public key of a client that made its own new key pair, as `rotate` does.
 
         Args:
             name: name of the client.
             file: file of the public key, PEM.
 
         Raises:
-            SamaraError: as of `rotate` and `add`.
+            SamaraError: as in `rotate` and `add`.
         """
         key = self._key_to_rotate(name)
         public = read_public_key(file)
@@ -184,7 +187,7 @@ class ClientKeys:
         return rotated
 
     def revoke(self, name: str) -> ClientKey:
-        """Revoke a key; one that is revoked already keeps its date.
+        """Revoke a key; a key that is already revoked keeps its date.
 
         Raises:
             SamaraError: if there is no key of this name.
@@ -195,15 +198,15 @@ class ClientKeys:
         return revoked
 
     def read_all(self) -> list[ClientKey]:
-        """Read all keys whose files are sound, sorted by name."""
+        """Read all undamaged keys, sorted by name."""
         return [key for key in self._read_changes() if isinstance(key, ClientKey)]
 
     def count_clients(self) -> int:
-        """Return how many clients may take part, phones among them."""
+        """Return the number of clients that may take part, phones included."""
         return sum(not key.revoked and not key.gateway for key in self.read_all())
 
     def find_damage(self) -> list[str]:
-        """Return what is wrong with each damaged file of a key, with the remedy."""
+        """Describe each damaged key file and its remedy."""
         return [str(error) for error in self._read_changes() if isinstance(error, SamaraError)]
 
     def modification_stamp(self) -> int:
@@ -211,7 +214,7 @@ class ClientKeys:
         return self._files.modification_stamp()
 
     def refusal(self, public_key: bytes) -> ClientKeyError | None:
-        """Return why the holder of a key may not take part; None if it may."""
+        """Return the reason why the holder of a key may not take part; None if it may."""
         key = self.find(public_key)
         if key is None:
             fingerprint = fingerprint_of(public_key)[:16]
@@ -227,11 +230,11 @@ class ClientKeys:
         return str(self.refusal(public_key) or "")
 
     def find_by_name(self, name: str) -> ClientKey | None:
-        """Return the key of this name; None if there is none, or its file is damaged."""
+        """Return the key of this name; None if it is missing or its file is damaged."""
         return next((key for key in self.read_all() if key.name == name), None)
 
     def name_of(self, client: int) -> str:
-        """Return the name of the key of a client; empty if there is none."""
+        """Return the key name of a client; empty without a key."""
         return self._look_up().names.get(client, "")
 
     def has_fingerprint(self, fingerprint: str) -> bool:
@@ -239,7 +242,7 @@ class ClientKeys:
         return fingerprint in self._look_up().fingerprints
 
     def is_gateway(self, public_key: bytes) -> bool:
-        """Return whether a key is that of a gateway, and valid."""
+        """Return whether a key is a valid gateway key."""
         key = self.find(public_key)
         return key is not None and key.gateway and not key.revoked
 
@@ -247,7 +250,7 @@ class ClientKeys:
         """Check that the holder of a key may take part as the client with this index.
 
         Raises:
-            SamaraError: if it may not, or the key is that of another client.
+            SamaraError: if the holder may not take part, or the key belongs to another client.
         """
         if error := self.refusal(public_key):
             raise error
@@ -257,29 +260,30 @@ class ClientKeys:
             raise ClientKeyError(f"its key is that of client {holder}, not {client}")
 
     def _check_is_new(self, public_key: bytes, source: str) -> None:
-        """Check that nobody in this run has or had a public key first.
+        """Check that no key of this run, revoked or not, equals this key or has its client index.
 
         Raises:
-            SamaraError: if somebody has, or has one of the same index.
+            SamaraError: if there is such a key.
         """
         index = client_index_of_key(public_key)
         for key in self.read_all():
             if index in (key.client, client_index_of_key(key.public_key.encode())):
                 raise SamaraError(
-                    f"{source}: {key.name} has this key, or one of the same index; make another key"
+                    f"{source}: {key.name} has this key, or a key with the same index; make "
+                    "another key"
                 )
 
     def _key_to_rotate(self, name: str) -> ClientKey:
         """Return the valid key of this name.
 
         Raises:
-            SamaraError: if there is none, or it was revoked.
+            SamaraError: if there is no such key, or the key was revoked.
         """
         key = self._key_of(name)
         if key.revoked:
             raise SamaraError(
-                f"{self._file(name)}: the key was revoked on {key.revoked}; create one with "
-                "another name, which is another client"
+                f"{self._file(name)}: the key was revoked on {key.revoked}; create a key with "
+                "another name, which makes another client"
             )
         return key
 
@@ -287,7 +291,7 @@ class ClientKeys:
         """Return the key of this name.
 
         Raises:
-            SamaraError: if there is none.
+            SamaraError: if there is no such key.
         """
         key = self.find_by_name(name)
         if key is None:
@@ -305,7 +309,7 @@ class ClientKeys:
         return self._by_public_key.get(text)
 
     def _read_changes(self) -> Collection[ClientKey | SamaraError]:
-        """Read the files that were added or have changed; return the contents of all."""
+        """Read new and changed files; return the contents of all files."""
         read = self._files.search().values()
         self._by_public_key, self._lookup = {}, None
         for key in read:
@@ -314,16 +318,16 @@ class ClientKeys:
         return read
 
     def _look_up(self) -> "_Lookup":
-        """Return what all keys are found by, made anew when a file was added or replaced."""
+        """Return the indexes of all keys, rebuilt after a file was added or replaced."""
         if self._lookup is None or self._files.may_have_changed():
             self._lookup = _Lookup.of(self.read_all())
         return self._lookup
 
     def check_name(self, name: str) -> None:
-        """Check that a client can be given this name.
+        """Check that a name is available for a client.
 
         Raises:
-            SamaraError: if it cannot be a file name, or a key has it already.
+            SamaraError: if the name cannot be a file name, or is already in use.
         """
         if not _NAME.fullmatch(name):
             raise SamaraError(
@@ -352,7 +356,7 @@ def keys_of_environment() -> ClientKeys | None:
 
 
 def _read(file: Path) -> ClientKey | SamaraError:
-    """Return the key of a file, or, if the file is damaged, the error that says so."""
+    """Read a key file; return an error if the file is damaged."""
     try:
         key = ClientKey(**json.loads(file.read_text(encoding="utf-8")))
         for name, value in asdict(key).items():
@@ -367,7 +371,7 @@ def _read(file: Path) -> ClientKey | SamaraError:
 
 
 def _is_value_of(name: str, value: object) -> bool:
-    """Return whether a value from a key's file is one that the field of this name may have."""
+    """Return whether a value from a key file is valid for the field of this name."""
     if name == "index":
         return value is None or (type(value) is int and 0 <= value <= MAX_CLIENT)
     return type(value) is (bool if name == "gateway" else str)

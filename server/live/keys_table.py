@@ -6,7 +6,7 @@ from samara.server.live.keys import ClientKeys
 
 
 def make_keys_table(keys: ClientKeys) -> Table:
-    """Return a table with a row for each key whose file is sound."""
+    """Return a table with a row for each undamaged key."""
     table = Table("name", "client", "fingerprint", "created", "revoked")
     for key in keys.read_all():
         table.add_row(

@@ -1,32 +1,32 @@
-"""The settings of a live run, as the commands of a server read them."""
+"""The settings of a live run: reading and storing them for the commands of a server."""
 
 from pathlib import Path
 
 import tomli_w
 
-from samara.shared.blob_store import BlobStore
-from samara.shared.blobs import publish_blobs
-from samara.shared.config import RunConfig, load_scenario
 from samara.shared.errors import ConfigError
-from samara.shared.features import check_features
-from samara.shared.files import write_durably
-from samara.shared.settings import nest, parse_assignment
+from samara.shared.settings.blobs import publish_blobs
+from samara.shared.settings.config import RunConfig, load_scenario
+from samara.shared.settings.features import check_features
+from samara.shared.settings.setting import nest, parse_assignment
+from samara.shared.storage.blob_store import BlobStore
+from samara.shared.storage.files import write_durably
 from samara.shared.tasks.kinds import AUTO_FORM
 
 SCENARIO_FILE = "scenario.toml"
-"""Name of the file in a run's folder with the settings that it is served under."""
+"""File in a run's folder with the settings of the run's latest server."""
 
 
 def read_live_config(scenario: Path | None, assignments: list[str], command: str) -> RunConfig:
-    """Return the settings of a run in which every client has its own data, and store its files.
+    """Read the settings of a live run, and put the files that they name into the blob store.
 
     Args:
         scenario: scenario file; None for the defaults.
-        assignments: ``key=value`` as given to ``--set``.
-        command: command that reads them, for messages.
+        assignments: ``key=value`` arguments of ``--set``.
+        command: name of the calling command, for messages.
 
     Raises:
-        SamaraError: if a setting is wrong, or is not for a live run.
+        SamaraError: if a setting is wrong or does not apply to a live run.
     """
     if scenario is not None:
         config = load_scenario(scenario, assignments)
@@ -36,8 +36,8 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
         raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
     if config.form != AUTO_FORM:
         raise ConfigError(
-            "form is for simulated clients; write it into the file of the task, which every client "
-            "of a live run has"
+            "form is for simulated clients; write it into the task file, which every client of a "
+            "live run has"
         )
     cohort = config.cohort
     config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
@@ -47,7 +47,7 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
 
 
 def describe_early_start(config: RunConfig) -> str:
-    """Return a warning if a run begins with fewer clients than a round needs; empty otherwise."""
+    """Return a warning if a run begins with fewer clients than a round needs; otherwise empty."""
     cohort = config.cohort
     if cohort.minimum <= cohort.available:
         return ""
@@ -59,7 +59,7 @@ def describe_early_start(config: RunConfig) -> str:
 
 
 def write_scenario(run: Path, config: RunConfig) -> None:
-    """Write the settings of a run to its folder, so that it is served there without another file.
+    """Write the settings of a run to its folder, so that later starts need no other file.
 
     Raises:
         OSError: if it cannot be written.

@@ -1,8 +1,9 @@
-"""The registration of many keys with Flower's SuperLink, some hundred in a request.
+"""Registration of many keys with Flower's SuperLink, several hundred per request.
 
-Flower's control API registers one key in a request, each of which costs its server some ten
-milliseconds: minutes for ten thousand clients. Here `request_registration` sends them together, and
-in the SuperLink's process `answer_registration` calls Flower's own function for each.
+Flower's control API registers one key per request, and each request takes the SuperLink some ten
+milliseconds. Ten thousand clients would take minutes. Here `request_registration` sends many keys
+in one request, and `answer_registration` calls Flower's own function for each key inside the
+SuperLink's process.
 """
 
 import asyncio
@@ -16,29 +17,30 @@ from typing import Any
 from samara.server.live.busy import explain_http_error
 
 REGISTRATION_PATH = "/samara/register-nodes"
-"""Path that registers keys: the body is a JSON object of names by public key, PEM."""
+"""Path for registering keys; the body is a JSON object from public key (PEM) to name."""
 MOST_KEYS = 500
-"""Most keys of one request, so that its answer comes soon."""
+"""Most keys of one request, so that each request is answered soon."""
 _SECONDS = 120.0
 
 
 def request_registration(
     address: str, authority: Path | None, headers: Mapping[str, str], names: Mapping[str, str]
 ) -> None:
-    """Have the SuperLink at an address let the holders of keys connect.
+    """Let the holders of keys connect to the SuperLink at an address.
 
     Args:
         address: host:port.
-        authority: certificate that verifies it; None for plain text.
+        authority: certificate authority of the SuperLink; None for plain text.
         headers: headers of the requests, with the secret of the control API.
-        names: names by public key, PEM.
+        names: names by public key (PEM).
 
     Raises:
-        SamaraError: if it does not answer, or refuses a key.
+        SamaraError: if the SuperLink does not answer, or refuses a key.
     """
     import httpx
 
-    scheme, verify = "http", ssl.create_default_context(cafile=authority)
+    scheme = "http"
+    verify = ssl.create_default_context(cafile=authority)
     if authority:
         scheme = "https"
     left = iter(names.items())
@@ -52,37 +54,39 @@ def request_registration(
 
 
 async def answer_registration(app: Any, receive: Any) -> tuple[int, str]:
-    """Register the keys of a request with the SuperLink behind an app.
+    """Register the public keys in a request with the SuperLink.
 
     Returns:
-        HTTP status, and what is wrong; empty if nothing is.
+        HTTP status and an error text; empty on success.
     """
-    body, more = bytearray(), True
+    body = bytearray()
+    more = True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
     try:
         await asyncio.to_thread(_register, app, json.loads(body))
-    except Exception as error:  # Flower's reason, which is for the operator
+    except Exception as error:  # Flower's reason, for the operator
         return 400, str(error)
     return 204, ""
 
 
 def _register(app: Any, names: Mapping[str, str]) -> None:
-    """Register keys for the account that a SuperLink without accounts has.
+    """Register keys under the account of a SuperLink without accounts.
 
     Raises:
-        Exception: if Flower refuses a key; none is registered then.
+        Exception: Flower's error for a refused key; no key of the request is registered then.
     """
-    # in the SuperLink's process, which has imported all of Flower's server
+    # the SuperLink's process has already imported all of Flower's server
     from samara.shared.flower_compat import (
         RegisterNodeRequest,
         _create_noop_account_info,
         register_node,
     )
 
-    state, account = app.state.linkstate_factory.state(), _create_noop_account_info()
+    state = app.state.linkstate_factory.state()
+    account = _create_noop_account_info()
     with state.session():  # one transaction
         for public_key, name in names.items():
             request = RegisterNodeRequest(public_key=public_key.encode(), name=name)

@@ -1,8 +1,8 @@
-"""The requests that the server has sent to nodes, and what each node may push as its reply.
+"""Requests that the server has sent to nodes, and the replies that nodes may push.
 
-Flower stores what a node pushes before anybody looks at it: messages that answer nothing, several
-replies to one request, and objects that nobody fetches. All of it is bounded here by what the
-server has asked for.
+Flower stores all pushes of nodes without a check: messages that answer no request, several replies
+to one request, and objects that nobody fetches. Here a push is allowed only if it belongs to a
+reply to one of the server's own requests.
 """
 
 import hashlib
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     )
 
 MAX_OBJECTS = 8
-"""Most objects of a reply; a sound one has three: message, records, and one record."""
+"""Most objects of a reply; a valid one has three: message, records, and one record."""
 MAX_ANNOUNCEMENTS = 3
-"""Most times that a node may announce a reply to one request; more than one is a retry."""
+"""Most announcements of a reply to one request; further announcements are a node's retries."""
 MAX_MESSAGE_BYTES = 2**16
-"""Most bytes of a reply's announcement, which has metadata and the text of an error."""
+"""Most bytes of a reply's announcement, which has metadata and an error text."""
 _TTL_TOLERANCE_SECONDS = 60.0
 MAX_NODE_BYTES = 64 * 2**20
 """Most bytes of a node's objects that the ServerApp has not fetched yet."""
 _EXPIRED_SECONDS = 3600.0
-"""Time after the end of a request's time to live for which it is remembered."""
+"""Seconds for which a request is remembered after its time to live."""
 
 
 class PushError(Exception):
-    """A push that no honest node makes, with the reason."""
+    """A node pushed something that no honest node pushes; the message gives the reason."""
 
 
 class UnknownRequestError(Exception):
-    """A push that answers no open request; Flower accepts such a one and stores nothing."""
+    """A node's push answers no open request; Flower accepts such a push and stores nothing."""
 
 
 @dataclass
@@ -49,11 +49,11 @@ class _OpenRequest:
     """A request that the server has sent.
 
     Attributes:
-        node: the node that it was sent to.
-        ttl: its time to live, in seconds.
-        end: when it is forgotten, monotonic seconds.
-        announcements: how often a reply was announced.
-        stored_bytes: bytes of the reply's objects that are stored.
+        node: node that received the request.
+        ttl: time to live of the request, in seconds.
+        end: time at which the request is forgotten, monotonic seconds.
+        announcements: number of announcements of a reply to the request.
+        stored_bytes: bytes of the reply's stored objects.
     """
 
     node: int
@@ -64,7 +64,7 @@ class _OpenRequest:
 
 
 class OpenRequests:
-    """The requests of a SuperLink's run that may be answered.
+    """The requests of a SuperLink's run that nodes may still answer.
 
     Args:
         max_reply_bytes: most bytes of all objects of a reply.
@@ -73,17 +73,17 @@ class OpenRequests:
     def __init__(self, max_reply_bytes: int) -> None:
         self._max_reply_bytes = max_reply_bytes
         self._open: dict[str, _OpenRequest] = {}
-        self._replies: dict[str, str] = {}  # request by the id of the announced reply
+        self._replies: dict[str, str] = {}  # request by id of the announced reply
         # Requests by node and id of an announced object that is not stored yet.
         self._missing: dict[tuple[int, str], _OpenRequest] = {}
-        self._stored = Counter[int]()  # bytes that were not fetched, by node
+        self._stored = Counter[int]()  # bytes not yet fetched, by node
 
     def clear(self) -> None:
-        """Forget all requests, because a new run begins."""
+        """Forget all requests when a new run begins."""
         self._open, self._replies, self._missing, self._stored = {}, {}, {}, Counter()
 
     def add(self, sent: "PushAppMessagesRequest") -> None:
-        """Add the messages that the ServerApp has sent."""
+        """Add messages that the ServerApp has sent."""
         now = time.monotonic()
         self._open = {i: request for i, request in self._open.items() if now < request.end}
         self._replies = {
@@ -97,7 +97,7 @@ class OpenRequests:
             )
 
     def remove(self, reply_id: str) -> None:
-        """Remove the request of a reply whose objects the ServerApp has fetched."""
+        """Remove a request once the ServerApp has fetched the objects of its reply."""
         if request := self._open.pop(self._replies.pop(reply_id, ""), None):
             self._stored[request.node] -= request.stored_bytes
 
@@ -105,15 +105,15 @@ class OpenRequests:
         """Check a node's announcement of a reply.
 
         Raises:
-            PushError: if no honest node sends it.
-            UnknownRequestError: if it answers no open request to this node.
+            PushError: if no honest node sends such an announcement.
+            UnknownRequestError: if the announcement answers no open request to this node.
         """
         if len(pushed.messages_list) != 1 or len(pushed.message_object_trees) != 1:
-            raise PushError("announced another number of messages than one")
+            raise PushError("did not announce exactly one message")
         [message], [tree] = pushed.messages_list, pushed.message_object_trees
         metadata = message.metadata
         if not metadata.reply_to_message_id:
-            raise PushError("sent a message that is no reply")
+            raise PushError("sent a message that is not a reply")
         if metadata.src_node_id != pushed.node.node_id or metadata.dst_node_id != SUPERLINK_NODE_ID:
             raise PushError("sent a message in another node's name or to another node")
         if metadata.message_id != tree.object_id:
@@ -135,13 +135,13 @@ class OpenRequests:
             raise PushError(f"announced a reply over {MAX_ANNOUNCEMENTS} times")
 
     def add_announcement(self, pushed: "PushMessagesRequest") -> None:
-        """Add an announcement that was checked, and that Flower has accepted from this node."""
+        """Add a checked announcement that Flower has accepted from this node."""
         metadata = pushed.messages_list[0].metadata
         request = self._open.get(metadata.reply_to_message_id)
         if request is None:
             return
         request.announcements += 1
-        if request.announcements == 1:  # only its first reply counts, as with Flower
+        if request.announcements == 1:  # only the first reply counts, as in Flower
             self._replies[metadata.message_id] = metadata.reply_to_message_id
             for object_id in _object_ids(pushed.message_object_trees[0]):
                 self._missing[request.node, object_id] = request
@@ -150,8 +150,9 @@ class OpenRequests:
         """Check an object that a node sends.
 
         Raises:
-            PushError: if no honest node sends it, or the node's objects are too many bytes.
-            UnknownRequestError: if the object is not missing in a reply of this node.
+            PushError: if no honest node sends such an object, or if the node's objects have too
+                many bytes.
+            UnknownRequestError: if no reply of this node lacks the object.
         """
         request = self._missing.get((pushed.node.node_id, pushed.object_id))
         if request is None:
@@ -165,7 +166,7 @@ class OpenRequests:
             raise PushError(f"has sent over {MAX_NODE_BYTES} bytes that nobody waits for")
 
     def add_object(self, pushed: "PushObjectRequest") -> None:
-        """Add an object that was checked, and that Flower has stored."""
+        """Add a checked object that Flower has stored."""
         request = self._missing.pop((pushed.node.node_id, pushed.object_id), None)
         if request is not None:
             request.stored_bytes += len(pushed.object_content)

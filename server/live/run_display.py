@@ -1,4 +1,4 @@
-"""The display of `samara server up`: a live table on a terminal, plain or JSON lines elsewhere."""
+"""The display of `samara server up`: a live table on a terminal; otherwise text or JSON lines."""
 
 import json
 from collections import deque
@@ -16,8 +16,8 @@ from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.run_status import name_clients
 from samara.server.live.server_log import LOG_FILE
 from samara.server.store import METRICS_FILE
-from samara.shared.events import EventFollower
-from samara.shared.result import RESULT_FILE
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.storage.events import EventFollower
 
 _ROUNDS_SHOWN = 12
 _LINES_SHOWN = 8
@@ -26,7 +26,7 @@ WARNING_STYLE = "yellow"
 
 
 class RunDisplay:
-    """A context manager that shows the new events and log lines of a run, with clients' names.
+    """A context manager that shows a run's new events and log lines, with client names.
 
     Args:
         run: folder of the run.
@@ -43,7 +43,7 @@ class RunDisplay:
             self._metrics.skip_existing()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
-        self._last_reports: dict[int, int] = {}  # round by client index
+        self._last_reports: dict[int, int] = {}  # last report's round, by client index
         self._keys = ClientKeys(run / KEYS_FOLDER)
         self._live = Live(console=console, auto_refresh=False) if is_live else None
 
@@ -63,7 +63,7 @@ class RunDisplay:
             self._live.stop()
 
     def show(self, text: str, style: str = "") -> None:
-        """Show a line of text in one of rich's styles."""
+        """Show a line of text in a rich style."""
         if self._live:
             self._lines.append(Text(text, style))
         elif self._as_json:
@@ -110,7 +110,10 @@ class RunDisplay:
             self._live.update(self._tables(), refresh=True)
 
     def _add_bytes(self, evaluation: dict[str, Any]) -> None:
-        """Add to a shown round the bytes of an evaluation after it, which carries the catch-up."""
+        """Add the bytes of an evaluation to the shown round before it.
+
+        The messages of an evaluation carry the round's delta to the clients.
+        """
         for event in self._rounds:
             if event["round"] == evaluation.get("round"):
                 for way in ("bytes_up", "bytes_down"):
@@ -122,7 +125,7 @@ class RunDisplay:
         self._console.file.flush()
 
     def _tables(self) -> Group:
-        """Return the last rounds, the clients' last reports and the last lines."""
+        """Return the latest rounds, the clients' latest reports, and the latest lines."""
         rounds = Table(title=str(self._run), title_style="bold", expand=True)
         for column in ("round", "loss", "reports", "refused", "bytes up", "bytes down", "digest"):
             rounds.add_column(column, justify="right")
@@ -145,7 +148,7 @@ class RunDisplay:
         return Group(rounds, clients, *self._lines)
 
     def _name_of(self, client: int) -> str:
-        """Return the name of a client's key; without one its index."""
+        """Return the name of a client; its index if it has no key."""
         return self._keys.name_of(client) or str(client)
 
     def _round_line(self, event: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The right to serve a run: one server has it at a time, and none once the run has moved."""
+"""The lock of a run's folder: at most one server serves the run, and none after it has moved."""
 
 import json
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from samara.shared.errors import SamaraError
-from samara.shared.files import make_folder
+from samara.shared.storage.files import make_folder
 
 SERVER_LOCK = "server.lock"
-"""Name of the file in a run's folder that the server of the run holds a lock on."""
+"""File in a run's folder that the serving process locks."""
 _SERVED = "{folder}: another `samara server up` is serving this run"
 MOVED_FILE = "moved.json"
-"""Name of the file that a run leaves in its folder when it moves to another host."""
+"""File that marks the folder of a run that has moved to another host."""
 
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Lock a run's folder, so that no other server uses it.
+    """Lock a run's folder against other servers.
 
     Raises:
         SamaraError: if another process has locked it.
@@ -34,17 +34,17 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def check_not_served(folder: Path) -> None:
-    """Raise an error if another process serves a run, before anything of the run is written.
+    """Check that no other process serves a run; called before any file of the run is written.
 
     Raises:
-        SamaraError: if one does.
+        SamaraError: if another process serves it.
     """
     if is_locked(folder / SERVER_LOCK):
         raise SamaraError(_SERVED.format(folder=folder))
 
 
 def is_locked(file: Path) -> bool:
-    """Return whether a process holds a lock on a file, which need not exist."""
+    """Return whether a process holds a lock on a file; the file may be missing."""
     if not file.exists():
         return False
     try:
@@ -55,7 +55,7 @@ def is_locked(file: Path) -> bool:
 
 
 def check_not_moved(folder: Path) -> None:
-    """Raise an error if a run has moved to another host.
+    """Check that a run has not moved to another host.
 
     Raises:
         SamaraError: if it has.
@@ -69,6 +69,7 @@ def check_not_moved(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         moved = "to another host"
     raise SamaraError(
-        f"{folder}: this run has moved {moved}, and two servers that go on from one ledger part; "
-        f"serve it where that file was restored. Only if it never was: delete {file}"
+        f"{folder}: this run has moved {moved}. Two servers that continue one ledger would "
+        "diverge; serve the run where its backup was restored. Only if the backup was never "
+        f"restored, delete {file}"
     )

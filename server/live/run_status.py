@@ -1,4 +1,4 @@
-"""The status of a run and of its clients as values, added up from the run's events. Pure."""
+"""The status of a run and of its clients, summed from the run's events."""
 
 import re
 from collections import deque
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _KEPT_ROUNDS = 240
-"""Number of rounds whose figures a status has; the sums count all of them."""
+"""Number of recent rounds that a status lists; sums cover all rounds."""
 _KEPT_MESSAGES = 12
 _CLIENT = re.compile(r"\bclient (\d+)\b")
 CONNECTED, AWAY, STREAM = "connected", "away", "stream"
@@ -19,22 +19,23 @@ class ClientStatus:
 
     Attributes:
         name: name of the client's key; empty without a key.
-        round: last round that the client is known to have, the one before that of its last report.
-        last_round: round of its last report; 0 before the first.
-        last_report_time: UTC, ISO 8601; empty before the first.
-        reports: number of its reports in the ledger.
-        failures: number of replies that were refused or did not come.
+        round: last round that the client is known to have, which is the round before its last
+            report.
+        last_round: round of the client's last report; 0 before the first report.
+        last_report_time: time of the last report, UTC, ISO 8601; empty before the first report.
+        reports: number of the client's reports in the ledger.
+        failures: number of the client's refused or missing replies.
         last_failure: round and reason of the last failure.
-        bytes_up: size of its reports' frames.
-        bytes_down: size of the instructions and catch-ups that were sent to it.
-        wire: ``stream`` or ``SuperNode``, by which its last report came; empty before the first.
-        state: ``resting``, ``refused`` when it introduced itself last, ``revoked``, ``gateway`` for
-            one that is no client itself, or empty.
-        link: whether its node is `CONNECTED` or `AWAY`; empty if nobody has noted it, or it is
-            connected through a gateway.
-        cost_rounds: number of reports whose cost its owner shares; the next figures are of these.
-        cost_seconds: seconds that they took on its device, by its own statement.
-        cost_joules: energy of the device meanwhile; 0 if it measures none.
+        bytes_up: bytes of the frames from the client.
+        bytes_down: bytes of the instructions and catch-ups to the client.
+        wire: transport of the last report, ``stream`` or ``SuperNode``; empty before the first.
+        state: ``resting``, ``refused`` (its last hello was refused), ``revoked``, ``gateway`` (a
+            gateway, not a client) or empty.
+        link: whether its node is `CONNECTED` or `AWAY`; empty if unknown or if it connects through
+            a gateway.
+        cost_rounds: number of reports whose cost is shared by the client's owner.
+        cost_seconds: seconds of the device for the reports in `cost_rounds`, as it states.
+        cost_joules: energy of the reports in `cost_rounds`, in joules; 0 if not measured.
     """
 
     name: str = ""
@@ -55,7 +56,7 @@ class ClientStatus:
 
     @property
     def cost(self) -> str:
-        """The mean cost of a round for the client's device; empty if its owner shares none."""
+        """The mean cost of a round on the client's device, as text; empty if it is not shared."""
         if self.seconds is None:
             return ""
         text = f"{self.seconds:,.1f} s"
@@ -65,30 +66,30 @@ class ClientStatus:
 
     @property
     def seconds(self) -> float | None:
-        """The mean seconds of a round on its device; None if its owner shares none."""
+        """The mean seconds of a round on the client's device; None if they are not shared."""
         return self.cost_seconds / self.cost_rounds if self.cost_rounds else None
 
     @property
     def watts(self) -> float | None:
-        """The mean power of its device in rounds; None if it is not measured or not shared."""
+        """The mean power of the client's device in rounds, watts; None if unknown or not shared."""
         return self.cost_joules / self.cost_seconds if self.cost_joules else None
 
 
 @dataclass(frozen=True)
 class RoundStatus:
-    """A round of a run, as its event tells.
+    """A round of a run, from its event.
 
     Attributes:
-        round: its number.
-        loss: weighted mean loss of its reports; None without any.
-        learning_rate: its step size.
-        reports, refused, absent: number of clients whose report was used, whose reply was
-            refused, and who did not answer.
+        round: number of the round.
+        loss: weighted mean loss of the round's reports; None without reports.
+        learning_rate: learning rate of the round.
+        reports, refused, absent: numbers of used reports, refused replies, and clients without a
+            reply.
         bytes_up, bytes_down: bytes of all replies and of all messages.
-        seconds: seconds since the process that recorded it began.
-        time: when it ended: UTC, ISO 8601.
-        problem: reason why it changed nothing or reverted others; empty otherwise.
-        epsilon: ε of the run with this round; None without privacy.
+        seconds: seconds from the start of the ServerApp's process to the end of the round.
+        time: end of the round, UTC, ISO 8601.
+        problem: reason why the round changed nothing or reverted earlier rounds; otherwise empty.
+        epsilon: ε of the run up to this round; None without differential privacy.
     """
 
     round: int
@@ -125,13 +126,13 @@ class RoundStatus:
 
 @dataclass(frozen=True)
 class EvaluationStatus:
-    """The figures of one way of serving in an evaluation.
+    """The figures of one column of an evaluation.
 
     Attributes:
-        round: last round before it.
+        round: last round before the evaluation.
         split: ``validation`` or ``test``.
-        column: way of serving, such as ``global``.
-        accuracy: share of correct predictions of all clients together.
+        column: evaluated model, such as ``global``.
+        accuracy: share of correct predictions over all clients' examples.
         loss: mean cross-entropy.
     """
 
@@ -143,7 +144,7 @@ class EvaluationStatus:
 
     @property
     def curve(self) -> str:
-        """Name of the curve that it belongs to: its column, and its split but for validation."""
+        """The name of the figures' curve: the column, and the split unless it is validation."""
         return self.column if self.split == "validation" else f"{self.column}, {self.split}"
 
 
@@ -162,12 +163,12 @@ class Message:
     text: str
 
     def with_names(self, names: Mapping[int, str]) -> "Message":
-        """Return it with the names of clients in place of their indices."""
+        """Return the line with client names in place of indices."""
         return replace(self, text=name_clients(self.text, names))
 
 
 def name_clients(text: str, names: Mapping[int, str]) -> str:
-    """Return a line with the names of clients in place of their indices. Pure."""
+    """Replace client indices in a line by names."""
 
     def name(found: re.Match[str]) -> str:
         return f"client {names.get(int(found[1]), found[1])}"
@@ -181,19 +182,19 @@ class RunStatus:
 
     Attributes:
         round: last round in the ledger.
-        digest: end digest of that round in hex; empty before the first.
+        digest: end digest of the last round, in hex; empty before the first round.
         clients: status of the clients by index, ascending.
-        bytes_up: size of all frames from clients.
-        bytes_down: size of everything that was sent to clients.
-        waits_for: what a run that has not begun waits for, a sentence; empty if it has begun.
+        bytes_up: bytes of all frames from clients.
+        bytes_down: bytes of all messages to clients.
+        waits_for: sentence about the wait before the run begins; empty once the run has begun.
         name: name of the run's folder.
         planned_rounds: number of rounds of the run; 0 before it has begun.
         is_finished: whether the run has a result.
-        connected: number of connected nodes; None if no server has noted it lately.
-        reports, failures: number of reports and of failures of all clients.
+        connected: number of connected nodes; None without a recent record.
+        reports, failures: numbers of reports and of failures of all clients together.
         rounds: the last rounds, oldest first.
         evaluations: all evaluations, oldest first.
-        messages: the last lines of the server's log but for rounds and evaluations, oldest first.
+        messages: last lines of the server's log, without rounds and evaluations, oldest first.
     """
 
     round: int
@@ -220,7 +221,7 @@ class RunStatus:
         return "waiting" if self.waits_for else "running"
 
     def describe_server(self) -> str:
-        """Return a sentence where no server serves the run; empty while one does."""
+        """Return a sentence if no server serves the run; empty while one does."""
         if self.is_finished:
             return "the run is finished"
         if self.connected is not None:
@@ -232,17 +233,17 @@ class RunStatus:
 
     @property
     def last(self) -> RoundStatus | None:
-        """The last round; None before it."""
+        """The last round; None before the first."""
         return self.rounds[-1] if self.rounds else None
 
     @property
     def epsilon(self) -> float | None:
-        """ε that the run has spent; None without privacy."""
+        """The ε spent so far; None without differential privacy."""
         return self.last.epsilon if self.last else None
 
     @property
     def curves(self) -> dict[str, list[EvaluationStatus]]:
-        """The evaluations of each split and column, by the name of their curve."""
+        """The evaluations of each split and column, by curve name."""
         found: dict[str, list[EvaluationStatus]] = {}
         for each in self.evaluations:
             found.setdefault(each.curve, []).append(each)
@@ -251,13 +252,13 @@ class RunStatus:
 
 @dataclass
 class EventSums:
-    """The sums of a run's events, added one after another.
+    """Running sums of a run's events.
 
     Attributes:
-        clients: status of the clients by index, without what the log and the keys tell of them.
-        rounds, evaluations, messages: as of `RunStatus`.
-        bytes_up, bytes_down: as of `RunStatus`.
-        refusals: last line of the log by refused client, and how many there were.
+        clients: status of the clients by index, without information from the log and the keys.
+        rounds, evaluations, messages: as in `RunStatus`.
+        bytes_up, bytes_down: as in `RunStatus`.
+        refusals: last log line and number of refusals, by refused client.
     """
 
     clients: dict[int, ClientStatus] = field(default_factory=dict)
@@ -286,7 +287,7 @@ class EventSums:
 
         Args:
             line: the line.
-            refused_event: kind of event of a line that tells of a refused client.
+            refused_event: event kind of lines about a refused client.
         """
         kind, client = line.get("event"), line.get("client")
         if kind not in ("round", "evaluation"):
@@ -297,7 +298,7 @@ class EventSums:
             self.refusals[client] = count + 1, line
 
     def client_status(self) -> dict[int, ClientStatus]:
-        """Return the status of the clients by index, with what the log tells of them."""
+        """Return the status of the clients by index, completed from the log."""
         clients = {number: replace(client) for number, client in self.clients.items()}
         for number, (count, line) in self.refusals.items():
             client = clients.setdefault(number, ClientStatus())

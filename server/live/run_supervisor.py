@@ -1,4 +1,4 @@
-"""A supervisor that keeps a live run up: Flower's processes, the ServerApp, and the run itself."""
+"""The supervisor of a live run, which keeps Flower's processes, the ServerApp and the run alive."""
 
 import signal
 import time
@@ -18,33 +18,33 @@ from samara.server.live.server_log import LOG_FILE, limit_log
 from samara.server.live.superlink import RUN_ERROR
 from samara.server.live.superlink_process import SuperLinkProcess
 from samara.server.store import METRICS_FILE
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.result import RESULT_FILE
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.config import RunConfig
 
 FLOWER_FOLDER = "flower"
 _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 2.0
 _MAX_PAUSE_SECONDS = 60.0
 _STABLE_SECONDS = 60.0
-"""A run that was up for longer is restarted at once when it ends."""
+"""Seconds for which a run must last so that its next restart has only the shortest pause."""
 _MAX_FAILURES = 5
-"""Failures in a row, without a round or an evaluation between them, that end the run."""
+"""Consecutive failures, without a round or an evaluation in between, that end the run."""
 _ANSWER_SECONDS = 120.0
-"""Time for which a SuperLink whose processes live may be too busy to answer."""
+"""Seconds for which a live SuperLink may be too busy to answer."""
 _FAREWELL_SECONDS = 15.0
-"""Longest time in which connected clients are told that the run is finished; they ask every 3 s."""
+"""Most seconds of waiting until connected clients, which poll every 3 s, know the run's end."""
 _RENEWAL_SECONDS = 3600.0
 _CONNECTIONS_SECONDS = 10.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
 _MAX_REASON, _MAX_LINES = 500, 20
 _MAX_CLOCK_STEP = 5.0
-"""Seconds by which the times in clients' signed requests may differ from the server's."""
+"""Most seconds by which signed times in clients' requests may differ from the server's."""
 
 
 class _StopError(Exception):
-    """A signal to end the server has arrived."""
+    """Raised when a signal asks the server to end."""
 
 
 def serve_run(
@@ -56,49 +56,52 @@ def serve_run(
 ) -> bool:
     """Serve a run until it is finished or a signal ends the server.
 
-    A process that ends, and a ServerApp that raises anything but a `SamaraError`, are started
-    again, and the run goes on at the round after the last one in the ledger. Only a `SamaraError`
-    of the ServerApp, which would be raised again, and several failures in a row, without a round
-    or an evaluation between them, end the run. One that is finished is served again for clients
-    that took part and were away at its end, until they have heard of it.
+    A process that ends is restarted, and the run continues after the last round in the ledger. Two
+    events end a run early. The first is a `SamaraError` of the ServerApp, which would only occur
+    again after a restart. The second is several failures in a row without a round or an evaluation
+    between them. The server of a finished run continues until every client that was away at the end
+    has been informed.
 
     Args:
-        config: settings of the run; ``out`` is its folder, absolute.
-        superlink: Flower's SuperLink, not started yet.
+        config: settings of the run; ``out`` is the absolute path of its folder.
+        superlink: Flower's SuperLink, not yet started.
         keys: client keys of the run; None lets any client join.
-        display: shows what happens.
-        renew_certificate: function that renews the server's certificate if it will end soon;
+        display: display for progress and problems.
+        renew_certificate: function that renews the server's certificate when it is about to expire;
             None leaves the certificate to the operator.
 
     Returns:
         Whether the run is finished.
 
     Raises:
-        SamaraError: if the run cannot go on.
+        SamaraError: if the run cannot continue.
     """
     folder = Path(config.out)
     if is_finished := (folder / RESULT_FILE).exists():
         display.show("the run has ended before; for another one give another --run")
-        if keys is None:  # who was away cannot be told from a stranger
+        if keys is None:  # without keys, absent participants cannot be told from strangers
             return True
     with lock_run(folder), _stop_on_signals():
-        upkeep, pause = _Upkeep(superlink, display, renew_certificate), 1.0
+        upkeep = _Upkeep(superlink, display, renew_certificate)
+        pause = 1.0
         try:
             if is_finished and keys:
                 _serve_until_told(superlink, folder, keys, display, upkeep)
                 return True
-            bundle = build_bundle()
+            bundle = build_bundle(config)
             _start(superlink, keys, display)
             failures = 0
             while True:
-                started, events_before = time.monotonic(), _events_size(folder)
+                started = time.monotonic()
+                events_before = _events_size(folder)
                 is_busy = False
                 try:
                     if superlink.missing_process():
                         _start(superlink, keys, display)
                     run = superlink.start_run(config, bundle)
-                except SamaraError as error:  # the machine may be busy, or a port not free yet
-                    problem, has_failed = f"the run did not start: {error}", True
+                except SamaraError as error:  # the machine may be busy, or the port not yet free
+                    problem = f"the run did not start: {error}"
+                    has_failed = True
                     is_busy = isinstance(error, NoAnswerError)
                 else:
                     problem = _supervise(superlink, run, keys, display, upkeep)
@@ -108,7 +111,7 @@ def serve_run(
                     return True
                 has_progressed = _events_size(folder) != events_before
                 failures = failures + 1 if has_failed and not has_progressed else 0
-                if failures == _MAX_FAILURES and is_busy:  # or it hangs: a new one may not
+                if failures == _MAX_FAILURES and is_busy:  # it may hang, and a new one may not
                     superlink.stop()
                     failures = 0
                 elif failures == _MAX_FAILURES:
@@ -158,23 +161,25 @@ def _supervise(
     display: RunDisplay,
     upkeep: "_Upkeep",
 ) -> str:
-    """Watch a run until it is finished or has to be started again.
+    """Watch a run until it is finished or must be restarted.
 
     Returns:
-        The reason for which it has to be started again; empty if it is finished.
+        The reason for the restart; empty if the run is finished.
 
     Raises:
         SamaraError: if the ServerApp raised one.
     """
-    # keys may have changed since they were registered, so that the first check registers them
-    checked, keys_stamp = time.monotonic(), 0
+    # keys may have changed since their registration, so the first check registers them again
+    checked = time.monotonic()
+    keys_stamp = 0
     answered = checked
     clock_offset = time.time() - time.monotonic()
     has_result = False
     while True:
         time.sleep(_POLL_SECONDS)
         display.refresh()
-        previous, clock_offset = clock_offset, time.time() - time.monotonic()
+        previous = clock_offset
+        clock_offset = time.time() - time.monotonic()
         if abs(clock_offset - previous) > _MAX_CLOCK_STEP:
             superlink.reset()
             return f"the clock was set by {clock_offset - previous:+.0f} s"
@@ -188,10 +193,12 @@ def _supervise(
             superlink.stop()
             return "the server's certificate was renewed"
         if keys and (stamp := keys.modification_stamp()) != keys_stamp:
-            with suppress(NoAnswerError):  # they are registered at the next check
+            with suppress(NoAnswerError):  # the next check registers them
                 sync_keys(superlink, keys, display)
                 keys_stamp = stamp
-        if has_result:  # of a ServerApp that was given up; the one since then waits for nobody
+        if (
+            has_result
+        ):  # an abandoned ServerApp wrote the result; the present one has no rounds left
             return ""
         has_result = (superlink.folder.parent / RESULT_FILE).exists()
         has_server_app = superlink.has_server_app()
@@ -221,9 +228,9 @@ def _supervise(
 def _tell_clients(
     superlink: SuperLinkProcess, run: Path, keys: ClientKeys | None, display: RunDisplay
 ) -> None:
-    """Wait until the connected clients have heard that the run is finished, or have not asked.
+    """Wait until the connected clients know that the run is finished, for a limited time.
 
-    Those that have not heard it then are named.
+    The names of all uninformed clients are then shown.
     """
     end = time.monotonic() + _FAREWELL_SECONDS
     try:
@@ -234,7 +241,7 @@ def _tell_clients(
             time.sleep(_POLL_SECONDS)
         untold = find_untold(run, superlink.list_nodes(), keys) if keys else []
     except SamaraError:
-        return  # Flower's processes have ended, and clients see that nobody answers
+        return  # Flower's processes have ended, so clients get no answer
     if untold:
         display.show(
             f"away when the run ended: {describe_names(untold)}; the same command serves until "
@@ -250,7 +257,7 @@ def _serve_until_told(
     display: RunDisplay,
     upkeep: "_Upkeep",
 ) -> None:
-    """Serve a finished run until the clients that took part have heard that it is finished."""
+    """Serve a finished run until every client that took part knows that the run is finished."""
     waited_for = list[str]()
     while True:
         if superlink.missing_process() or superlink.has_new_certificate():
@@ -266,7 +273,7 @@ def _serve_until_told(
                 names = describe_names(untold)
                 display.show(f"waiting until {names} have heard that it is finished, or for Ctrl-C")
             waited_for = untold
-        except SamaraError:  # Flower's processes are started again
+        except SamaraError:  # Flower's processes are restarted
             superlink.stop()
         display.refresh()
         upkeep.do()
@@ -274,12 +281,12 @@ def _serve_until_told(
 
 
 class _Upkeep:
-    """Keeps a server up for months: limits its logs, notes connections, renews its certificate.
+    """The regular tasks of a server: limit logs, record connections, renew the certificate.
 
     Args:
         superlink: Flower's SuperLink.
-        display: shows what fails.
-        renew_certificate: as in `serve_run`.
+        display: display for failures.
+        renew_certificate: function that renews an expiring certificate, as in `serve_run`.
     """
 
     def __init__(
@@ -294,16 +301,16 @@ class _Upkeep:
         self._renewal_checked, self._connections_noted = time.monotonic(), 0.0
 
     def do(self) -> None:
-        """Limit the logs, note who is connected, and every hour renew a certificate that ends soon.
+        """Do the tasks that are due; once an hour, renew an expiring certificate.
 
-        The run goes on if something of it fails.
+        A failure does not end the run.
         """
         for log in self._logs:
             limit_log(log)
         now = time.monotonic()
         if now > self._connections_noted + _CONNECTIONS_SECONDS:
             self._connections_noted = now
-            with suppress(SamaraError, OSError):  # who is connected is then unknown for a while
+            with suppress(SamaraError, OSError):  # connections stay unknown for a while
                 write_connections(self._run, self._superlink.list_nodes())
         if now <= self._renewal_checked + _RENEWAL_SECONDS:
             return
@@ -316,7 +323,7 @@ class _Upkeep:
 
 
 def _events_size(folder: Path) -> int:
-    """Return the size of a run's last events in bytes, which another round changes."""
+    """Return the size in bytes of a run's latest events, which changes with every round."""
     events = folder / METRICS_FILE
     return events.stat().st_size if events.exists() else 0
 

@@ -1,24 +1,24 @@
-"""An operator's signature under a scenario, which clients accept in place of the server's word."""
+"""The operator's signature on a scenario; clients trust it more than the server's settings."""
 
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from samara.shared.blobs import file_settings
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.files import make_folder, write_durably, write_secret
-from samara.shared.runs import identity_bytes
-from samara.shared.signed_scenario import SignedScenario, describe_operator
-from samara.shared.signing import SigningKey
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.settings.blobs import file_settings
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes
+from samara.shared.storage.files import make_folder, write_durably, write_secret
+from samara.shared.terms.signed_scenario import SignedScenario, describe_operator
 
 
 def create_operator_key(file: Path) -> str:
-    """Make an operator's private key; return the first digits of its public key's hash.
+    """Create an operator's private key; return the first digits of its public key's hash.
 
     Raises:
-        SamaraError: if the file exists, or cannot be written.
+        SamaraError: if the file exists or cannot be written.
     """
     if file.exists():
         raise SamaraError(f"{file}: there is a key already, which clients may have accepted")
@@ -36,12 +36,13 @@ def sign_scenario(config: RunConfig, key: Path, out: Path) -> SignedScenario:
     """Write the settings of a run, signed by an operator.
 
     Args:
-        config: settings as `samara server up` gives them to its run, with files by their hashes.
+        config: settings of the run, in the form that `samara server up` passes to the run: files
+            are named by their hashes.
         key: private key of the operator.
-        out: file to write.
+        out: output file.
 
     Raises:
-        SamaraError: if the key cannot be read, or the file not be written.
+        SamaraError: if the key cannot be read or the file cannot be written.
     """
     scenario = SignedScenario.sign(identity_bytes(config), file_settings(config), SigningKey(key))
     try:

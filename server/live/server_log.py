@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 LOG_FILE = "log.jsonl"
 REFUSED_EVENT = "refused"
-"""The kind of the event that a client is refused, which has its index as ``client``."""
+"""Event kind of a refused client; such a line has the client's index as ``client``."""
 _MAX_LOG_BYTES = 8 * 2**20
-"""Length at which a log is begun anew; the last so many bytes before are kept beside it."""
+"""Length in bytes at which a log's content moves to a second file, which replaces the previous."""
 
 
 class _JsonLinesHandler(logging.FileHandler):
-    """A handler that writes one object per record: time, level, message, and the event's kind."""
+    """A handler that writes each record as a JSON object: time, level, message, event kind."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as one line of JSON."""
@@ -34,13 +34,13 @@ class _JsonLinesHandler(logging.FileHandler):
 
 @contextmanager
 def write_server_log(folder: Path) -> Iterator[None]:
-    """Write what the server logs inside the with statement to `LOG_FILE`.
+    """Write everything that the server logs inside the with statement to `LOG_FILE`.
 
-    Lines that cannot be written, for example because the disk is full, are dropped without an
-    error: a run does not end for its log.
+    Lines that cannot be written, for example because the disk is full, are dropped silently, so
+    that the log never ends a run.
 
     Args:
-        folder: folder of the run; made if it does not exist.
+        folder: folder of the run; created if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger("samara.server")
@@ -56,13 +56,13 @@ def write_server_log(folder: Path) -> Iterator[None]:
 
 
 def limit_log(log: Path) -> None:
-    """Move the content of a log to a second file, replacing it, once the log is long.
+    """Move the content of a long log to a second file, which is overwritten.
 
-    Processes that append to the log go on writing to the same file, at its new end; lines that they
-    write during the copy may be lost.
+    The log's file stays and becomes empty, so processes that append to it can continue. Lines that
+    are written during the copy may be lost.
 
     Args:
-        log: file that processes append to; it need not exist.
+        log: file that processes append to; it may be missing.
     """
     if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
         with log.open("r+b") as content:

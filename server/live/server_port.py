@@ -1,30 +1,30 @@
-"""The port of a run's server, noted for what names its address later, and its addresses."""
+"""The port and the addresses of a run's server, recorded for later commands."""
 
 import socket
 from ipaddress import ip_address
 from pathlib import Path
 
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 DEFAULT_PORT = 8000
-"""Port of a server unless it is given another."""
+"""Default port of a server."""
 DEFAULT_DASHBOARD_PORT = 8421
-"""Port of a server's page and metrics unless it is given another."""
+"""Default port of a server's page and metrics."""
 _FILE = "port"
 
 
 def note_port(folder: Path, port: int) -> None:
-    """Note the port that a server listens on.
+    """Record the port that a server listens on.
 
     Args:
-        folder: folder of its SuperLink's files.
+        folder: folder of the files of the server's SuperLink.
         port: the port.
     """
     write_durably(folder / _FILE, f"{port}\n".encode())
 
 
 def read_port(folder: Path) -> int:
-    """Return the port that a server listened on last, or the usual one if none was noted."""
+    """Return the recorded port of a server, or the default port."""
     try:
         return int((folder / _FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -32,12 +32,12 @@ def read_port(folder: Path) -> int:
 
 
 def listening_addresses(host: str, port: int) -> list[str]:
-    """Return the addresses at which a server is reached, as host:port.
+    """Return the addresses of a server, as host:port.
 
     Args:
-        host: name or address that it listens on; one that stands for all addresses of this machine
-            is replaced by these.
-        port: its port.
+        host: name or address on which the server listens; a wildcard is replaced by all addresses
+            of this machine.
+        port: port of the server.
     """
     import psutil
 
@@ -45,7 +45,7 @@ def listening_addresses(host: str, port: int) -> list[str]:
     family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     hosts = {str(address[0])}
     if ip_address(address[0]).is_unspecified:
-        families = {family, socket.AF_INET}  # a socket of IPv6 takes connections of both
+        families = {family, socket.AF_INET}  # an IPv6 socket accepts connections of both families
         own = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
         hosts = {each.address for each in own if each.family in families}
     named = sorted((h for h in hosts if "%" not in h), key=lambda h: (":" in h, h))

@@ -10,15 +10,15 @@ from samara.server.live.run_status import AWAY, CONNECTED, ClientStatus, EventSu
 from samara.server.live.server_log import LOG_FILE, REFUSED_EVENT
 from samara.server.store import METRICS_FILE, ledger_of
 from samara.shared.errors import SamaraError
-from samara.shared.events import EventFollower
-from samara.shared.ledger.reading import read_ledger, segment_paths
-from samara.shared.ledger.records import Record
-from samara.shared.result import RESULT_FILE
-from samara.shared.settings import SETTINGS_FILE
+from samara.shared.protocol.ledger.reading import read_ledger, segment_paths
+from samara.shared.protocol.ledger.records import Record
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.setting import SETTINGS_FILE
+from samara.shared.storage.events import EventFollower
 
 
 def read_status(run: Path) -> RunStatus:
-    """Read the status of a run, which need not be running, nor have begun.
+    """Read the status of a run, which may wait, run or have stopped.
 
     Raises:
         SamaraError: if the folder holds no run.
@@ -27,7 +27,7 @@ def read_status(run: Path) -> RunStatus:
 
 
 class StatusReader:
-    """A reader of a run's status that reads again only what is new; not for several threads.
+    """Reads a run's status; each call reads only the new part of the files. Not thread-safe.
 
     Args:
         run: folder of the run.
@@ -41,14 +41,15 @@ class StatusReader:
         self._last_record: Record | None = None
 
     def read(self) -> RunStatus:
-        """Return the status of now.
+        """Return the current status.
 
         Raises:
-            SamaraError: if the folder holds no run, or a file of it is damaged.
+            SamaraError: if the folder holds no run, or one of its files is damaged.
         """
         run, sums = self._run, self._sums
         ledger = ledger_of(run)
-        has_begun, keys = ledger.is_dir(), self._keys.read_all()
+        has_begun = ledger.is_dir()
+        keys = self._keys.read_all()
         if not (has_begun or keys or (run / LOG_FILE).exists()):
             raise SamaraError(
                 f"{run}: there is no run: no ledger, no server's log and no keys; name the folder "
@@ -60,7 +61,8 @@ class StatusReader:
             sums.add_event(event)
         for line in self._log.read_new():
             sums.add_line(line, REFUSED_EVENT)
-        clients, connections = sums.client_status(), read_connections(run)
+        clients = sums.client_status()
+        connections = read_connections(run)
         for key in keys:
             client = clients.setdefault(key.client, ClientStatus())
             client.name = key.name
@@ -102,7 +104,7 @@ class StatusReader:
             self._ledger_size = size
 
     def _describe_wait(self) -> str:
-        """Return what a run without a ledger waits for: the last line of its server."""
+        """Return a sentence about the wait of a run without a ledger, with its log's last line."""
         messages = self._sums.messages
         said = (
             f"; its server's last line: {messages[-1].text}"
@@ -113,7 +115,7 @@ class StatusReader:
 
 
 def _planned_rounds(run: Path) -> int:
-    """Return the number of rounds of a run; 0 if it cannot be read."""
+    """Return the number of rounds of a run; 0 if unknown."""
     try:
         return int(json.loads((run / SETTINGS_FILE).read_text(encoding="utf-8"))["rounds"])
     except (OSError, ValueError, TypeError, KeyError):

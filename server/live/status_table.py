@@ -6,9 +6,10 @@ from samara.server.live.run_status import RunStatus
 
 
 def make_status_table(status: RunStatus) -> Table:
-    """Return a table with a row for each client. Pure.
+    """Return a table with a row for each client.
 
-    Wires are shown only if a client reports by a stream, costs only if an owner shares them.
+    The table has transports only if some client reports by a stream, and costs only if some owner
+    shares the costs.
     """
     title = f"round {status.round}, digest {status.digest[:16] or '-'}, "
     title += f"{status.bytes_up:,} bytes up, {status.bytes_down:,} bytes down"

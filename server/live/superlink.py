@@ -1,13 +1,15 @@
-"""Flower's SuperLink, with its control and runtime APIs for the processes of this run only.
+"""Flower's SuperLink, with its control and runtime APIs restricted to the processes of this run.
 
-A SuperLink serves three APIs on one port: the fleet API for SuperNodes, the control API that
-starts runs and registers keys, and the runtime API for the processes that run apps. Without an
-account service Flower lets anybody use the last two, and a run is code that this machine and every
-client execute. ``python -m samara.server.live.superlink`` is ``flower-superlink`` with an
-`AccessFilter` in front of it, which wants a secret of whoever uses the control API: a request from
-this machine's own address may come from elsewhere, through a forwarder or an SSH tunnel. Flower's
-SuperExec, which fetches tasks from the runtime API, signs with the same secret, and the processes
-of tasks have tokens of Flower's.
+A SuperLink serves three APIs on one port: the fleet API for SuperNodes, the control API for
+starting runs and registering keys, and the runtime API for the processes that run apps. Without an
+account service, Flower lets anybody use the control and runtime APIs. Anybody could then start a
+run, and so have this machine and every client execute code.
+
+``python -m samara.server.live.superlink`` is ``flower-superlink`` behind an `AccessFilter`. The
+filter requires a secret for the control API. This machine's address alone proves nothing, because a
+forwarder or an SSH tunnel may pass on requests of other machines. Flower's SuperExec, which fetches
+tasks from the runtime API, signs with the same secret. The processes of tasks have Flower's own
+tokens.
 """
 
 import hmac
@@ -30,25 +32,25 @@ from samara.server.live.keys import KEYS_VARIABLE, ClientKeys, keys_of_environme
 from samara.server.live.node_registration import REGISTRATION_PATH, answer_registration
 from samara.server.live.open_requests import OpenRequests
 from samara.server.live.server_log import write_server_log
-from samara.shared.config import RunConfig
 from samara.shared.flower_compat import ConfirmMessageReceivedRequest, PushAppMessagesRequest
-from samara.shared.invitation import JOIN_PATH
-from samara.shared.log_budget import LogBudget
-from samara.shared.rejection import HEADER, RejectionCode
-from samara.shared.result import RESULT_FILE
+from samara.shared.network.invitation import JOIN_PATH
+from samara.shared.network.log_budget import LogBudget
+from samara.shared.network.rejection import HEADER, RejectionCode
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.settings.config import RunConfig
 
 LIVE_VARIABLE = "SAMARA_LIVE"
-"""Environment variable of a ServerApp whose clients come and go."""
+"""Environment variable that marks the ServerApp of a live run."""
 RUN_ERROR = "the run cannot go on: "
-"""The beginning of the text of a ServerApp's exception that would be raised again."""
+"""First words of a ServerApp's exception if a restart would end with the same exception."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
-"""Environment variable with the most bytes of a request of a client."""
+"""Environment variable with the most bytes of a client's request."""
 SECRET_VARIABLE = "SAMARA_CONTROL_SECRET"
-"""Environment variable with the file of the secret that opens the control API."""
+"""Environment variable with the path of the control API's secret."""
 SECRET_HEADER = "samara-control-secret"
-"""Header of a request to the control API, with the secret."""
+"""Header that carries the secret of a control API request."""
 FILTER_PATH = "/samara/access-filter"
-"""Path that the filter itself answers, which shows that it is in front of the SuperLink."""
+"""Path that only the filter answers; an answer proves that the SuperLink is behind a filter."""
 _FLEET_PATH, _ACTIVATE_PATH = "/v1/fleet/", "/v1/fleet/activate-node"
 _SENT_PATH = "/v1/runtime/push-messages"
 _FETCHED_PATH = "/v1/runtime/confirm-message-received"
@@ -60,7 +62,7 @@ log = logging.getLogger("samara.server")
 
 
 def is_allowed(host: str, path: str) -> bool:
-    """Return whether a host may request a path: this machine any, others those of the fleet API."""
+    """Return whether a host may request a path; other hosts reach only the fleet API."""
     if path.startswith(_OPEN_PATHS):
         return True
     try:
@@ -72,26 +74,26 @@ def is_allowed(host: str, path: str) -> bool:
 
 
 def max_reply_bytes(config: RunConfig) -> int:
-    """Return a size in bytes that no sound frame of a client in this run exceeds."""
+    """Return the largest size, in bytes, of a valid client frame of this run."""
     return 2**20 + 12 * config.steps * config.queries
 
 
 class AccessFilter:
-    """ASGI middleware that refuses paths which are not for the host, and what no node may send.
+    """ASGI middleware that refuses forbidden paths, and requests that no node may send.
 
     Args:
-        app: the ASGI app that gets the other requests.
+        app: ASGI app that receives the other requests.
         max_bytes: most bytes of a request to the fleet API.
-        keys: client keys of the run; None lets any node send.
-        secret: secret that opens the control API; empty keeps it closed.
-        invitations: invitations of the run; None if it has none.
-        result: file that exists when the run is finished; None if it never is.
-        keep: called with the address of whoever has made a sound request, so that its connection
-            makes no room for those of strangers.
-        arrived: called when something of a reply has arrived.
+        keys: client keys of the run; None accepts any node.
+        secret: secret of the control API; empty keeps the API closed.
+        invitations: invitations of the run; None without invitations.
+        result: file that exists once the run is finished; None for a run that never finishes.
+        keep: callback with the sender's address of a valid request. This sender's connection is not
+            closed afterwards to make room for strangers.
+        arrived: callback for each stored part of a reply.
 
     Attributes:
-        lines: budget of the log's lines about what is refused.
+        lines: budget of log lines about refusals.
     """
 
     def __init__(
@@ -113,15 +115,18 @@ class AccessFilter:
         self._join = JoinFilter(invitations, lines=self.lines)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on to the app, or answer it with an error's status."""
+        """Pass a request on to the app, or answer it with an error status."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        host, path = (scope.get("client") or ("",))[0], scope["path"]
+        host = (scope.get("client") or ("",))[0]
+        path = scope["path"]
         if path.startswith(JOIN_PATH):
             await self._join(scope, receive, send)
             return
-        status, headers, text = 403, list[tuple[bytes, bytes]](), ""
+        status = 403
+        headers = list[tuple[bytes, bytes]]()
+        text = ""
         if path == FILTER_PATH:
             status = 204
         elif not is_allowed(host, path):
@@ -153,7 +158,7 @@ class AccessFilter:
         return bool(self._secret) and hmac.compare_digest(secret, self._secret)
 
     async def _watch(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass on a request of this machine, and note what the ServerApp sends and fetches."""
+        """Pass on a request of this machine, and record what the ServerApp sends and fetches."""
         if scope["path"] not in _WATCHED_PATHS:
             await self._app(scope, receive, send)
             return
@@ -172,7 +177,7 @@ class AccessFilter:
         await self._app(scope, receive_watched, send_watched)
 
     def _note(self, path: str, body: bytes) -> None:
-        """Keep the table of open requests in step with what Flower has just done."""
+        """Update the open requests after Flower has processed the ServerApp's request."""
         if path == _SENT_PATH:
             self._requests.add(PushAppMessagesRequest.FromString(body))
         elif path == _FETCHED_PATH:
@@ -182,8 +187,9 @@ class AccessFilter:
             self._requests.clear()
 
     async def _send(self, scope: Any, host: str, send: Any, message: Any) -> None:
-        """Send a message of the app's answer, and log whom Flower turns away."""
-        status, path = message.get("status", 0), scope["path"]
+        """Send a part of the app's answer, and log a client that Flower has refused."""
+        status = message.get("status", 0)
+        path = scope["path"]
         is_fleet = path.startswith(_FLEET_PATH)
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
             self.lines.warn(
@@ -207,7 +213,7 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
     keys = keys_of_environment()
     limits = {"http": LimitedProtocol, "h11_max_incomplete_event_size": MAX_HEAD_BYTES}
     limits |= {"loop": f"{LimitedLoop.__module__}:{LimitedLoop.__name__}"}
-    # a line for every request, or for each that is no HTTP, would fill the disk
+    # a log line for every request or malformed connection would fill the disk
     limits |= {"ws": "none", "access_log": False, "log_level": "error"}
     secret = Path(os.environ[SECRET_VARIABLE]).read_bytes()
     max_bytes = int(os.environ[MAX_BYTES_VARIABLE])
@@ -224,10 +230,11 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
 
 
 def main() -> None:
-    """Run ``flower-superlink`` in the run's folder for Flower, and ``flower-superexec`` beside it.
+    """Run ``flower-superlink`` in the run's folder for Flower, with ``flower-superexec`` beside it.
 
-    The arguments are those of the former, ``--``, and those of the latter. Left to itself, the
-    SuperLink would start a SuperExec without a secret, and hand out tasks to anybody.
+    The command line has the arguments of ``flower-superlink``, then ``--``, then the arguments of
+    ``flower-superexec``. If the SuperLink started the SuperExec itself, the SuperExec would have no
+    secret, and the SuperLink would hand out tasks to anybody.
     """
     import uvicorn
 

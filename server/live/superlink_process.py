@@ -1,4 +1,4 @@
-"""The SuperLink of a run as a process, with the processes that it starts and its control API."""
+"""The process of a run's SuperLink, its child processes, and its control API."""
 
 import hashlib
 import os
@@ -37,17 +37,17 @@ from samara.server.live.superlink import (
     SECRET_HEADER,
     SECRET_VARIABLE,
 )
-from samara.shared.certificates import TlsFiles
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.files import make_private_folder, write_secret
-from samara.shared.proxies import DIRECT
+from samara.shared.network.certificates import TlsFiles
+from samara.shared.network.proxies import DIRECT
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.files import make_private_folder, write_secret
 
 if TYPE_CHECKING:
     from samara.shared.flower_compat import ControlHttpClient
 
 _START_SECONDS = 180.0
-"""On a small or busy machine the imports alone take a minute."""
+"""Seconds within which a SuperLink must serve; on a small machine, imports take a minute."""
 _POLL_SECONDS = 0.1
 
 
@@ -58,9 +58,9 @@ class Node:
     Attributes:
         node: Flower's id of the node.
         public_key: PEM.
-        name: name of its client.
-        online: whether it is connected.
-        was_connected: whether it is connected or has been.
+        name: name of the node's client.
+        online: whether the node is connected.
+        was_connected: whether the node is connected or was connected before.
     """
 
     node: int
@@ -71,7 +71,7 @@ class Node:
 
 
 class SuperLinkProcess:
-    """A SuperLink in a process of its own, with its database and log in a folder."""
+    """A SuperLink in a separate process, with its database and log in a folder."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class SuperLinkProcess:
             folder: folder of the SuperLink's database and log.
             host: address to listen on.
             port: port of all three APIs.
-            tls: the server's certificate; None serves plain text.
+            tls: certificate of the server; None serves plain text.
             max_bytes: most bytes of a client's request.
             keys: folder of the client keys; None lets any client join.
         """
@@ -106,16 +106,16 @@ class SuperLinkProcess:
 
     @property
     def address(self) -> str:
-        """The addresses that it listens on, and whether by TLS."""
+        """The addresses on which the SuperLink listens, and whether it uses TLS, as text."""
         addresses = ", ".join(listening_addresses(self._host, self._port))
         return f"{addresses} ({'TLS' if self._tls else 'plain text'})"
 
     def start(self) -> None:
-        """Start the SuperLink and wait until it serves; an earlier one of this folder is stopped.
+        """Stop an earlier SuperLink of this folder, start a new one, and wait until it serves.
 
         Raises:
-            SamaraError: if it does not start, for example because the port is taken. Its database
-                is deleted then.
+            SamaraError: if the SuperLink does not start, for example because the port is taken. Its
+                database is deleted then.
         """
         make_private_folder(self.folder)
         self.stop()
@@ -123,7 +123,7 @@ class SuperLinkProcess:
         note_port(self.folder, self._port)
         write_secret(self._secret_file, secrets.token_hex(32).encode())
         for file in self.folder.glob(f"{self._database.name}*"):
-            file.chmod(0o600)  # of an earlier version
+            file.chmod(0o600)  # may stem from an earlier version
         self._certificate_time = self._read_certificate_time()
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
@@ -138,7 +138,7 @@ class SuperLinkProcess:
         end = time.monotonic() + _START_SECONDS
         while not self._is_serving():
             if self._process.poll() is not None or time.monotonic() > end:
-                self.reset()  # a database that was being made is of no use to the next start
+                self.reset()  # a half-made database is useless to the next start
                 raise SamaraError(
                     f"Flower's SuperLink did not start on {self._host}:{self._port}: "
                     f"{self._last_log_line()}; see {self.log_file}"
@@ -146,10 +146,10 @@ class SuperLinkProcess:
             time.sleep(_POLL_SECONDS)
 
     def _check_port(self) -> None:
-        """Check that the address is free; another server there would answer in this one's place.
+        """Check that the address is free, so that no other server answers there.
 
         Raises:
-            SamaraError: if it is not, or is no address of this machine.
+            SamaraError: if the address is in use, or is no address of this machine.
         """
         try:
             [(family, *_, address), *_] = socket.getaddrinfo(
@@ -170,13 +170,13 @@ class SuperLinkProcess:
             ) from error
 
     def missing_process(self) -> str:
-        """Return the name of a required process that is not running; empty if all are."""
+        """Return the name of a required process that is not running; empty if all are running."""
         if self._process is None or self._process.poll() is not None:
             return "Flower's SuperLink"
         return "" if self._has_child(SUPEREXEC) else "Flower's SuperExec"
 
     def has_new_certificate(self) -> bool:
-        """Return whether the certificate's file was written since the SuperLink read it."""
+        """Return whether the certificate's file has changed since the SuperLink read it."""
         return self._read_certificate_time() != self._certificate_time
 
     def has_server_app(self) -> bool:
@@ -184,7 +184,7 @@ class SuperLinkProcess:
         return self._has_child(SERVER_APP)
 
     def stop(self) -> None:
-        """Stop the SuperLink and all processes it started, also those of an earlier command."""
+        """Stop the SuperLink and all its processes, also those of an earlier command."""
         roots = find_superlinks(self.folder)
         family = [*roots, *find_programs(self.folder, SUPEREXEC, SERVER_APP)]
         for process in roots:
@@ -198,20 +198,20 @@ class SuperLinkProcess:
             self._process = None
 
     def reset(self) -> None:
-        """Stop all processes and delete Flower's nodes, runs and messages.
+        """Stop all processes, and delete Flower's nodes, runs and messages.
 
-        A run needs none of them. They hold times of day until which Flower takes a node, a message
-        or a task for alive, which are wrong after the system's clock was set: a node's key may
-        then be refused for as long as the clock was set back.
+        Flower's database has times until which it considers a node, message or task alive. These
+        times are wrong after a change of the system clock: a node's key may be refused for as long
+        as the clock was set back. A Samara run does not need the database.
         """
         self.stop()
         for file in self.folder.glob(f"{self._database.name}*"):
             file.unlink()
 
     def start_run(self, config: RunConfig, bundle: bytes) -> int:
-        """Stop all runs, start one with this app bundle, and return Flower's id of it.
+        """Stop all runs, start a run with this app bundle, and return Flower's id of the new run.
 
-        A ServerApp that was given up is ended first: it has the ledger.
+        An abandoned ServerApp is ended first, because it still has the ledger open.
 
         Raises:
             SamaraError: if Flower refuses.
@@ -242,7 +242,7 @@ class SuperLinkProcess:
                     control.StopRun(StopRunRequest(run_id=run.run_id))
 
     def run_status(self, run: int) -> tuple[str, str]:
-        """Return a run's status (pending, starting, running or finished), and how it ended."""
+        """Return a run's status (pending, starting, running or finished) and its outcome."""
         from samara.shared.flower_compat import ListRunsRequest
 
         with self._control() as control:
@@ -268,7 +268,7 @@ class SuperLinkProcess:
         ]
 
     def register(self, names: Mapping[str, str]) -> None:
-        """Let the holders of keys (PEM) connect, whose names are given.
+        """Let the holders of these keys (PEM) connect under the given names.
 
         Raises:
             SamaraError: if the SuperLink refuses a key or does not answer.
@@ -291,7 +291,7 @@ class SuperLinkProcess:
 
         Raises:
             SamaraError: if the SuperLink refuses a request.
-            NoAnswerError: if it does not answer in time.
+            NoAnswerError: if the SuperLink does not answer in time.
         """
         import httpx
 
@@ -314,7 +314,7 @@ class SuperLinkProcess:
             client.close()
 
     def _has_child(self, name: str) -> bool:
-        """Return whether a process below the SuperLink has this name in its command line."""
+        """Return whether a descendant of the SuperLink has this name in its command line."""
         assert self._process is not None, "start comes first"
         try:
             family = psutil.Process(self._process.pid).children(recursive=True)
@@ -378,7 +378,10 @@ class SuperLinkProcess:
         )
 
     def _read_certificate_time(self) -> int:
-        """Return when the certificate's file was written, in ns; the last time if it is missing."""
+        """Return the modification time of the certificate's file in ns.
+
+        If the file is missing, the result is its last known time.
+        """
         try:
             return self._tls.certificate.stat().st_mtime_ns if self._tls else 0
         except FileNotFoundError:  # an operator is replacing it
@@ -390,12 +393,12 @@ class SuperLinkProcess:
 
 
 def _absolute(path: str) -> str:
-    """Return a module path by absolute folders, for a process that starts in another folder."""
+    """Make the folders of a module path absolute, for a process with another working folder."""
     return os.pathsep.join(map(os.path.abspath, path.split(os.pathsep))) if path else ""
 
 
 class _SecretInterceptor:
-    """An interceptor that adds the secret of the control API to each request."""
+    """Adds the secret of the control API to each request."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret

@@ -1,34 +1,34 @@
-"""The clients that were told that a run is finished, in a file of the run's folder."""
+"""The clients that have been informed that a run is finished, in a file of the run's folder."""
 
 import logging
 from pathlib import Path
 
-from samara.shared.signing import fingerprint_of
+from samara.shared.protocol.signing import fingerprint_of
 
 log = logging.getLogger("samara.server")
 
 TOLD_FILE = "told"
-"""Name of the file in a run's folder: fingerprints of public keys, one per line."""
+"""File in a run's folder: one fingerprint of a public key per line."""
 _MOST_TOLD = 100_000
-"""Most fingerprints in the file: in a run without keys anybody may come with a new one."""
+"""Most fingerprints in the file; in a run without registered keys, strangers could add many."""
 
 
 class ToldClients:
-    """The clients that were told that the run is finished.
+    """The clients that have been informed that the run is finished.
 
     Args:
-        file: file with their fingerprints, which need not exist.
+        file: file with the fingerprints of these clients' keys; it may be missing.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._fingerprints = file, _read(file)
 
     def __contains__(self, public_key: bytes) -> bool:
-        """Return whether the holder of a key (PEM) has been told."""
+        """Return whether the holder of a key (PEM) has been informed."""
         return fingerprint_of(public_key) in self._fingerprints
 
     def add(self, public_key: bytes) -> None:
-        """Note that the holder of a key (PEM) has been told."""
+        """Record that the holder of a key (PEM) has been informed."""
         fingerprint = fingerprint_of(public_key)
         if fingerprint in self._fingerprints or len(self._fingerprints) >= _MOST_TOLD:
             return

@@ -1,1 +1,1 @@
-"""The rounds of a run: who is asked, what is asked, and what the replies change."""
+"""Rounds of a run: selecting clients, sending instructions, and applying the replies."""

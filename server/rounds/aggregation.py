@@ -1,9 +1,10 @@
-"""Aggregation of a round's reports into one round delta; their order is irrelevant.
+"""Aggregation of a round's reports into one round delta, independent of their order.
 
-A client's contribution to a round is u = Σ y·z(seed) along the directions that it tried, y being
-its clipped projected gradients. A rule acts on the y's alone, by a factor per report or per
-projected gradient, so an update stays a list of seeds and coefficients and replay does not know of
-rules. Robust rules expect that `hostile_count` of the clients are hostile, whoever they are.
+A client's contribution to a round is u = Σ y·z(seed). The sum runs over the directions that the
+client tried, and the y are the client's clipped projected gradients. An aggregation rule only
+multiplies the y by factors, one per report or one per projected gradient. The round's update
+therefore stays a list of seeds and coefficients, and replay needs no knowledge of rules. Robust
+rules assume that `hostile_count` of the clients may be hostile.
 """
 
 import logging
@@ -16,16 +17,15 @@ from numpy.typing import NDArray
 
 from samara.server.rounds.rule import MEAN, Contribution, Rule
 from samara.server.store import RunStore
-from samara.shared.config import RunConfig
-from samara.shared.directions import DIRECTION_BITS, pool_seeds
 from samara.shared.errors import ReplayError, ReportError
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
-from samara.shared.layout import Layout
 from samara.shared.privacy.mechanism import Mechanism
-from samara.shared.replay import default_backend, quantize, zero_state
-from samara.shared.round_delta import (
+from samara.shared.protocol.directions import DIRECTION_BITS, pool_seeds
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import default_backend, quantize, zero_state
+from samara.shared.protocol.round_delta import (
     Contributor,
     Group,
     PoolSeeds,
@@ -33,21 +33,24 @@ from samara.shared.round_delta import (
     SeedSource,
     source_of,
 )
-from samara.shared.step_size import Observation
+from samara.shared.protocol.step_size import Observation
+from samara.shared.settings.config import RunConfig
 
 log = logging.getLogger("samara.server")
 
 Answer = tuple[TrainInstruction, Report]
-"""A report with the instruction that it answers."""
+"""A report together with the instruction it answers."""
 Numbers = NDArray[np.float64]
 
 TOO_LARGE = "its report does not fit the exact state"
 HOSTILE_SHARE = 0.3
-"""The share of the clients that rules expect to be hostile."""
+"""Share of the clients that robust rules assume to be hostile."""
 _CENTERINGS = 5
 _UNIT = 30
-"""Bits after the point of the coefficients that contributions are compared by: small enough that
-2²⁰ of them cannot leave the range of int64."""
+"""Fractional bits of the fixed-point coefficients with which `_update` computes an update.
+
+A sum of 2²⁰ such coefficients stays within int64.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,17 @@ class AggregatedRound:
     """The result of aggregating a round.
 
     Attributes:
-        delta: round delta; it changes nothing if there is a problem.
-        problem: reason why the round changes nothing; empty if it does.
-        too_large: clients whose reports were left out, since those of the others fit the exact
-            state without them.
-        observation: what the round says of the step size; None without reports in time.
-        observed: clients whose reports it is made of, as far as that may be known.
-        loss: mean loss of the reports, late ones included; None without any.
-        reports: number of reports in the delta, as far as that may be known.
+        delta: round delta; empty if there is a problem.
+        problem: reason why the round changes nothing; empty if the round changes the model.
+        too_large: clients whose reports were left out because the sum would exceed the range of the
+            exact state.
+        observation: measurements for the step-size controller; None without reports in time.
+        observed: clients whose reports the observation uses; empty where privacy hides them.
+        loss: mean loss of the reports, including late reports; None without reports.
+        reports: number of reports in the delta; an estimate from a noised count if differential
+            privacy hides the number.
         epsilon: ε that the run has spent; None without differential privacy.
-        clip: adaptive clip of the round; 0 without one.
+        clip: clip of the round; 0 if the clip is not adaptive.
         buckets: number of buckets with a sum; 0 without buckets.
     """
 
@@ -81,18 +85,18 @@ class AggregatedRound:
 
     @property
     def privacy(self) -> dict[str, float]:
-        """The fields of the round's event about differential privacy; empty without it."""
+        """The round's event fields ε, clip and buckets; empty without differential privacy."""
         spent = {} if self.epsilon is None else {"epsilon": self.epsilon}
         own = {"clip": self.clip, "buckets": self.buckets}
         return spent | {name: value for name, value in own.items() if value}
 
 
 class RoundAggregator:
-    """Aggregates and observes the reports of rounds by the rule of the run.
+    """Computes a round's delta and step-size measurements with the run's aggregation rule.
 
     Args:
         config: settings of the run.
-        store: ledger that the deltas must fit, and layout of the run.
+        store: folder of the run, with the layout and the ledger that takes the deltas.
     """
 
     def __init__(self, config: RunConfig, store: RunStore) -> None:
@@ -107,12 +111,12 @@ class RoundAggregator:
         late: Mapping[int, Answer],
         minimum: int,
     ) -> AggregatedRound:
-        """Return the delta of as many reports as fit the exact state, and what they say.
+        """Return the delta of as many reports as fit the exact state, and the round's measurements.
 
         Args:
             instruction: instruction of the round.
-            reports: sound reports on it, by client.
-            late: by other client, a sound report of an earlier round.
+            reports: valid reports on this instruction, by client.
+            late: valid reports on earlier rounds, by client; no client is in both mappings.
             minimum: number of reports below which the round changes nothing.
         """
         answers = [(instruction, report) for report in reports.values()]
@@ -131,7 +135,7 @@ class RoundAggregator:
     def _fold(
         self, instruction: TrainInstruction, answers: Sequence[Answer], minimum: int
     ) -> AggregatedRound:
-        """Return the delta of as many of the answers, in their order, as fit the exact state."""
+        """Return the delta of the most answers, from the first on, that fit the exact state."""
         if len(answers) < minimum:
             problem = f"{len(answers)} reports, fewer than cohort.minimum"
             return AggregatedRound(self._delta(instruction, []), problem)
@@ -139,7 +143,8 @@ class RoundAggregator:
             return AggregatedRound(self._delta(instruction, answers))
         except ReplayError as error:
             problem = str(error)
-        fitting, beyond = 0, len(answers)
+        fitting = 0
+        beyond = len(answers)
         while beyond - fitting > 1:
             middle = (fitting + beyond) // 2
             try:
@@ -157,11 +162,11 @@ class RoundAggregator:
     def observe(
         self, instruction: TrainInstruction, reports: Mapping[int, Report], is_unused: bool
     ) -> Observation | None:
-        """Return what a round's reports say of the step size; None without any.
+        """Return a round's measurements for the step-size controller; None without reports.
 
         Args:
             instruction: instruction of the round.
-            reports: reports on it by client, without late ones.
+            reports: reports on this instruction, by client; no late reports.
             is_unused: whether the round changes nothing.
         """
         if not reports:
@@ -172,10 +177,10 @@ class RoundAggregator:
         return replace(observation, learning_rate=0.0) if is_unused else observation
 
     def _delta(self, instruction: TrainInstruction, answers: Sequence[Answer]) -> RoundDelta:
-        """Return the delta of some reports.
+        """Return the delta of the given reports.
 
         Raises:
-            ReplayError: if it does not fit the exact state.
+            ReplayError: if the delta does not fit the exact state.
         """
         reports = [report for answered, report in answers if answered is instruction]
         late = [answer for answer in answers if answer[0] is not instruction]
@@ -185,17 +190,17 @@ class RoundAggregator:
 
 
 def _size(answer: Answer) -> tuple[float, int]:
-    """Return what reports are ordered by: mean Σ|g| of a step, then client."""
+    """Return the sort key of a report: Σ|g| divided by the number of steps, then the client."""
     _, report = answer
     total = np.abs(report.gradients, dtype=np.float64).sum()
     return float(total) / report.steps, report.client
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
-    """Raise an error for a report that does not fit the instruction.
+    """Check that a report fits the instruction.
 
     Raises:
-        ReportError: naming the client and what does not fit.
+        ReportError: if it does not; the message names the client and the difference.
     """
     if report.token != token_of(instruction.encode()):
         raise ReportError(f"client {report.client} answers another instruction than this round's")
@@ -215,15 +220,17 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
 def check_vector_report(
     report: AnyVectorReport | MaskedReport, instruction: TrainInstruction, mechanism: Mechanism
 ) -> None:
-    """Raise an error for a vector report that does not fit the instruction.
+    """Check that a vector report fits the instruction.
+
+    The norm of a masked vector cannot be checked.
 
     Args:
-        report: the report; of a masked one only the length can be known.
-        instruction: instruction that it answers.
-        mechanism: who adds which noise.
+        report: the report.
+        instruction: the instruction that the report answers.
+        mechanism: the run's noise mechanism.
 
     Raises:
-        ReportError: naming the client and what does not fit.
+        ReportError: if it does not fit; the message names the client and the difference.
     """
     if report.token != token_of(instruction.encode()):
         raise ReportError(f"client {report.client} answers another instruction than this round's")
@@ -239,7 +246,7 @@ def check_vector_report(
 
 
 def staleness_weight(rounds_late: int) -> float:
-    """Return the factor of a late report's weight, 1/√(1 + rounds late), as in FedBuff.
+    """Return the weight factor of a late report, 1/√(1 + rounds late), as in FedBuff.
 
     Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation (2022), section 5.
     """
@@ -253,29 +260,30 @@ def aggregate(
     late: Sequence[Answer] = (),
     rule: Rule = MEAN,
 ) -> RoundDelta:
-    """Return the round delta that the reports of a round make.
+    """Return the round delta of a round's reports.
 
-    A report's weight is w = min(examples, cap) / Σ, and with any rule but `mean` the `usual_limit`
-    of the numbers of examples is another cap. As in FedNova (Wang et al., 2020), the steps of a
-    client that did k of K steps are scaled by τ / k with τ = Σ w·k, so that clients with fewer
-    steps do not bend the direction of the average. With equal steps that factor is 1, and
-    averaging coefficients is averaging the clients' models.
+    A report's weight w is min(examples, cap), divided by the sum of this number over all reports.
+    Every rule except `mean` also caps the examples at the `usual_limit` of all clients' numbers of
+    examples. As in FedNova (Wang et al., 2020), the projected gradients of a client that did k
+    steps are multiplied by τ / k with τ = Σ w·k. Clients with fewer steps therefore do not bend the
+    direction of the average. If all clients did the same number of steps, the factor τ / k is 1,
+    and averaging coefficients equals averaging the clients' models.
 
-    Medians and trimmed means of projected gradients take every report as it is: without weights,
-    and with zeros for the steps that a client did not take.
+    The rules `median` and `trimmed-mean` ignore weights and count missing steps as zeros.
 
     Args:
         instruction: instruction of the round.
-        reports: reports on it that have passed `check_report`, at most one per client.
+        reports: reports on this instruction that have passed `check_report`, at most one per
+            client.
         weight_cap: number of examples beyond which a report gains no weight.
-        late: reports of earlier rounds that count in this one, each with the instruction that it
-            answers; only with independent seeds. Each weighs `staleness_weight` times its usual
-            weight, and its directions are those of its own round.
-        rule: rule by which the reports become one update.
+        late: late reports that count in this round, each with the instruction that it answers;
+            only with independent seeds. The weight of a late report is multiplied by
+            `staleness_weight`. Its directions come from the instruction that it answers.
+        rule: aggregation rule.
 
     Returns:
-        The delta: one group per client with independent seeds, one group in all with shared seeds
-        or a pool; without reports a delta that changes nothing.
+        The delta. With independent seeds it has one group per client; with shared seeds or a pool
+            it has a single group. A delta of no reports changes nothing.
 
     Raises:
         ReportError: if a client has two reports.
@@ -309,16 +317,17 @@ def aggregate(
 def observe_round(
     instruction: TrainInstruction, reports: Sequence[Report], weight_cap: int, rule: Rule = MEAN
 ) -> Observation:
-    """Return what a round's reports say of the step size.
+    """Return the step-size measurements of a round's reports.
 
-    With any rule but `mean`, loss, curvature and squares are trimmed means over the clients, so
-    that they stay within the range of what clients that are not hostile report.
+    Every rule except `mean` uses trimmed means over the clients for the loss, the curvature and the
+    squares of projected gradients. Each trimmed mean lies within the range of the honest clients'
+    values.
 
     Args:
         instruction: instruction of the round.
-        reports: reports on it that have passed `check_report`, at least one.
+        reports: reports on this instruction that have passed `check_report`, at least one.
         weight_cap: number of examples beyond which a report gains no weight.
-        rule: rule by which the reports become one update.
+        rule: aggregation rule.
     """
     reports = sorted(reports, key=lambda report: report.client)
     unit = replace(instruction, learning_rate=1.0)
@@ -334,7 +343,8 @@ def observe_round(
     if rule.name == "mean":
         weights = [min(report.examples, weight_cap) for report in reports]
         loss = float(np.average([report.mean_loss for report in reports], weights=weights))
-        mean_square, local_square = sum(squares) / sum(queries), float(np.mean(squares))
+        mean_square = sum(squares) / sum(queries)
+        local_square = float(np.mean(squares))
         if directions:
             products = zip(curvatures.tolist(), counts, strict=True)
             curvature = sum(value * count for value, count in products) / directions
@@ -356,9 +366,10 @@ def observe_round(
 
 
 def mean_loss(reports: Collection[Report], weight_cap: int, rule: Rule = MEAN) -> float | None:
-    """Return the clients' mean loss; None without any.
+    """Return the clients' mean loss; None without reports.
 
-    It is weighted like the reports with the rule `mean`, and otherwise a trimmed mean.
+    The rule `mean` weights the clients by their examples, up to the cap. Other rules use a trimmed
+    mean.
     """
     if not reports:
         return None
@@ -370,9 +381,10 @@ def mean_loss(reports: Collection[Report], weight_cap: int, rule: Rule = MEAN) -
 
 
 def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
-    """Return Σ g² of a report.
+    """Return Σ g² over a report's clipped projected gradients g.
 
-    With a pool g's are summed by index; a sum of n independent g's has Σ g² as its mean square.
+    A pool report holds one sum of g for each pool index. The square of a sum of independent g has
+    the same expectation as the sum of their squares.
     """
     return float(np.sum(np.square(_clipped(instruction, report))))
 
@@ -380,7 +392,10 @@ def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
 def _scalars(
     instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
 ) -> list[tuple[int, SeedSource, Numbers]]:
-    """Return round, seeds and coefficients (float64 [n]) of each group; late ones come last."""
+    """Return the round, the seeds and the coefficients (float64 [n]) of each group of the delta.
+
+    The groups have the order of the answers.
+    """
     gradients = [_clipped(instruction, report) for _, report in answers]
     number = instruction.round
     if combine := {"trimmed-mean": trimmed_mean, "median": coordinate_median}.get(rule.name):
@@ -404,7 +419,10 @@ def _scalars(
 
 
 def _clipped(instruction: TrainInstruction, report: Report) -> Numbers:
-    """Return a report's projected gradients clipped to ±clip, same shape; of a pool their sums."""
+    """Return a report's projected gradients, each clipped to ±clip, in the shape of the report.
+
+    A pool report holds sums of projected gradients; a sum of n is clipped to ±n·clip.
+    """
     uses: NDArray[np.int64] | int = 1
     if instruction.seed_policy is SeedPolicy.POOL:
         uses = instruction.uses(report.steps)
@@ -412,7 +430,7 @@ def _clipped(instruction: TrainInstruction, report: Report) -> Numbers:
 
 
 def _padded(gradients: Sequence[Numbers]) -> Numbers:
-    """Return projected gradients of several clients, [n, K, q], zeros where steps are missing."""
+    """Stack several clients' projected gradients, [n, K, q]; missing steps become zeros."""
     padded = np.zeros((len(gradients), max(map(len, gradients)), gradients[0].shape[1]))
     for row, own in zip(padded, gradients, strict=True):
         row[: len(own)] = own
@@ -426,10 +444,10 @@ def _weights(
     weight_cap: int,
     rule: Rule,
 ) -> tuple[list[float], float]:
-    """Return by what each report's projected gradients are multiplied, and the divisor of the sum.
+    """Return the factor of each report's projected gradients, and the divisor of their sum.
 
-    With the rule `mean` these are examples·τ/k and Σ examples, so that the weight is exactly the
-    number of examples if all did the same steps.
+    With the rule `mean` a report's factor is examples·τ/k, and the divisor is Σ examples. If all
+    clients did the same number of steps, the factor is exactly the number of examples.
     """
     examples = _counted_examples(instruction, answers, weight_cap, rule)
     total = sum(examples)
@@ -447,13 +465,15 @@ def _weights(
                 total = float(shares.sum())
             case "centered-clipping":
                 products = _products(instruction, answers, scaled, rule)
-                shares, total = centering_weights(products, shares / total), 1.0
+                shares = centering_weights(products, shares / total)
+                total = 1.0
             case _ if rule.function is not None:
                 contributions = [
                     Contribution(report.client, counted, own, report.mean_loss)
                     for (_, report), counted, own in zip(answers, examples, scaled, strict=True)
                 ]
-                shares, total = rule.weights(contributions), 1.0
+                shares = rule.weights(contributions)
+                total = 1.0
         examples = shares.tolist()
     return [n * scale for n, scale in zip(examples, scales, strict=True)], total
 
@@ -461,7 +481,7 @@ def _weights(
 def _counted_examples(
     instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
 ) -> list[float]:
-    """Return the number of examples that each report counts."""
+    """Return each report's number of examples, capped and multiplied by its staleness weight."""
     cap = float(weight_cap)
     if rule.name != "mean":
         cap = min(cap, usual_limit(np.array([float(report.examples) for _, report in answers])))
@@ -477,10 +497,10 @@ def _products(
     gradients: Sequence[Numbers],
     rule: Rule,
 ) -> Numbers:
-    """Return the inner products of the updates that the reports stand for, [n, n].
+    """Return the inner products of the reports' updates, [n, n].
 
-    Along shared directions those of the projected gradients do, since independent directions are
-    almost orthogonal.
+    With shared seeds the inner products of the projected gradients are used instead of those of the
+    updates: the directions of different seeds are almost orthogonal.
     """
     norms = np.array([np.linalg.norm(own) for own in gradients])
     units = [own / (norm or 1.0) for own, norm in zip(gradients, norms, strict=True)]
@@ -498,7 +518,7 @@ def _products(
 def _update(
     instruction: TrainInstruction, report: Report, gradients: Numbers, layout: Layout
 ) -> NDArray[np.float64]:
-    """Return Σ g·z(seed) of a report, float64 [d], for g's of norm 1."""
+    """Return the update Σ g·z(seed), float64 [d], of a report's projected gradients g of norm 1."""
     if instruction.seed_policy is SeedPolicy.POOL:
         used = instruction.pool_indices(report.client).ravel()[: len(gradients)]
         seeds = pool_seeds(instruction.pool_root, used)
@@ -512,10 +532,10 @@ def _update(
 
 
 def _weighted_sums(weights: Sequence[float], gradients: Sequence[Numbers]) -> Numbers:
-    """Return Σ weight·g per step and query, each rounded once.
+    """Return Σ weight·g over the reports for each step and query, [K, q].
 
-    `math.fsum` is exact before it rounds, so neither the order of the clients nor the division of
-    examples among them changes a bit where the g's agree.
+    `math.fsum` rounds each sum only once, at its end. If the clients report equal g, neither the
+    order of the clients nor the division of examples among them changes a bit.
     """
     steps = max(len(client_gradients) for client_gradients in gradients)
     sums = np.zeros((steps, gradients[0].shape[1]))
@@ -534,7 +554,10 @@ def _sums_by_index(
     reports: Sequence[Report],
     gradients: Sequence[Numbers],
 ) -> tuple[NDArray[np.uint32], Numbers]:
-    """Return the tried indices of the pool, ascending, and Σ weight·g of each, rounded once."""
+    """Return the tried pool indices, ascending, and the sum Σ weight·g of each index.
+
+    `math.fsum` rounds each sum only once, at its end.
+    """
     products: dict[int, list[float]] = {}
     for weight, report, own in zip(weights, reports, gradients, strict=True):
         indices = instruction.pool_indices(report.client).ravel()[: len(own)]
@@ -545,36 +568,42 @@ def _sums_by_index(
 
 
 def hostile_count(clients: int) -> int:
-    """Return how many of some clients rules expect to be hostile: fewer than half, 0 of two."""
+    """Return the number of clients that robust rules assume to be hostile.
+
+    The number is at least 1 of three clients or more, and always fewer than half of the clients.
+    """
     return max(0, min(max(1, round(HOSTILE_SHARE * clients)), (clients - 1) // 2))
 
 
 def usual_limit(values: Numbers) -> float:
-    """Return the limit that clients' values are cut to: the median of the n − f smallest.
+    """Return the limit for clients' values: the median of the n − f smallest values.
 
-    f is `hostile_count`. Whoever wants to count more reports large values, and f of them move the
-    median of all n to a large one of the others. Without the f largest, which comparative gradient
-    elimination leaves out too (Gupta, Liu and Vaidya, Byzantine Fault-Tolerant Distributed Machine
-    Learning with Norm-Based Comparative Gradient Elimination, 2021), it is the others' own median.
-    The limit is no lower than the (f + 1)-th smallest value, so that f small ones cannot move it
-    below all others. It is at most the median, and of two values the lower.
+    f is `hostile_count`. A client that wants more influence reports large values. f such clients
+    would move the median of all n values to a large honest value. Comparative gradient elimination
+    also leaves out the f largest values (Gupta, Liu and Vaidya, Byzantine Fault-Tolerant
+    Distributed Machine Learning with Norm-Based Comparative Gradient Elimination, 2021).
+
+    The limit is at least the (f + 1)-th smallest value. f small values therefore cannot move the
+    limit below all honest values. Of two middle values, the limit is the lower one.
 
     Args:
         values: float64 [n].
     """
-    clients, hostile = len(values), hostile_count(len(values))
+    clients = len(values)
+    hostile = hostile_count(len(values))
     rank = max(hostile + 1, math.ceil((clients - hostile) / 2))
     return float(np.sort(values)[rank - 1])
 
 
 def trimmed_mean(values: Numbers) -> Numbers:
-    """Return the mean over clients without the `hostile_count` lowest and highest values.
+    """Return the mean over clients without the `hostile_count` lowest and as many highest values.
 
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates (2018),
     definition 2.
 
     Args:
-        values: float64 [n, ...]; every element of the rest is trimmed for itself.
+        values: float64 [n, ...], with the clients on the first axis; every element is trimmed
+            independently.
 
     Returns:
         float64 [...].
@@ -585,20 +614,20 @@ def trimmed_mean(values: Numbers) -> Numbers:
 
 
 def coordinate_median(values: Numbers) -> Numbers:
-    """Return the median over clients of every element; Yin et al. (2018), definition 1.
+    """Return the median of every element over the clients; Yin et al. (2018), definition 1.
 
     Args:
-        values: float64 [n, ...].
+        values: float64 [n, ...], with the clients on the first axis.
     """
     median: Numbers = np.median(values, axis=0)
     return median
 
 
 def norm_factors(norms: Numbers) -> Numbers:
-    """Return the factors, at most 1, that scale reports down to the `usual_limit` of their norms.
+    """Return the factor, at most 1, that scales each contribution down to the limit on norms.
 
-    Clipping of norms against poisoned updates: Sun et al., Can You Really Backdoor Federated
-    Learning? (2019), section 5; the limit comes from the cohort here.
+    The limit is the `usual_limit` of the norms of the round. Norm clipping with a fixed limit is
+    described by Sun et al., Can You Really Backdoor Federated Learning? (2019), section 5.
 
     Args:
         norms: norms of the contributions, float64 [n].
@@ -609,11 +638,12 @@ def norm_factors(norms: Numbers) -> Numbers:
 
 
 def krum_selection(products: Numbers) -> NDArray[np.bool_]:
-    """Return which contributions multi-Krum averages: those close to most others.
+    """Return a mask of the contributions that multi-Krum averages.
 
-    The score of a contribution is the sum of its squared distances to its n − f − 2 nearest, f
-    being `hostile_count`; the n − f with the lowest scores are selected (Blanchard et al., Machine
-    Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017, section 4).
+    The score of a contribution is the sum of its squared distances to its n − f − 2 nearest
+    neighbours, where f is `hostile_count`. The n − f contributions with the lowest scores are
+    selected (Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent, 2017, section 4).
 
     Args:
         products: inner products of the contributions, float64 [n, n].
@@ -630,19 +660,20 @@ def krum_selection(products: Numbers) -> NDArray[np.bool_]:
 
 
 def centering_weights(products: Numbers, weights: Numbers) -> Numbers:
-    """Return the weights that the contributions have in a mean by centered clipping.
+    """Return the weights of the contributions in a centered-clipping mean.
 
-    From v = 0, v ← v + Σ w·(u − v)·min(1, τ/|u − v|) is repeated, with the `usual_limit` of the
-    distances from v as τ (Karimireddy et al., Learning from History for Byzantine Robust
-    Optimization, 2021, algorithm 2, without the momentum, which would put earlier rounds' seeds
-    into a round). v stays a weighted sum of the contributions.
+    The iteration starts from v = 0 and repeats v ← v + Σ w·(u − v)·min(1, τ/|u − v|), where τ is
+    the `usual_limit` of the distances |u − v| (Karimireddy et al., Learning from History for
+    Byzantine Robust Optimization, 2021, algorithm 2). At every iteration v is a weighted sum of the
+    contributions u. The paper's momentum is left out, because momentum would bring seeds of earlier
+    rounds into a round's delta.
 
     Args:
         products: inner products of the contributions, float64 [n, n].
-        weights: shares of the clients, float64 [n], with sum 1.
+        weights: weights w of the clients, float64 [n], with sum 1.
 
     Returns:
-        Weights of the contributions, float64 [n].
+        Weights of the contributions in the final v, float64 [n].
     """
     center = np.zeros(len(weights))
     for _ in range(_CENTERINGS):

@@ -1,6 +1,6 @@
-"""The combination of a round's sums: of several buckets a trimmed mean, which no single one moves.
+"""Combination of a round's bucket sums by a trimmed mean, which no single bucket can move far.
 
-It is made of released sums, which have their noise, so that it costs no privacy whatever it does.
+The sums already have noise, so their combination costs no further privacy.
 """
 
 import math
@@ -13,20 +13,23 @@ from numpy.typing import NDArray
 from samara.server.rounds.aggregation import trimmed_mean
 from samara.server.rounds.releases import ReleasedSum
 from samara.shared.privacy.vector import VectorSum, read_sum
-from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED
+from samara.shared.protocol.secure_aggregation.buckets import LEAST_TRIMMED
 
 NOISE_OF_A_MEDIAN = math.sqrt(math.pi / 2)
-"""The noise of a median of normal numbers in units of that of their mean, at most; a trimmed mean
-has less."""
+"""Standard deviation of the median of many normal numbers, divided by that of their mean.
+
+It serves as an upper bound for a trimmed mean, which has less noise than a median.
+"""
 
 
 class CombinedSums(NamedTuple):
-    """The sums of a round as one.
+    """The sums of a round, combined into one.
 
     Attributes:
-        total: the sum; with a trimmed mean, what it would be if all buckets were like it.
-        clients: number of clients in it.
-        noise_multiplier: standard deviation of its noise in units of the largest norm of a vector.
+        total: combined sum; with a trimmed mean, the trimmed mean times the number of clients.
+        clients: number of clients in the sum.
+        noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
+            client's vector.
     """
 
     total: VectorSum
@@ -35,16 +38,16 @@ class CombinedSums(NamedTuple):
 
 
 def combine_sums(sums: Sequence[ReleasedSum], clip: float, has_indicator: bool) -> CombinedSums:
-    """Return the sums of a round as one.
+    """Combine the sums of a round into one.
 
-    Of at least `LEAST_TRIMMED` it is the trimmed mean of what a client of each has on average, for
-    every number by itself (Yin et al., 2018), with as many buckets left out as `trimmed_mean` takes
-    for hostile; of fewer it is their sum.
+    With fewer than `LEAST_TRIMMED` sums, the sums are added up. With more, each bucket's sum is
+    divided by its number of clients. The result is the `trimmed_mean` of these averages (Yin et
+    al., 2018), times the number of clients.
 
     Args:
         sums: noised sums, at least one.
         clip: largest norm of a client's projected gradients.
-        has_indicator: whether the vectors say if their norm is within the clip.
+        has_indicator: whether vectors include the indicator of adaptive clipping.
     """
     clients = math.fsum(one.clients for one in sums)
     multiplier = math.hypot(*(one.noise_multiplier for one in sums))
@@ -61,11 +64,11 @@ def combine_sums(sums: Sequence[ReleasedSum], clip: float, has_indicator: bool) 
 
 
 def clip_sum(total: NDArray[np.int64], longest: float) -> NDArray[np.int64]:
-    """Return a noised sum, int64 [n], scaled down to a norm if it is longer.
+    """Return a noised sum, int64 [n], scaled down to `longest` if its norm is larger.
 
     Args:
         total: the sum.
-        longest: the norm, such as that which noise and honest vectors can have at most.
+        longest: largest allowed norm.
     """
     norm = float(np.linalg.norm(total.astype(np.float64)))
     if norm <= longest:

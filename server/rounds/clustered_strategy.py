@@ -25,21 +25,21 @@ from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import METRICS_FILE, RunStore, ensure_layout
 from samara.server.transport.messages import decode_foreign, make_message, read_frame, report_token
 from samara.server.transport.roster import Roster, RosterEntry
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.frames.instructions import GLOBAL_TRACK, Split, token_of
-from samara.shared.frames.report import Report
-from samara.shared.layout import Layout
-from samara.shared.ledger.records import CatchUp, LedgerHeader
-from samara.shared.replay import digest, zero_state
-from samara.shared.run_id import cluster_id
-from samara.shared.scalar_ratio import summarize_scalar_ratios
+from samara.shared.privacy.scalar_ratio import summarize_scalar_ratios
+from samara.shared.protocol.frames.instructions import GLOBAL_TRACK, Split, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.run_id import cluster_id
+from samara.shared.settings.config import RunConfig
 
 log = logging.getLogger("samara.server")
 
 
 class _ClusterRoster(Roster):
-    """The clients of one cluster among those of a whole roster."""
+    """The roster entries of one cluster."""
 
     def __init__(
         self, whole: Roster, assignments: ClusterAssignments, cluster: int, config: RunConfig
@@ -64,20 +64,20 @@ class _ClusterRoster(Roster):
         return sum(client not in self._newcomers for client in members)
 
     def request_hellos(self, grid: Grid, timeout: float) -> None:
-        """Ask every node that has not introduced itself to do so."""
+        """Ask every node that has not introduced itself for a hello."""
         self._whole.request_hellos(grid, timeout)
 
     def refusal_reason(self, entry: RosterEntry) -> str:
-        """Return why a client may no longer take part; empty if it may."""
+        """Return why a client may no longer take part; empty if it still may."""
         return self._whole.refusal_reason(entry)
 
 
 class ClusteredStrategy(Strategy):
-    """A federation per cluster; the messages of all of them are sent together.
+    """Runs one federation per cluster, and sends the messages of all clusters together.
 
     Args:
         config: settings of the run.
-        folder: folder of the run; the rounds after its ledgers' last are run.
+        folder: folder of the run; training continues after the last round of its ledgers.
         layout: layout of the adapter.
         run_id: id of the run, 8 bytes.
         roster: clients of the run.
@@ -92,7 +92,8 @@ class ClusteredStrategy(Strategy):
         ensure_layout(folder, layout)
         self._config, self._folder, self._roster = config, folder, roster
         self._assignments = ClusterAssignments.read(folder / ASSIGNMENTS_FILE)
-        terms, start = config.terms, digest(layout.hash, zero_state(layout.size))
+        terms = config.terms
+        start = digest(layout.hash, zero_state(layout.size))
         self._instruction = terms.clustering_instruction(run_id, layout.hash, start)
         self._clustering_token = token_of(self._instruction.encode())
         self._clustering_health = ClientHealth(config.cohort.patience)
@@ -117,7 +118,7 @@ class ClusteredStrategy(Strategy):
 
     @property
     def round(self) -> int:
-        """The last round that every cluster has."""
+        """The last round that all clusters have finished."""
         return min(strategy.round for strategy in self._strategies)
 
     @property
@@ -130,9 +131,9 @@ class ClusteredStrategy(Strategy):
         return merge_histories([store.events() for store in self._stores])
 
     def complete_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return the run's result with its end, its clusters, and their bytes and scalars.
+        """Add the end state, the clusters, and their bytes and scalars to the run's result.
 
-        The final digest is SHA-256 of the clusters' digests.
+        The final digest is the SHA-256 of the clusters' digests.
         """
         digests = b"".join(store.ledger.digest for store in self._stores)
         clusters = sorted(self._assignments.clusters.items())
@@ -148,10 +149,10 @@ class ClusteredStrategy(Strategy):
         }
 
     def assign_clients(self, grid: Grid) -> None:
-        """Ask clients without a cluster for scalars, wait for them, and assign a cluster to each.
+        """Request the scalars of all clients without a cluster, and assign the clients to clusters.
 
-        Clients that do not answer are asked again with the messages of later rounds, which do not
-        wait for them.
+        A client that does not answer is asked again together with the messages of later rounds.
+        Those rounds do not wait for its scalars.
         """
         messages = self._request_scalars(grid)
         if messages:
@@ -161,7 +162,7 @@ class ClusteredStrategy(Strategy):
     def _request_scalars(self, grid: Grid) -> list[Message]:
         """Return messages with the clustering instruction to clients without a cluster.
 
-        Clients that keep failing to answer rest for some rounds.
+        Clients that rest after repeated failures get no message.
         """
         seconds = self._config.cohort.timeout
         self._roster.request_hellos(grid, seconds)
@@ -179,7 +180,7 @@ class ClusteredStrategy(Strategy):
         ]
 
     def _assign(self, replies: Sequence[Message]) -> None:
-        """Assign the clients with sound replies to clusters, and write the assignments."""
+        """Assign the clients with valid replies to clusters, and write the assignments to disk."""
         scalars = self._read_scalars(replies)
         for entry in self._requested:
             if entry.client not in scalars:
@@ -196,7 +197,7 @@ class ClusteredStrategy(Strategy):
                 log.info("cluster %d: clients %s", cluster + 1, members)
 
     def _read_scalars(self, replies: Sequence[Message]) -> dict[int, NDArray[np.float64]]:
-        """Return the scalars in sound replies of clients without a cluster, by client."""
+        """Return the scalars in valid replies of clients without a cluster, by client."""
         scalars = {}
         for reply in replies:
             entry = self._roster.entries.get(reply.metadata.src_node_id)
@@ -225,7 +226,7 @@ class ClusteredStrategy(Strategy):
     ) -> Iterable[Message]:
         """Begin a round of every cluster that is not ahead of the others; return all messages.
 
-        Among them is the clustering instruction for clients without a cluster.
+        Clients without a cluster receive the clustering instruction.
         """
         clustering = self._request_scalars(grid)
         behind = self.round
@@ -238,14 +239,14 @@ class ClusteredStrategy(Strategy):
         return training + clustering
 
     def has_enough(self, replies: Sequence[Message]) -> bool:
-        """Return whether no cluster need wait for more replies."""
+        """Return whether every cluster has enough replies."""
         asking = [strategy for strategy in self._active if not strategy.asks_nobody]
         return bool(asking) and all(strategy.has_enough(replies) for strategy in asking)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold every cluster's reports, then assign the clients that answered with scalars."""
+        """Fold every cluster's reports, then assign the clients whose scalars have arrived."""
         training: list[Message] = []
         clustering: list[Message] = []
         for reply in replies:
@@ -278,7 +279,7 @@ class ClusteredStrategy(Strategy):
         return None
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
-        """Do the evaluations that come before the next round and were not recorded."""
+        """Run the evaluations that are due before the next round and not yet recorded."""
         for split in splits:
             for strategy in self._strategies:
                 if split in strategy.missing_evaluations(splits):
@@ -286,13 +287,13 @@ class ClusteredStrategy(Strategy):
             self._record_merged()
 
     def evaluate(self, grid: Grid, split: Split, action: str = "") -> None:
-        """Have all connected clients evaluate the present state of their cluster on a split."""
+        """Evaluate the present state of every cluster on a split, on all its connected clients."""
         for strategy in self._strategies:
             strategy.evaluate(grid, split, action)
         self._record_merged()
 
     def return_to_best(self) -> None:
-        """Revert every cluster to its own best validated round, if `evaluate.best` asks for it."""
+        """Revert every cluster to its best validated round, if `evaluate.best` asks for it."""
         for strategy in self._strategies:
             strategy.return_to_best(always=True)
         self._record_merged()
@@ -307,7 +308,7 @@ class ClusteredStrategy(Strategy):
         return entry is not None and entry.client not in self._assignments.clusters
 
     def _record_merged(self) -> None:
-        """Append the clusters' last events, merged, to the metrics of the run."""
+        """Merge the clusters' latest events, and append the merged event to the run's metrics."""
         logs = [strategy.event_log for strategy in self._strategies]
         events = [[each.last] for each in logs if each.last]
         for event in merge_histories(events):

@@ -1,12 +1,13 @@
-"""Clustering of clients by their projected gradients along the same directions. Pure.
+"""Clustering of clients by their projected gradients along the same directions.
 
-A projected gradient is a component of a client's gradient. Along the same directions, from the same
-state, the cosine of two clients' projected gradients estimates that of their gradients (clustering
-by it: Sattler et al., Clustered Federated Learning, 2021, section 2).
+A projected gradient is a component of a client's gradient. For the same directions and the same
+state, the cosine of two clients' projected gradients estimates the cosine of their gradients
+(clustering by that cosine: Sattler et al., Clustered Federated Learning, 2021, section 2).
 
-The examples of a step have one label (client/training/local_step_plan.py), and most of their
-gradient, in every client, makes that label likelier. The rest tells clients apart. So the part that
-clients have in common in a step is subtracted, in proportion to the lengths of their rows.
+All examples of a step have the same label (client/training/local_step_plan.py). On every client,
+most of the gradient of such a step makes this label likelier. Only the rest of the gradient
+distinguishes clients. The part of a step that all clients share is therefore subtracted from each
+client's projected gradients, in proportion to their norm in this step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scalars = Mapping[int, NDArray[np.float64]]
-"""Projected gradients by client, float64 [steps, queries]; [n] is one step."""
+"""Projected gradients of each client, float64 [steps, queries]; [n] means a single step."""
 
 _RESTARTS = 20
 
 
 def distinctive_parts(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return each client's scalars without the part that all have in common.
+    """Return each client's scalars after subtracting the part that all clients share.
 
     Args:
-        scalars: projected gradients of each client, float64 [steps, queries] or [n]; their length
-            does not matter.
+        scalars: projected gradients of each client, float64 [steps, queries] or [n]. Each client's
+            projected gradients are first scaled to norm 1.
 
     Returns:
-        Rows, float64 [clients, steps · queries].
+        One row per client, float64 [clients, steps · queries].
     """
     rows = np.stack([np.atleast_2d(client_scalars) for client_scalars in scalars])
     rows = rows / _positive(np.linalg.norm(rows, axis=(1, 2), keepdims=True))
@@ -39,27 +40,32 @@ def distinctive_parts(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.floa
 
 
 def cosine_similarities(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosines between the rows of a matrix, [rows, rows]; 0 with a row of zeros."""
+    """Return the cosine of each pair of rows of a matrix, [rows, rows]; 0 for a row of zeros."""
     rows = _unit(rows)
     cosines: NDArray[np.float64] = rows @ rows.T
     return cosines
 
 
 def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
-    """Divide clients into clusters, counted from 0 in the order of their lowest client.
+    """Divide clients into clusters.
 
-    The distinctive parts, scaled to length 1 so that no client's noise dominates, are divided by
-    k-means along their clusters − 1 leading directions, where noise counts least.
+    The `distinctive_parts` of the clients are scaled to length 1, so that no client's noise
+    dominates. They are projected onto their first C − 1 principal components, where C is the number
+    of clusters; noise has least influence there. K-means then divides the clients.
 
     Args:
         scalars: projected gradients of the clients.
-        clusters: number of clusters; fewer are made of fewer clients.
+        clusters: number of clusters; at most as many as clients are formed.
+
+    Returns:
+        The cluster of each client. Clusters are numbered from 0 in the order of their lowest client
+            index.
     """
     clients = sorted(scalars)
     clusters = min(clusters, len(clients))
     if clusters < 2:
         return dict.fromkeys(clients, 0)
-    # Imported here because it takes seconds.
+    # Imported here because the import takes seconds.
     from sklearn.cluster import KMeans
 
     rows = _unit(distinctive_parts([scalars[client] for client in clients]))
@@ -73,12 +79,12 @@ def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
 def nearest_cluster(
     client_scalars: NDArray[np.float64], scalars: Scalars, clusters: Mapping[int, int]
 ) -> int:
-    """Return the cluster whose members' scalars agree best with a newcomer's on average.
+    """Return the cluster with the highest mean cosine between its members and a further client.
 
     Args:
-        client_scalars: projected gradients of the newcomer.
+        client_scalars: projected gradients of the further client.
         scalars: projected gradients of other clients.
-        clusters: cluster of each client that has one, at least one.
+        clusters: cluster of each assigned client; not empty.
     """
     clients = [client for client in clusters if client in scalars]
     parts = distinctive_parts([client_scalars, *(scalars[client] for client in clients)])
@@ -89,10 +95,10 @@ def nearest_cluster(
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rows scaled to length 1; a row of zeros stays."""
+    """Return the rows scaled to length 1; rows of zeros are unchanged."""
     return rows / _positive(np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def _positive(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lengths as divisors: 0 becomes 1."""
+    """Return the lengths with every 0 replaced by 1, for use as divisors."""
     return np.where(lengths > 0, lengths, 1.0)

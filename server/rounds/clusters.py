@@ -1,12 +1,12 @@
-"""Clusters of clients: who belongs to which.
+"""The clusters of a run and their members.
 
-OUT/clusters.json   by client, its cluster and the scalars by which it was found
+OUT/clusters.json   each client's cluster and the scalars that decided it
 OUT/layout.json     layout of the scalars
 OUT/metrics.jsonl   merged rounds and evaluations of the clusters
-OUT/cluster-1/ …    for every cluster a run's folder, without a result
+OUT/cluster-1/ …    one run folder per cluster, without a result
 
-A cluster has an id, a ledger and a state of its own, so every one of them replays and is verified
-like any other run, and a client needs only its own.
+Each cluster has its own run id, ledger and state. A cluster is replayed and verified like any other
+run, and a client needs only its cluster's ledger.
 """
 
 import json
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from samara.server.rounds.clustering import cluster_clients, nearest_cluster
 from samara.shared.errors import LedgerError
-from samara.shared.files import write_durably
+from samara.shared.storage.files import write_durably
 
 ASSIGNMENTS_FILE = "clusters.json"
 
 
 def cluster_folder(run: Path, cluster: int) -> Path:
-    """Return the folder of a cluster of a run, counted from 0."""
+    """Return the folder of a run's cluster; clusters count from 0."""
     return run / f"cluster-{cluster + 1}"
 
 
@@ -35,9 +35,9 @@ class ClusterAssignments:
     """The cluster of each client, and the scalars that decided it.
 
     Attributes:
-        clusters: by client, its cluster, counted from 0.
-        scalars: by client, float64 [steps, queries], along the same directions for all.
-        bytes_up, bytes_down: bytes of the replies and messages with these scalars.
+        clusters: cluster of each client, counted from 0.
+        scalars: float64 [steps, queries] of each client, along the same directions.
+        bytes_up, bytes_down: bytes of the replies and messages that carried the scalars.
     """
 
     clusters: dict[int, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class ClusterAssignments:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read what `write` wrote; without a file no client has a cluster.
+        """Read a file written by `write`; without a file no client has a cluster.
 
         Raises:
             LedgerError: if the file is damaged.
@@ -66,7 +66,7 @@ class ClusterAssignments:
             raise LedgerError(f"{file}: damaged: {error!r}; restore it") from error
 
     def write(self, file: Path) -> None:
-        """Write the assignments; they are on the disk when this returns.
+        """Write the assignments durably.
 
         Raises:
             LedgerError: if the disk refuses.
@@ -90,11 +90,11 @@ class ClusterAssignments:
     ) -> None:
         """Assign clients to clusters by their scalars.
 
-        The first training clients form the clusters; newcomers, and clients that come later, join
-        the cluster whose scalars agree with theirs best.
+        The training clients of the first call form the clusters. Newcomers and the clients of later
+        calls join the cluster with the most similar scalars.
 
         Args:
-            scalars: by client without a cluster, float64 [steps, queries].
+            scalars: float64 [steps, queries] of each client without a cluster.
             clusters: number of clusters to form.
             newcomers: clients that never train.
         """

@@ -1,10 +1,11 @@
-"""The sampling of cohorts: a pure function of the round, whose key clients of a live run never see.
+"""Sampling of cohorts: a pure function of the round and of a key, which is secret in live runs.
 
-A client's index follows from its own key, of which it may make as many as it likes. Were the cohort
-a function of index and public seed, clients could make keys that are picked often, or in one round.
-A live server draws a secret once, and keeps it in the folder of each ledger and in its backups. A
-simulation has no strangers: its cohorts follow from its seed. So do those of a live run that was
-begun before there were secrets (docs/decisions/0042).
+A live client's index follows from the client's device key, and a device can make any number of
+device keys. If the cohort were a function of the index and a public seed, a device could choose a
+device key that is picked often or in a certain round. A live server therefore draws a secret once.
+The secret is kept beside each ledger and in backups. A simulation has no strangers, so its cohorts
+follow from the run's seed. The cohorts of live runs that began before this secret existed also
+follow from the seed (docs/decisions/0042).
 """
 
 import hashlib
@@ -20,23 +21,23 @@ from numpy.typing import NDArray
 
 from samara.server.rounds.clusters import cluster_folder
 from samara.server.store import LEDGER_FOLDER
-from samara.shared.config import RunConfig
-from samara.shared.directions import cohort_keys
 from samara.shared.errors import LedgerError
-from samara.shared.files import write_secret
-from samara.shared.kept_file import KeptFile
+from samara.shared.protocol.directions import cohort_keys
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.files import write_secret
+from samara.shared.storage.kept_file import KeptFile
 
 log = logging.getLogger("samara.server")
 
 COHORT_SECRET_FILE = "cohort.secret"
-"""Name of the file beside a ledger."""
+"""Name of the secret's file, beside a ledger."""
 SECRET_BYTES = 32
 _PLACE = struct.Struct("<II")
 _NUMBER_BYTES = 8
 
 
 class _CohortSecretFile(KeptFile[bytes]):
-    """The secret of a run or of a cluster, 32 bytes; empty if it has none."""
+    """The secret of a run or a cluster, 32 bytes; empty if there is none."""
 
     name = COHORT_SECRET_FILE
     error = LedgerError
@@ -59,26 +60,26 @@ class _CohortSecretFile(KeptFile[bytes]):
 
 
 def read_cohort_secret(store: Path) -> bytes:
-    """Return the secret beside a ledger, 32 bytes; empty if it has none.
+    """Return the secret beside a ledger, 32 bytes; empty if there is none.
 
     Args:
-        store: folder of a run, or of one of its clusters.
+        store: folder of a run or of one of its clusters.
 
     Raises:
-        LedgerError: if it is damaged or cannot be read.
+        LedgerError: if the file is damaged or cannot be read.
     """
     return _CohortSecretFile(store).read()
 
 
 def draw_cohort_secrets(run: Path, config: RunConfig) -> None:
-    """Draw the secrets of a live run that has no ledger yet; they are on the disk when this ends.
+    """Draw and durably write the secrets of a live run that has no ledger yet.
 
     Args:
         run: folder of the run.
         config: settings of the run.
 
     Raises:
-        LedgerError: if one is damaged or cannot be written.
+        LedgerError: if a secret's file is damaged or cannot be written.
     """
     clusters = range(config.cohort.clusters) if config.method == "cluster" else ()
     for store in [cluster_folder(run, cluster) for cluster in clusters] or [run]:
@@ -96,16 +97,16 @@ def sample_cohort(
 ) -> list[int]:
     """Return the cohort of a round.
 
-    A number is derived for every client from the key, the round and the client index, and the
-    clients with the smallest numbers are picked. So one connected client more or less changes at
-    most one client of the cohort.
+    Each client gets a number derived from the key, the round and the client index, and the clients
+    with the smallest numbers are picked. One connected client more or less therefore adds, removes
+    or replaces at most one member of the cohort.
 
     Args:
-        key: the secret of a live run; the seed of a run without one.
+        key: the secret of a live run, or the seed of a run without a secret.
         round_number: number of the round.
         clients: indices of the clients to choose from.
-        fraction: share of them to pick, rounded up.
-        minimum: fewest clients to pick, if there are so many.
+        fraction: share of the clients to pick; the number of picked clients is rounded up.
+        minimum: least number of clients to pick, if so many are available.
 
     Returns:
         Client indices, ascending.
@@ -123,7 +124,7 @@ def sample_cohort(
 def _keyed_numbers(
     secret: bytes, round_number: int, clients: NDArray[np.uint32]
 ) -> NDArray[np.uint64]:
-    """Return one number per client for a round, uint64 [n]: keyed BLAKE2b of round and index."""
+    """Return one number per client, uint64 [n]: keyed BLAKE2b of the round and the client index."""
     hashes = [
         hashlib.blake2b(_PLACE.pack(round_number, client), digest_size=_NUMBER_BYTES, key=secret)
         for client in clients.tolist()

@@ -1,22 +1,23 @@
-"""The common intercept: the mean of the clients' private ones, as a round of the global model."""
+"""The common intercept: the mean of the clients' private intercepts, added by a final round."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from samara.shared.contrasts import contrasts
-from samara.shared.frames.instructions import GLOBAL_TRACK
-from samara.shared.layout import Layout
-from samara.shared.replay import COEFFICIENT_BITS, DenseValues
-from samara.shared.round_delta import RoundDelta
+from samara.shared.protocol.frames.instructions import GLOBAL_TRACK
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import COEFFICIENT_BITS, DenseValues
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.tasks.contrasts import contrasts
 
 
 def common_intercept(delta: RoundDelta, layout: Layout) -> RoundDelta:
-    """Return the delta that adds the aggregated intercept to the label bias.
+    """Return the delta that adds the common intercept to the label bias.
 
     Args:
-        delta: delta of the round of intercepts, along shared directions. Its coefficients are those
-            of the labels' contrasts, followed by zeros or noise; without any it changes nothing.
+        delta: delta of the round of intercepts, with shared seeds. Its first coefficients are the
+            coordinates of the intercept along the labels' contrasts. The others are zeros or noise.
+            A delta without coefficients changes nothing.
         layout: layout of the adapter, with a label bias.
     """
     bias = layout.label_bias

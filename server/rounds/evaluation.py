@@ -1,4 +1,4 @@
-"""Figures of the clients' evaluations, for the whole split and for each client. Pure."""
+"""Figures of the clients' evaluations, for the whole split and for each client."""
 
 import hashlib
 import math
@@ -7,53 +7,63 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from samara.server.rounds.aggregation import hostile_count, trimmed_mean
-from samara.shared.columns import GLOBAL, PERSONALIZED
 from samara.shared.errors import ReportError
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.report import MAX_GRADIENT
-from samara.shared.label_scores import Confusion
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.report import MAX_GRADIENT
+from samara.shared.tasks.label_scores import Confusion
+from samara.shared.terms.columns import GLOBAL, PERSONALIZED
 
 TRIMMED_ACCURACY = "trimmed_client_accuracy"
-"""The key of the trimmed mean of the clients' accuracies, which runs with a robust rule have."""
+"""Key of the trimmed mean of the clients' accuracies; only runs with a robust rule have it."""
+
+
+class _ClientFigures(NamedTuple):
+    """One client's figures in a column; ``auc`` is None if the client does not know its AUC."""
+
+    client: int
+    loss: float
+    confusion: Confusion
+    auc: float | None
 
 
 def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
-    """Raise an error for an evaluation that counts more than its client can have.
+    """Check that an evaluation counts no more examples than its client can have.
 
     Args:
         evaluation: the evaluation.
-        most_predictions: number of examples of the split, in a generation of tokens, that the
-            client introduced itself with.
+        most_predictions: number of examples of the split that the client's hello declared; for
+            generation, the number of tokens.
 
     Raises:
-        ReportError: naming the column and what is wrong with it.
+        ReportError: if it counts more; the message names the column.
     """
     for column in evaluation.columns:
         if (count := int(column.counts.sum())) > most_predictions:
             raise ReportError(
-                f"it counts {count} examples in column {column.name!r}; it introduced itself "
-                f"with {most_predictions}"
+                f"it counts {count} examples in column {column.name!r}, but declared "
+                f"{most_predictions}"
             )
         if abs(column.mean_loss) > MAX_GRADIENT:
             raise ReportError(f"its loss in column {column.name!r} is over {MAX_GRADIENT:g}")
 
 
 def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluation:
-    """Return an evaluation with those of its columns that were asked for.
+    """Return an evaluation with only the requested columns.
 
-    A client may lack some, as a phone does that has no personal model; it counts in the others.
+    A client may lack some columns; a phone has no personal model, for example. The client still
+    counts in its other columns.
 
     Args:
         evaluation: the evaluation.
         requested: names of the columns.
 
     Raises:
-        ReportError: if it has none of them.
+        ReportError: if the evaluation has none of the columns.
     """
     columns = tuple(column for column in evaluation.columns if column.name in requested)
     if not columns:
@@ -62,10 +72,10 @@ def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluati
 
 
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
-    """Return the clients that evaluate another number of labels than most clients do.
+    """Return the clients whose evaluations have another number of labels than most clients'.
 
     Args:
-        evaluations: at least one evaluation, by client.
+        evaluations: evaluations by client; at least one.
     """
     counts = {client: len(own.columns[0].counts) for client, own in evaluations.items()}
     usual, _ = Counter(counts.values()).most_common(1)[0]
@@ -75,21 +85,22 @@ def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
 def summarize_evaluations(
     evaluations: Mapping[int, Evaluation], names: Sequence[str], is_trimmed: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of every column that counts an example.
+    """Summarize every column with at least one example.
 
     Args:
-        evaluations: at least one evaluation, by client, all of the same labels.
-        names: names of the columns, in their order.
-        is_trimmed: whether to add the trimmed mean of the clients' accuracies, which a few
-            clients cannot set.
+        evaluations: evaluations by client; at least one, all of the same labels.
+        names: names of the columns, in order.
+        is_trimmed: whether to add the trimmed mean of the clients' accuracies, which a few clients
+            cannot control.
 
     Returns:
-        By column: loss, examples, accuracy, macro-F1 and confusion of all examples together, the
-        means over clients, and each client's figures under ``clients``.
+        For each column: loss, examples, accuracy, macro-F1 and confusion of all examples together;
+            the clients' mean accuracy and mean macro-F1; their mean AUC, over the clients that know
+            their AUC; and each client's figures under ``clients``.
     """
     columns = {
         name: [
-            (client, column.mean_loss, Confusion(column.counts))
+            _ClientFigures(client, column.mean_loss, Confusion(column.counts), column.auc)
             for client, evaluation in sorted(evaluations.items())
             for column in evaluation.columns
             if column.name == name and column.counts.any()
@@ -102,7 +113,7 @@ def summarize_evaluations(
 def is_global_validation(event: Mapping[str, Any]) -> bool:
     """Return whether an event is a validation of the global model.
 
-    The clients' personal models after the last round are validated without it.
+    The final validation of the personal models has no column for the global model.
     """
     return (
         event["event"] == "evaluation"
@@ -112,17 +123,17 @@ def is_global_validation(event: Mapping[str, Any]) -> bool:
 
 
 def is_comparison(event: Mapping[str, Any]) -> bool:
-    """Return whether an event compares or validates the clients' personal models, at the end."""
+    """Return whether an event is the final comparison or validation of personal models."""
     is_evaluation = event["event"] == "evaluation" and PERSONALIZED in event["columns"]
     return is_evaluation and not is_global_validation(event)
 
 
 def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """Return the round after which the model was best on validation, the later of equals.
+    """Return the round with the best validated model; among equals, the latest.
 
-    Where clients also validated the personal models that they would have, these count, and the
-    global model otherwise. Best is the mean of the clients' accuracies, or their trimmed mean where
-    an evaluation has one.
+    If clients also validated personal models made from the round's global model, the personal
+    models count instead of the global model. The criterion is the mean of the clients' accuracies,
+    or their trimmed mean if the evaluation has a trimmed mean.
 
     Args:
         events: events of a run.
@@ -139,12 +150,13 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
 
 
 def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """Return the round whose model has the lowest loss on validation, the last one in doubt.
+    """Return the round whose model has the lowest validation loss; in doubt, the latest.
 
-    Every client's loss is compared with its own after the last validated round, since clients
-    differ more than rounds do. A round must be better by more than the standard error of the mean
-    difference over the clients. The mean is trimmed where an evaluation has a trimmed mean. One
-    client has no such error; see `_last_as_good`.
+    Losses differ more between clients than between rounds. Every client's loss is therefore
+    compared with the same client's loss after the last validated round. An earlier round counts as
+    better than the last only if the mean difference over the clients exceeds the standard error of
+    this mean. The mean is trimmed if the evaluation has a trimmed mean. A single client gives no
+    standard error; see `_last_as_good`.
 
     Args:
         events: events of a run.
@@ -162,26 +174,29 @@ def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[
         (client,) = latest
         of_one = {number: losses[client] for number, losses, _ in validations}
         return _last_as_good(of_one, _training_losses(known), _examples(known, client))
-    best, least = last, 0.0
+    best = last
+    least = 0.0
     for number, losses, is_trimmed in validations:
         differences = [losses[client] - latest[client] for client in losses if client in latest]
         if number < last and differences:
             mean, error = _mean(differences, is_trimmed)
             if mean + error < least:
-                best, least = number, mean + error
+                best = number
+                least = mean + error
     return best
 
 
 def _last_as_good(losses: Mapping[int, float], training: Mapping[int, float], examples: int) -> int:
-    """Return the last round whose loss is not above the lowest one by more than its error.
+    """Return the last round whose validation loss is as good as the lowest, within an error.
 
-    A mean over n examples errs by their spread over √n. The changes of single examples are taken
-    to be spread by as much as their mean changes, which the training loss shows.
+    The error of the difference of two mean losses over n examples is s / √n. Here s is the standard
+    deviation of the examples' changes of loss. It is not known, so the change of the mean training
+    loss between the two rounds takes its place.
 
     Args:
-        losses: mean loss of one client on validation, by round.
-        training: mean loss on its training examples, by round.
-        examples: number n of the validation examples.
+        losses: one client's mean validation loss, by round.
+        training: the client's mean loss on training examples, by round.
+        examples: number n of validation examples.
     """
     lowest = min(losses, key=lambda number: (losses[number], -number))
 
@@ -194,14 +209,14 @@ def _last_as_good(losses: Mapping[int, float], training: Mapping[int, float], ex
 
 
 def _training_losses(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the training loss of every round, that of the first one for the start too."""
+    """Return the training loss of every round; round 0 gets the training loss of round 1."""
     rounds = {e["round"]: e["loss"] for e in events if e["event"] == "round"}
     known = {number: loss for number, loss in rounds.items() if loss is not None}
     return {0: known[1], **known} if 1 in known else known
 
 
 def _examples(events: Iterable[Mapping[str, Any]], client: str) -> int:
-    """Return the number of validation examples of a client."""
+    """Return a client's number of validation examples."""
     columns = (event["columns"][GLOBAL] for event in events if is_global_validation(event))
     known = (column["clients"].get(client) for column in columns)
     return max((one["examples"] for one in known if one), default=0)
@@ -210,7 +225,7 @@ def _examples(events: Iterable[Mapping[str, Any]], client: str) -> int:
 def _validations(
     events: Iterable[Mapping[str, Any]], newcomers: Collection[int], figure: str
 ) -> Iterator[tuple[int, dict[str, float], bool]]:
-    """Yield the round of each validation, a figure by client, and whether means are trimmed."""
+    """Yield each validation's round, each client's figure, and whether means are to be trimmed."""
     for event in filter(is_global_validation, events):
         columns = event["columns"]
         column = columns.get(PERSONALIZED, columns[GLOBAL])
@@ -221,7 +236,7 @@ def _validations(
 
 
 def _mean(values: Sequence[float], is_trimmed: bool) -> tuple[float, float]:
-    """Return the mean, or the trimmed mean, and its standard error, 0 of a single value."""
+    """Return the mean or trimmed mean, and its standard error (0 for a single value)."""
     cut = hostile_count(len(values)) if is_trimmed else 0
     kept = np.sort(np.array(values))[cut : len(values) - cut]
     error = kept.std(ddof=1) / np.sqrt(len(kept)) if len(kept) > 1 else 0.0
@@ -230,12 +245,13 @@ def _mean(values: Sequence[float], is_trimmed: bool) -> tuple[float, float]:
 
 
 def merge_histories(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Merge the events of federations that ran side by side into those of one.
+    """Merge the events of federations that ran side by side.
+
+    Rounds of the same number are merged. Evaluations of the same round, split and columns are
+    merged as well. If a federation repeats an event, its last one counts.
 
     Args:
-        histories: the events of each federation in their order. Rounds of one number are merged,
-            and evaluations of one round, split and set of columns; of a repeated one the last
-            counts.
+        histories: events of each federation, in the order in which they were written.
 
     Returns:
         The merged events, in the order of the longest history.
@@ -274,25 +290,35 @@ def _merge_rounds(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    columns: dict[str, list[tuple[int, float, Confusion]]] = {}
+    columns: dict[str, list[_ClientFigures]] = {}
     for event in events:
         for name, column in event["columns"].items():
             columns.setdefault(name, []).extend(
-                (int(client), figures["loss"], Confusion(np.array(figures["confusion"])))
+                _ClientFigures(
+                    int(client),
+                    figures["loss"],
+                    Confusion(np.array(figures["confusion"])),
+                    figures.get("auc"),
+                )
                 for client, figures in column["clients"].items()
             )
     common = _merge_common(events, ("bytes_up", "bytes_down", "catch_up_bytes"))
     is_trimmed = all(TRIMMED_ACCURACY in c for event in events for c in event["columns"].values())
     return common | {
         "columns": {
-            name: _figures(sorted(clients, key=lambda client: client[0]), is_trimmed)
+            name: _figures(sorted(clients, key=lambda own: own.client), is_trimmed)
             for name, clients in columns.items()
         }
     }
 
 
 def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
-    """Return the last event with some keys summed, all refusals, and the longest time."""
+    """Return the last event with the sums of some keys, all refusals and the longest duration.
+
+    Args:
+        events: events to merge.
+        sums: keys whose values are summed over the events.
+    """
     return {
         **events[-1],
         **{key: sum(event.get(key, 0) for event in events) for key in sums},
@@ -302,30 +328,36 @@ def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> d
 
 
 def _merge_by_stream(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the clients of all events that report by a stream; nothing if there are none."""
+    """Return the field ``by_stream`` with the clients of all events; empty if there are none."""
     clients = sorted(client for event in events for client in event.get("by_stream", []))
     return {"by_stream": clients} if clients else {}
 
 
-def _figures(clients: list[tuple[int, float, Confusion]], is_trimmed: bool) -> dict[str, Any]:
-    """Return the figures of all examples together, the means over clients, and each client's.
+def _figures(clients: Sequence[_ClientFigures], is_trimmed: bool) -> dict[str, Any]:
+    """Return overall figures, the means over clients, and each client's figures.
 
     Args:
-        clients: index, mean loss and confusion of each client.
+        clients: figures of each client.
         is_trimmed: whether to add the trimmed mean of the clients' accuracies.
     """
-    accuracies = np.array([confusion.accuracy for _, _, confusion in clients])
+    accuracies = np.array([own.confusion.accuracy for own in clients])
     trimmed = {TRIMMED_ACCURACY: float(trimmed_mean(accuracies))} if is_trimmed else {}
-    whole = reduce(add, (confusion for _, _, confusion in clients))
+    areas = [own.auc for own in clients if own.auc is not None]
+    whole = reduce(add, (own.confusion for own in clients))
     return {
-        "loss": sum(loss * confusion.examples for _, loss, confusion in clients) / whole.examples,
+        "loss": sum(own.loss * own.confusion.examples for own in clients) / whole.examples,
         **_confusion_figures(whole),
         **trimmed,
-        "mean_client_accuracy": sum(c.accuracy for _, _, c in clients) / len(clients),
-        "mean_client_macro_f1": sum(c.macro_f1 for _, _, c in clients) / len(clients),
+        "mean_client_accuracy": sum(accuracies.tolist()) / len(clients),
+        "mean_client_macro_f1": sum(own.confusion.macro_f1 for own in clients) / len(clients),
+        **({"mean_client_auc": sum(areas) / len(areas)} if areas else {}),
         "clients": {
-            str(client): {"loss": loss, **_confusion_figures(confusion)}
-            for client, loss, confusion in clients
+            str(own.client): {
+                "loss": own.loss,
+                **_confusion_figures(own.confusion),
+                **({} if own.auc is None else {"auc": own.auc}),
+            }
+            for own in clients
         },
     }
 

@@ -1,4 +1,4 @@
-"""The event log: what is recorded of rounds and evaluations, and how it reads in a log line."""
+"""The event log: records of rounds and evaluations, and their log lines."""
 
 import json
 import logging
@@ -13,40 +13,40 @@ from typing import Any, Protocol
 
 from samara.server.rounds.evaluation import is_global_validation
 from samara.server.store import METRICS_FILE, NEXT_EVENT_FILE, RunStore
-from samara.shared.events import append_in_parts
-from samara.shared.files import disk_errors_explained, write_durably
-from samara.shared.frames.report import Report
-from samara.shared.frames.round_cost import RoundCost
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.round_delta import RoundDelta
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.round_cost import RoundCost
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.storage.events import append_in_parts
+from samara.shared.storage.files import disk_errors_explained, write_durably
 
 log = logging.getLogger("samara.server")
 
 INTERCEPT = "intercept"
-"""The key of a round's event that has the common intercept, one number per label."""
+"""Event key of the common intercept, one number per label."""
 LOST = "lost"
-"""The key of a round's event that says that the round was lost (server/keeping/restoring.py)."""
+"""Event key that marks a lost round (server/keeping/restoring.py)."""
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """A round as `metrics.jsonl` has it. Clients are text where they are keys of JSON.
+    """A round in `metrics.jsonl`. Client numbers are strings where they are JSON keys.
 
     Attributes:
         round: the round's number.
-        loss: mean loss of the reports, weighted like the reports; None without any.
-        learning_rate: step size of the round's instruction.
+        loss: mean loss of the reports, with the weights of the reports; None without reports.
+        learning_rate: learning rate in the round's instruction.
         reports: number of reports in the round delta.
-        refused: by client, the reason why its reply was not used.
-        absent: clients that were asked and did not answer in time.
-        late: by client whose report is late, the round that it answers.
-        resting: clients that are not asked in the next round.
-        problem: reason why the round changes nothing or reverts others; empty otherwise.
-        back_to: round whose state a reverting round leads to.
+        refused: reason for not using a client's reply, by client.
+        absent: clients that did not answer in time.
+        late: number of the round that the client's late report answers, by client.
+        resting: clients that the next round leaves out.
+        problem: reason why the round changes nothing or reverts earlier rounds; empty otherwise.
+        back_to: round whose state a revert restores.
         bytes_up, bytes_down: bytes of all replies and of all messages.
         ledger_bytes: bytes that the round added to the ledger.
-        clients: by client, loss, examples, scalars and bytes of its report, and what it has cost
-            the client's device if its owner shares that.
+        clients: loss, examples, number of scalars and bytes of each client's report, and the round
+            cost if the client's owner shares the round cost.
     """
 
     round: int
@@ -67,15 +67,15 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class EvaluationEvent:
-    """An evaluation as `metrics.jsonl` has it.
+    """An evaluation in `metrics.jsonl`.
 
     Attributes:
         round: the round after which the model was evaluated.
         split: the evaluated split.
-        columns: by column, the figures of `summarize_evaluations`.
-        refused: by client, the reason why its reply was not used.
+        columns: figures of `summarize_evaluations`, by column.
+        refused: reason for not using a client's reply, by client.
         bytes_up, bytes_down: bytes of all replies and of all messages.
-        catch_up_bytes: those of the messages that bring clients up to the round.
+        catch_up_bytes: bytes of the catch-ups in the messages.
     """
 
     round: int
@@ -88,24 +88,24 @@ class EvaluationEvent:
 
 
 class Meter(Protocol):
-    """Counts that events of rounds and the result of a run have besides: JSON values by key."""
+    """A source of additional fields of round events and of the result: JSON values by key."""
 
     def finish_round(self) -> dict[str, Any]:
-        """Finish a round and return what its event holds besides."""
+        """Finish a round and return the additional fields of its event."""
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Finish a run with these round events and return what its result holds besides."""
+        """Finish a run that has these round events; return the additional fields of its result."""
 
 
 class EventLog:
     """Writes the events of a run to its folder and to the log.
 
     Args:
-        store: the run's folder, whose earlier events are read.
-        rounds: rounds of the run; later ones of its ledger finish the model, and train nothing.
+        store: the run's folder; its earlier events are read.
+        rounds: number of training rounds; later rounds in the ledger do not train.
 
     Attributes:
-        last: last event that this process has written; empty before the first.
+        last: last event written by this process; empty before the first event.
     """
 
     def __init__(self, store: RunStore, rounds: float = math.inf) -> None:
@@ -117,7 +117,7 @@ class EventLog:
         self._reasons: dict[int, str] = {}
         events = store.events()
         self.unused_rounds = count_unused_rounds(events)
-        """Number of rounds in a row, up to the last one, that used no report."""
+        """Number of consecutive rounds, up to the last one, that used no report."""
         self._validated = {event["round"] for event in events if is_global_validation(event)}
         self._restore_round(events)
 
@@ -126,19 +126,19 @@ class EventLog:
         return number in self._validated
 
     def append_round(self, delta: RoundDelta, event: RoundEvent, **more: Any) -> None:
-        """Append a round to the ledger, and write its event.
+        """Append a round to the ledger and write its event.
 
-        The event is in a file of its own before, from which the next process writes it if this one
-        is killed between both.
+        The event is first written to a separate file. If this process is killed after the ledger's
+        record and before the event, the next process writes the event from this file.
 
         Args:
             delta: the round's delta.
-            event: the round; the size of its record is not known yet.
-            more: JSON by key, what the event has besides.
+            event: the round's event; its ``ledger_bytes`` are filled in after the append.
+            more: additional JSON fields of the event.
 
         Raises:
-            ReplayError, LedgerError: those of `Ledger.append`.
-            LedgerError: if an event cannot be written.
+            ReplayError: if the delta does not fit the exact state.
+            LedgerError: if the ledger or an event cannot be written.
         """
         content = {"event": "round"} | asdict(event) | more
         with disk_errors_explained(self._next):
@@ -147,8 +147,9 @@ class EventLog:
         self._delete_next()
 
     def _restore_round(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write the event of the ledger's last round if a process was killed before it wrote it."""
-        content, ledger = self._read_next(), self._ledger
+        """Write the event of the ledger's last round if an earlier process was killed before it."""
+        content = self._read_next()
+        ledger = self._ledger
         recorded = {event["round"] for event in events if event["event"] == "round"}
         number = ledger.position.round
         if content.get("round") == number and number not in recorded:
@@ -157,7 +158,7 @@ class EventLog:
         self._delete_next()
 
     def _read_next(self) -> dict[str, Any]:
-        """Return the event of the round that was about to be appended; empty if none is sound."""
+        """Return the prepared event of the next round; empty if there is no valid one."""
         try:
             event = json.loads(self._next.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -183,7 +184,7 @@ class EventLog:
         self._record(fields)
 
     def log_refusal(self, client: int, reason: str) -> None:
-        """Log why a reply of a client is not used, but not the same reason twice in a row."""
+        """Log why a client's reply is refused, unless the same reason was logged just before."""
         if self._reasons.get(client) != reason:
             log.warning("client %d: %s", client, reason)
         self._reasons[client] = reason
@@ -200,7 +201,7 @@ def write_event(file: Path, event: dict[str, Any]) -> None:
     """Append an event to a metrics file.
 
     Raises:
-        LedgerError: if the disk refuses; a partly written event is cut off at the next opening.
+        LedgerError: if the disk refuses; the next opening cuts off a partly written event.
     """
     with disk_errors_explained(file):
         append_in_parts(file, event)
@@ -211,7 +212,7 @@ def describe_event(event: Mapping[str, Any], rounds: float = math.inf) -> str:
 
     Args:
         event: the event.
-        rounds: rounds of the run, after which the ledger's go on where the model is finished.
+        rounds: number of training rounds; later rounds in the ledger do not train.
     """
     when = f"round {event['round']}" if event["round"] <= rounds else "after the last round"
     if event["event"] == "round":
@@ -232,7 +233,7 @@ def describe_event(event: Mapping[str, Any], rounds: float = math.inf) -> str:
 
 
 def _describe_else(event: Mapping[str, Any]) -> str:
-    """Return what else a round with reports does but a step; empty if it is one."""
+    """Describe a round with reports that is not a training step; empty for a training step."""
     if INTERCEPT in event:
         added = ", ".join(f"{number:+.3f}" for number in event[INTERCEPT])
         return f", which adds the common intercept {added}"
@@ -241,10 +242,10 @@ def _describe_else(event: Mapping[str, Any]) -> str:
 
 
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many of the last rounds in a row used no report.
+    """Return the number of consecutive rounds at the end that used no report.
 
-    A round that reverts others counts as one that used some; one that was lost with the server that
-    the run was restored from asked for none.
+    A round that reverts earlier rounds counts as a round that used a report. Lost rounds are
+    skipped: the rounds after the backup from which the server was restored.
     """
     unused = 0
     for event in events:
@@ -255,10 +256,10 @@ def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
 
 
 def count_scalars(rounds: Iterable[Mapping[str, Any]]) -> Counter[int]:
-    """Return by client how many projected gradients its reports in these rounds hold.
+    """Count the projected gradients that each client reported in these rounds.
 
     Args:
-        rounds: events of rounds; those of versions that did not count scalars add none.
+        rounds: round events; events of old versions without a count add nothing.
     """
     scalars: Counter[int] = Counter()
     for event in rounds:
@@ -268,7 +269,7 @@ def count_scalars(rounds: Iterable[Mapping[str, Any]]) -> Counter[int]:
 
 
 def describe_refusals(reasons: Mapping[int, str] | Mapping[str, str]) -> str:
-    """Return why answers were refused, with all clients of a reason together.
+    """Describe why answers were refused, grouping clients by reason.
 
     >>> describe_refusals({0: "no data", 1: "no task", 2: "no data"})
     'clients 0, 2: no data; client 1: no task'
@@ -283,7 +284,7 @@ def describe_refusals(reasons: Mapping[int, str] | Mapping[str, str]) -> str:
 
 
 def reasons_by_text(reasons: Mapping[int, str]) -> dict[str, str]:
-    """Return reasons by client as JSON has them, in the order of the clients."""
+    """Return the reasons with string keys for JSON, in the order of the clients."""
     return {str(client): reason for client, reason in sorted(reasons.items())}
 
 
@@ -293,7 +294,7 @@ def client_fields(
     bytes_down: Mapping[int, int],
     costs: Mapping[int, RoundCost],
 ) -> dict[str, dict[str, Any]]:
-    """Return what a round's event says of each client with a report."""
+    """Return the per-client fields of a round's event."""
     return {
         str(client): {
             "loss": report.mean_loss,
@@ -310,7 +311,13 @@ def client_fields(
 def hidden_client_fields(
     scalars: int, clients: Iterable[int], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
 ) -> dict[str, dict[str, Any]]:
-    """Return what a round's event says of each client whose vector only a sum may tell of."""
+    """Return the per-client fields of a round's event if the server sees only sums of reports.
+
+    Args:
+        scalars: number of projected gradients that each client has reported.
+        clients: the clients.
+        bytes_up, bytes_down: bytes from and to each client.
+    """
     return {
         str(client): {
             "scalars": scalars,

@@ -1,4 +1,4 @@
-"""The messages of a round with masks: what each client is sent, and which answers are sound."""
+"""The messages of a round with masks: sending them and checking the answers."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -8,45 +8,45 @@ from typing import Any, TypeVar
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from samara.server.rounds.replies import ReplyValidator, ValidatedReplies
+from samara.server.rounds.report_validation import ReplyValidator, ValidatedReplies
 from samara.server.rounds.unmasking import MaskedRound
 from samara.server.transport.messages import make_message
 from samara.shared.errors import ReportError
-from samara.shared.frames.instructions import TrainInstruction, token_of
-from samara.shared.frames.masking import (
+from samara.shared.protocol.frames.instructions import TrainInstruction, token_of
+from samara.shared.protocol.frames.masking import (
     MaskingKeys,
     RevealedShares,
     SealedShares,
     SurvivorSignature,
 )
-from samara.shared.frames.vector_report import MaskedReport
-from samara.shared.ledger.records import CatchUp
-from samara.shared.secure_aggregation.masks import Masked
-from samara.shared.wire import MASKING_ACTION
+from samara.shared.protocol.frames.vector_report import MaskedReport
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.secure_aggregation.masks import Masked
+from samara.shared.protocol.wire import MASKING_ACTION
 
 MASKING_MESSAGE = f"{MessageType.QUERY}.{MASKING_ACTION}"
-"""Flower's message type of the messages of secure aggregation."""
+"""Flower's message type for secure aggregation."""
 
 Answer = TypeVar("Answer", MaskingKeys, SealedShares, SurvivorSignature, RevealedShares)
 
 
 @dataclass
 class MaskingExchange:
-    """A round with masks on its way.
+    """A round with masks in progress.
 
     Attributes:
-        grid: the grid that sends its messages.
+        grid: grid that sends the messages.
         validator: validator of the replies.
-        instruction: its train instruction.
-        nodes: Flower's id of each client's node.
-        timeout: how long answers to a message are waited for, in seconds.
-        known: keys, neighbours and who has masks with whom, of each bucket that has a sum; of all
-            clients together without buckets.
-        problem: why the round is abandoned; empty if it is not.
-        active: clients that have done what was last asked.
-        idle: clients in buckets that were left out before they were asked for reports.
+        instruction: train instruction of the round.
+        nodes: Flower's node id of each client.
+        timeout: time limit for the answers to a message, in seconds.
+        known: keys, neighbours and masking partners of each bucket that will have a sum; without
+            buckets a single entry for all clients.
+        problem: reason why the round is abandoned; empty if the round continues.
+        active: clients that answered the last message.
+        idle: clients whose bucket was left out before reports were requested.
         reporting: clients with a masked report.
-        refused: by client, the reason why its answer could not be used.
+        refused: reason for refusing a client's answer, by client.
         bytes_up, bytes_down: bytes of all messages, by client.
     """
 
@@ -74,12 +74,12 @@ class MaskingExchange:
         kind: type[Answer],
         check: Callable[[Answer], None] = lambda answer: None,
     ) -> dict[int, Answer]:
-        """Send each client a frame; return the sound answers by client, ascending.
+        """Send each client a frame; return the valid answers by client, ascending.
 
         Args:
             frames: frame for each client.
-            kind: type of the expected answers.
-            check: raises an error for an answer that cannot be used.
+            kind: frame type of the expected answers.
+            check: raises an error for an unusable answer.
         """
         group = str(self.instruction.round)
         messages = [
@@ -91,7 +91,7 @@ class MaskingExchange:
 
         def check_answer(answer: Answer) -> None:
             if answer.client not in frames:
-                raise ReportError("it answers what it was not sent")
+                raise ReportError("it answers a message that was not sent to it")
             check(answer)
 
         replies = self.grid.send_and_receive(messages, timeout=self.timeout)
@@ -102,17 +102,19 @@ class MaskingExchange:
     def receive(
         self, replies: Iterable[Message], check: Callable[[MaskedReport], None]
     ) -> dict[int, Masked]:
-        """Return the masked vectors in replies to the train instruction by client, ascending.
+        """Return each client's masked vector from the replies to the train instruction.
+
+        The clients are in ascending order.
 
         Args:
             replies: the replies.
-            check: raises an error for a report that cannot be used.
+            check: raises an error for an unusable report.
         """
 
         def check_report(report: MaskedReport) -> None:
             check(report)
             if not any(report.client in known.partners for known in self.known):
-                raise ReportError("its report has masks that nobody knows of")
+                raise ReportError("no other client of this round exchanged masks with it")
 
         number = self.instruction.round - 1
         valid = self.validator.validate_masking(

@@ -1,4 +1,4 @@
-"""The sentence about a run whose gain validation does not show, and what to try. Pure."""
+"""The sentence for a run without a measurable gain, with suggestions."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samara.server.rounds.evaluation import is_global_validation
-from samara.shared.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose
-from samara.shared.columns import GLOBAL
-from samara.shared.sections import adapter_kind
+from samara.shared.settings.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose
+from samara.shared.settings.sections import adapter_kind
+from samara.shared.terms.columns import GLOBAL
 
 Figures = Mapping[str, Mapping[str, Any]]
-"""The figures of an evaluation by client."""
+"""Figures of an evaluation, by client."""
 
 
 class _Change(NamedTuple):
-    """The change of a figure from the first state to the last one.
+    """The change of a figure from the first state to the last.
 
     Attributes:
         before, after: means over the clients.
-        error: standard error of the mean change over the clients.
+        error: standard error of the mean change; the sample is the clients.
     """
 
     before: float
@@ -35,12 +35,12 @@ class _Change(NamedTuple):
 def describe_missing_gain(
     events: Sequence[Mapping[str, Any]], newcomers: Collection[int], config: Mapping[str, Any]
 ) -> str:
-    """Return a sentence if validation does not show that the global model gained anything.
+    """Return a sentence if validation shows no gain of the global model.
 
-    The state that a run ends with is compared with the one that it began with. A gain is shown if
-    the mean of the clients' losses fell, or that of their accuracies rose, by more than its
-    standard error over the clients. Of one client, which has no such error, accuracy must rise by
-    more than that of a share. Means are plain, since trimmed ones leave out those who lose most.
+    The last state of the run is compared with the first. There is a gain if the clients' mean loss
+    fell, or their mean accuracy rose, by more than the standard error of the mean change. With a
+    single client, the accuracy must rise by more than the standard error of a proportion. Means are
+    not trimmed, because a trimmed mean leaves out the clients that lose most.
 
     Args:
         events: events of a run that has ended.
@@ -48,7 +48,7 @@ def describe_missing_gain(
         config: settings of the run by dotted key.
 
     Returns:
-        The sentence, and what to try; empty if a gain is shown, or nothing can be compared.
+        The sentence with suggestions; empty if a gain is shown or nothing can be compared.
     """
     validations: dict[int, Figures] = {
         event["round"]: event["columns"][GLOBAL]["clients"]
@@ -58,7 +58,8 @@ def describe_missing_gain(
     rounds = [event for event in events if event["event"] == "round"]
     if 0 not in validations or not rounds:
         return ""
-    last, back_to = rounds[-1]["round"], rounds[-1].get("back_to")
+    last = rounds[-1]["round"]
+    back_to = rounds[-1].get("back_to")
     if back_to == 0:
         return f"the run gained nothing: it ends with what it began with. {_what_to_try(config)}"
     if last not in validations and back_to is not None:
@@ -94,13 +95,14 @@ def _change(first: Figures, final: Figures, clients: Sequence[str], name: str) -
     if len(clients) > 1:
         error = float((after - before).std(ddof=1)) / math.sqrt(len(clients))
     elif name == "accuracy":
-        share, examples = float(after[0]), final[clients[0]]["examples"]
+        share = float(after[0])
+        examples = final[clients[0]]["examples"]
         error = math.sqrt(share * (1 - share) / examples)
     return _Change(float(before.mean()), float(after.mean()), error)
 
 
 def _what_to_try(config: Mapping[str, Any]) -> str:
-    """Return settings to try, of those that the run did not have."""
+    """Return settings to try that the run did not use."""
     tries = []
     could_be = choose({**config, "adapter.layers": AUTO})["adapter.layers"].value
     if could_be == READOUT_AT_A_DEPTH and adapter_kind(config["adapter.layers"]) != READOUT:

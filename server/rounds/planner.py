@@ -1,4 +1,4 @@
-"""The round planner: which clients are asked, the instruction, and the messages that carry it."""
+"""The round planner: selects clients, and writes a round's instruction and messages."""
 
 import logging
 import math
@@ -16,17 +16,17 @@ from samara.server.rounds.recorded_cohorts import RecordedCohorts
 from samara.server.store import RunStore
 from samara.server.transport.messages import make_message, report_token
 from samara.server.transport.roster import Roster, RosterEntry, await_clients
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.instructions import (
     GLOBAL_TRACK,
     EvaluateInstruction,
     Split,
     TrainInstruction,
     token_of,
 )
-from samara.shared.intercept_round import intercept_instruction
-from samara.shared.step_size import StepSize
+from samara.shared.protocol.step_size import StepSize
+from samara.shared.settings.config import RunConfig
+from samara.shared.terms.intercept_round import intercept_instruction
 
 Instruction = TypeVar("Instruction", TrainInstruction, EvaluateInstruction)
 
@@ -45,13 +45,13 @@ _MORE_REACHED = (
 
 @dataclass(frozen=True)
 class Request(Generic[Instruction]):
-    """An instruction, and one message for each client that is asked to carry it out.
+    """An instruction, and one message to each client that is asked to follow it.
 
     Attributes:
         instruction: the instruction, the same for all clients.
-        messages: the messages; each also brings its client up to the present round.
-        bytes_down: by client, the size of its message.
-        wanted_reports: the number of reports that end the round early; 0 if all are waited for.
+        messages: the messages; each also contains the ledger records that its client lacks.
+        bytes_down: size of each client's message, by client.
+        wanted_reports: number of reports that end the round early; 0 to wait for all.
     """
 
     instruction: Instruction
@@ -65,7 +65,7 @@ class Request(Generic[Instruction]):
         return self.wanted_reports or len(self.messages)
 
     def has_enough(self, replies: Iterable[Message]) -> bool:
-        """Return whether as many replies as wanted hold a report on this instruction."""
+        """Return whether the replies hold enough reports on this instruction to end the round."""
         if not self.wanted_reports:
             return False
         token = token_of(self.instruction.encode())
@@ -79,10 +79,12 @@ class _Record:
 
 
 class ClientHealth:
-    """Failures in a row, by client; every failure beyond the patience doubles the rest.
+    """Counts each client's consecutive failures and decides when the client rests.
+
+    A client first rests for one round. Each further failure doubles the rest, up to 64 rounds.
 
     Args:
-        patience: failures in a row after which a client rests.
+        patience: number of consecutive failures after which a client first rests.
     """
 
     def __init__(self, patience: int) -> None:
@@ -90,7 +92,7 @@ class ClientHealth:
         self._records: dict[int, _Record] = {}
 
     def record_failure(self, client: int, round_number: int) -> int:
-        """Count a failure; return for how many rounds the client rests, 0 for none."""
+        """Count a failure and return the number of rounds that the client rests; 0 for none."""
         record = self._records.setdefault(client, _Record())
         record.failures += 1
         beyond = record.failures - self._patience
@@ -103,24 +105,25 @@ class ClientHealth:
         self._records.pop(client, None)
 
     def is_resting(self, client: int, round_number: int) -> bool:
-        """Return whether a client is left out of a round."""
+        """Return whether a client rests in a round."""
         record = self._records.get(client)
         return record is not None and round_number <= record.last_resting_round
 
     def resting_clients(self, round_number: int) -> list[int]:
-        """Return the clients that are left out of a round, ascending."""
+        """Return the clients that rest in a round, ascending."""
         return sorted(client for client in self._records if self.is_resting(client, round_number))
 
 
 class StrayClients:
-    """Clients that have followed another ledger of the same run than this server's.
+    """Clients that have followed a different ledger of the same run.
 
-    A server that goes on from a backup lacks the rounds that its clients took after it. They begin
-    again from what it sends. On a server that was not restored, or of a client that has followed
-    this ledger before, the same is the sign of a second server.
+    A server restored from a backup lacks the rounds that its clients took after the backup. These
+    clients start again from the restored server's ledger. In two cases the difference between the
+    ledgers is a sign of a second server instead: if this server was not restored, or if the client
+    has followed this server's ledger before.
 
     Args:
-        restored: the backup that the run goes on from; None if it was not restored.
+        restored: backup that the run was restored from; None if it was not restored.
     """
 
     def __init__(self, restored: RestoredRun | None) -> None:
@@ -129,7 +132,9 @@ class StrayClients:
         self._warned: set[int] = set()
 
     def round_to_send_from(self, entry: RosterEntry, last_round: int) -> int:
-        """Return the round after which a client is sent the ledger; 0 for all that it keeps.
+        """Return the round after which the ledger's records are sent to a client.
+
+        The result is 0 if the client must start again and needs all kept records.
 
         Args:
             entry: the client.
@@ -161,14 +166,14 @@ class StrayClients:
 
 
 class RoundPlanner:
-    """Picks the cohort of a round and writes what it is asked.
+    """Samples the cohort of a round and writes its instruction.
 
     Args:
         config: settings of the run.
         store: ledger and layout of the run.
         roster: clients of the run.
-        health: failures of the clients; resting ones are not asked.
-        cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
+        health: failures of the clients; resting clients are not asked.
+        cohorts: cohorts of a recorded run, used in place of sampled ones.
 
     Attributes:
         terms: terms of the run.
@@ -190,24 +195,25 @@ class RoundPlanner:
 
     @property
     def minimum(self) -> int:
-        """The fewest reports that change the model: `cohort.minimum`, or all of a smaller cluster.
+        """The least number of reports that change the model.
 
-        A cluster would otherwise wait for clients that it does not have.
+        It is `cohort.minimum`, or the number of clients of a cluster if the cluster is smaller.
         """
-        minimum, most = self._config.cohort.minimum, self._roster.most_clients
+        minimum = self._config.cohort.minimum
+        most = self._roster.most_clients
         return minimum if most is None else min(minimum, most)
 
     def plan_round(
         self, grid: Grid, step_size: StepSize, joint_clip: float = 0.0
     ) -> Request[TrainInstruction]:
-        """Return the next round's instruction and its messages to the cohort.
+        """Return the next round's instruction and the messages to its cohort.
 
-        Waits for as many clients as a round needs, for at most `cohort.timeout`.
+        Waits until enough clients are connected, for at most `cohort.timeout`.
 
         Args:
             grid: the grid that knows which nodes are connected.
-            step_size: step size of the run so far.
-            joint_clip: adaptive clip of the round; 0 without one.
+            step_size: the run's present step size.
+            joint_clip: adaptive clip of the round; 0 if the clip is fixed.
 
         Raises:
             SamaraError: if a client of the recorded cohort is not connected.
@@ -230,7 +236,7 @@ class RoundPlanner:
 
         Args:
             grid: the grid that knows which nodes are connected.
-            joint_clip: adaptive clip of the round; 0 without one.
+            joint_clip: adaptive clip of the round; 0 if the clip is fixed.
         """
         ledger, layout = self._store.ledger, self._store.layout
         bias = layout.label_bias
@@ -279,7 +285,10 @@ class RoundPlanner:
     def _choose_cohort(
         self, number: int, connected: dict[int, RosterEntry]
     ) -> tuple[list[int], int]:
-        """Return the clients to ask, ascending, and how many reports suffice (0: all)."""
+        """Return the clients to ask, ascending, and the number of reports to wait for.
+
+        The number is 0 if the round waits for the reports of all these clients.
+        """
         if self._cohorts:
             recorded = self._cohorts.clients_of(number)
             if missing := [client for client in recorded if client not in connected]:
@@ -314,12 +323,17 @@ class RoundPlanner:
     def _address(
         self, frame: bytes, message_type: str, entries: Iterable[RosterEntry]
     ) -> tuple[list[Message], dict[int, int]]:
-        """Return one message per client with what it has missed, and by client its bytes."""
-        ledger, settings = self._store.ledger, self._config.cohort
+        """Return one message per client, and the bytes of each message by client.
+
+        A message contains the frame and the ledger records that the client lacks.
+        """
+        ledger = self._store.ledger
+        settings = self._config.cohort
         last_round = ledger.position.round
         seconds = settings.timeout * (1 + settings.late_rounds)
         catch_up_from = cache(ledger.catch_up)
-        messages, bytes_down = [], {}
+        messages = []
+        bytes_down = {}
         for entry in entries:
             catch_up = catch_up_from(self._strays.round_to_send_from(entry, last_round))
             bytes_down[entry.client] = len(frame) + len(catch_up)

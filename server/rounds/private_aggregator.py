@@ -1,7 +1,8 @@
-"""The private aggregator: the delta and the observation that a round's noised sums make.
+"""The private aggregator: a round's delta and observation, computed from noised sums.
 
-Nothing here looks at the vector of a single client: they are added up, noise is added to the sum
-unless the clients have added it, the result is on the disk, and all else follows from it.
+No code here looks at the vector of a single client. Vectors are added up, and the server adds noise
+to the sum unless the clients already have. The noised sum is written to the disk, and everything
+else is computed from it.
 """
 
 import logging
@@ -19,17 +20,10 @@ from samara.server.rounds.buckets import clip_sum, combine_sums
 from samara.server.rounds.event_log import hidden_client_fields
 from samara.server.rounds.planner import Request
 from samara.server.rounds.releases import RELEASES_FILE, Release, ReleasedSum, ReleaseLog
-from samara.server.rounds.replies import (
-    AnsweredRound,
-    ReplyValidator,
-    RoundAnswers,
-    ValidatedReplies,
-)
+from samara.server.rounds.report_validation import ReplyValidator, ValidatedReplies
+from samara.server.rounds.round_answers import AnsweredRound, RoundAnswers
 from samara.server.store import RunStore
-from samara.shared.config import RunConfig
 from samara.shared.errors import ReplayError
-from samara.shared.frames.instructions import TrainInstruction, token_of
-from samara.shared.frames.vector_report import AnyVectorReport, NoisedVectorReport, VectorReport
 from samara.shared.privacy.adaptive_clip import next_clip
 from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
 from samara.shared.privacy.mechanism import TRUST
@@ -41,21 +35,32 @@ from samara.shared.privacy.vector import (
     noise_of_others,
     read_sum,
 )
-from samara.shared.replay import quantize
-from samara.shared.round_delta import Group, RoundDelta, source_of
-from samara.shared.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
-from samara.shared.step_size import Observation
+from samara.shared.protocol.frames.instructions import TrainInstruction, token_of
+from samara.shared.protocol.frames.vector_report import (
+    AnyVectorReport,
+    NoisedVectorReport,
+    VectorReport,
+)
+from samara.shared.protocol.replay import quantize
+from samara.shared.protocol.round_delta import Group, RoundDelta, source_of
+from samara.shared.protocol.secure_aggregation.buckets import LEAST_TRIMMED, draw_buckets
+from samara.shared.protocol.step_size import Observation
+from samara.shared.settings.config import RunConfig
 
 log = logging.getLogger("samara.server")
 
 _SURE = 3.0
-"""The standard deviations by which the noised count must be below the number of clients asked, for
-it to be taken as the number of clients that answered; and the fewest that such a number is."""
+"""Standard deviations of a noised count's noise that separate a real shortfall from noise.
+
+A sum is divided by the noised count, not by the expected number of clients, only if the count is
+more than this many standard deviations below the expected number. The divisor is at least this many
+standard deviations.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class VectorTotal:
-    """A sum of vectors before the server adds noise.
+    """A sum of vectors without the server's noise.
 
     Attributes:
         numbers: the sum, int64 [n].
@@ -68,11 +73,11 @@ class VectorTotal:
 
 @dataclass(frozen=True)
 class RoundTotal:
-    """The sums of a round's vectors before the server adds noise.
+    """The sums of a round's vectors without the server's noise.
 
     Attributes:
-        sums: the sum, or one of each bucket; none if nothing can be added up.
-        problem: why there is none, where it is not for too few reports.
+        sums: one sum, or one for each bucket; empty if nothing can be added up.
+        problem: reason why there is no sum; empty if there are sums or too few reports.
     """
 
     sums: tuple[VectorTotal, ...] = ()
@@ -85,11 +90,11 @@ class RoundTotal:
 
 
 class PrivateAggregator:
-    """Adds up the vectors of rounds, and makes releases of the sums.
+    """Adds up the vectors of rounds and releases the noised sums.
 
     Args:
         config: settings of the run.
-        store: ledger that the deltas must fit; the releases are beside it.
+        store: folder of the run, with the releases and the ledger that takes the deltas.
         noise: source of noise; the operating system's randomness by default.
     """
 
@@ -100,7 +105,7 @@ class PrivateAggregator:
         terms = config.terms.privacy
         assert terms is not None, "a run without differential privacy has no private aggregator"
         self.mechanism = terms.mechanism
-        """Who adds which noise."""
+        """The run's noise mechanism."""
         if self.mechanism.mode == "distributed" and not terms.is_masked:
             log.warning("privacy.mode = distributed: %s", TRUST["distributed"])
         file: Path = store.folder / RELEASES_FILE
@@ -109,16 +114,17 @@ class PrivateAggregator:
 
     @property
     def epsilon(self) -> float:
-        """The ε that was spent."""
+        """The ε spent so far."""
         return self._releases.epsilon
 
     def joint_clip(self, number: int) -> float:
-        """Return the clip that a round's instruction has; 0 if it is that of the settings.
+        """Return the joint clip of a round's instruction; 0 if the clip is not adaptive.
 
-        It follows from the release before, so that a continued run asks the same again.
+        An adaptive clip is computed from the previous release. A run that continues after a stop
+        therefore sends the same instruction again.
 
         Args:
-            number: the round.
+            number: number of the round.
         """
         if not self._is_adaptive:
             return 0.0
@@ -128,14 +134,14 @@ class PrivateAggregator:
         return next_clip(last.clip, total.within, clients)
 
     def is_released(self, token: bytes) -> bool:
-        """Return whether there is a release that answers an instruction."""
+        """Return whether a release answers this instruction."""
         return self._releases.find(token) is not None
 
     def check_budget(self, instruction: TrainInstruction) -> None:
-        """Raise an error if a round would need a release that the budget does not allow.
+        """Check that the budget allows the release that a round would need.
 
         Raises:
-            TrainingError: if it would.
+            TrainingError: if it does not.
         """
         self._releases.check_budget(instruction.round, token_of(instruction.encode()))
 
@@ -146,17 +152,17 @@ class PrivateAggregator:
         minimum: int,
         expected: int,
     ) -> AggregatedRound:
-        """Return the delta and the observation that the release of a round makes.
+        """Release the sum of a round; return its delta and observation.
 
         Args:
             instruction: instruction of the round.
-            replies: replies to it that have been validated.
-            minimum: number of reports below which nothing is released.
+            replies: validated replies to the instruction.
+            minimum: least number of reports for a release.
             expected: number of reports that the round waits for.
         """
         answers: Mapping[int, AnyVectorReport] = replies.answers
         buckets = [sorted(answers)]
-        if self._bucket:  # there are no keys, and the server sees everything
+        if self._bucket:  # without masks, the server sees every vector anyway
             token = token_of(instruction.encode())
             buckets = draw_buckets(token, dict.fromkeys(answers, b""), self._bucket)
         sums = []
@@ -168,12 +174,14 @@ class PrivateAggregator:
     def aggregate_total(
         self, instruction: TrainInstruction, summed: RoundTotal, minimum: int, expected: int
     ) -> AggregatedRound:
-        """Return the delta and the observation that the release of sums of vectors makes.
+        """Add noise to a round's sums and release them; return the round's delta and observation.
+
+        If the instruction already has a release, that release is used again.
 
         Args:
             instruction: instruction of the round.
-            summed: the sums.
-            minimum: number of vectors below which nothing is released.
+            summed: the sums of the round's vectors.
+            minimum: least number of vectors for a release.
             expected: number of reports that the round waits for.
         """
         release = self._releases.find(token_of(instruction.encode()))
@@ -198,10 +206,12 @@ class PrivateAggregator:
         try:
             blocks = quantize(instruction.coefficients(means).ravel())
             groups = tuple(Group(instruction.round, source, block) for block in blocks)
-            delta, problem = _delta(instruction, groups), ""
+            delta = _delta(instruction, groups)
+            problem = ""
             self._ledger.check(delta)
         except ReplayError as error:
-            delta, problem = _delta(instruction, ()), str(error)
+            delta = _delta(instruction, ())
+            problem = str(error)
         if problem:
             observation = replace(observation, learning_rate=0.0)
         return AggregatedRound(
@@ -224,10 +234,12 @@ class PrivateAggregator:
         summed: RoundTotal,
         expected: int,
     ) -> Release:
-        """Return the release of sums of vectors once it is on the disk."""
+        """Add noise to a round's sums, write them to the disk as a release, and return it."""
         sums = tuple(self._add_noise(instruction, one, expected) for one in summed.sums)
-        token, clip = token_of(instruction.encode()), instruction.joint_clip
-        rho, delta = self.mechanism.rho, self._releases.delta
+        token = token_of(instruction.encode())
+        clip = instruction.joint_clip
+        rho = self.mechanism.rho
+        delta = self._releases.delta
         return self._releases.add(Release(instruction.round, token, rho, delta, clip, sums))
 
     def _add_noise(
@@ -235,12 +247,14 @@ class PrivateAggregator:
     ) -> ReleasedSum:
         """Return a sum with noise.
 
-        The server adds noise unless the vectors have some. Who adds noise to a vector shows the
-        server that there is one, so that their number is no secret of the sum's then; nor is that
-        of a bucket's, which was drawn from their keys.
+        If the clients have added noise to their vectors, the server adds none. The server sees each
+        of these vectors arrive, so their number is no secret. The size of a bucket is no secret
+        either, because buckets are drawn from the clients' keys.
         """
-        mechanism, exact = self.mechanism, summed.numbers.astype(object)
-        noise, clients = mechanism.noise_of_a_sum(summed.clients), float(summed.clients)
+        mechanism = self.mechanism
+        exact = summed.numbers.astype(object)
+        noise = mechanism.noise_of_a_sum(summed.clients)
+        clients = float(summed.clients)
         if mechanism.client_sigma:
             total = limit_sum(exact)
         else:
@@ -256,13 +270,15 @@ class PrivateAggregator:
     def _observe(
         self, instruction: TrainInstruction, total: VectorSum, clients: float, multiplier: float
     ) -> Observation:
-        """Return what a release says of the step size, and how much of it is noise.
+        """Return the step-size measurements of a release, and the noise of these measurements.
 
-        Of single clients nothing is known but what the clip allows: the mean square of their
-        projected gradients, and how far their local steps go, are taken as large as it lets them
-        be. The energy of the update includes its noise, which moves the model as well.
+        Only the clip is known about a single client. The mean square of a client's projected
+        gradients and the squared length of its local update are therefore the largest values that
+        the clip allows. The squared length of the round's update includes the noise, because noise
+        moves the model as well.
         """
-        scalars, clip = instruction.steps * instruction.queries, self._clip_of(instruction)
+        scalars = instruction.steps * instruction.queries
+        clip = self._clip_of(instruction)
         means = total.gradients / clients
         loss_noise, curvature_noise, _ = noise_of_others(multiplier)
         directions = instruction.measured_directions(instruction.steps)
@@ -281,24 +297,24 @@ class PrivateAggregator:
 
 
 class PrivateRoundAnswers(RoundAnswers):
-    """The answers to the instructions of rounds with differential privacy; see `RoundAnswers`."""
+    """Answers to the rounds of a run with differential privacy; see `RoundAnswers`."""
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         super().__init__(config, store, validator)
         self._private = PrivateAggregator(config, store)
 
     def joint_clip(self, number: int) -> float:
-        """Return the clip that a round's instruction has; see `PrivateAggregator`."""
+        """Return the joint clip of a round's instruction; see `PrivateAggregator.joint_clip`."""
         return self._private.joint_clip(number)
 
     def check_budget(self, instruction: TrainInstruction) -> None:
-        """Raise an error if a round would spend more than the run may; see `PrivateAggregator`."""
+        """Check that a round stays within the privacy budget; see `PrivateAggregator`."""
         self._private.check_budget(instruction)
 
     def fold(
         self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
     ) -> AnsweredRound:
-        """Return a round with the replies to its instruction; see `RoundAnswers.fold`."""
+        """Fold the replies into the round; see `RoundAnswers.fold`."""
         instruction, down = request.instruction, request.bytes_down
         vectors = self._validator.validate_vectors(replies, instruction, self._private.mechanism)
         released = self._private.aggregate(instruction, vectors, minimum, request.expected_reports)
@@ -315,12 +331,13 @@ class PrivateRoundAnswers(RoundAnswers):
 
 
 def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
-    """Return the number of clients that a sum is divided by.
+    """Return the number of clients by which a sum is divided.
 
-    It is the number of clients that the round waited for, unless the noised count is below it by
-    more than noise explains; then it is the count. Noise explains less once in some hundred rounds,
-    so that a sum is never divided by less than that noise: by a count near 0 it would be an update
-    that is nothing but noise, many times as long as any other.
+    The divisor is the number of clients that the round waited for, unless the noised count is lower
+    than noise explains. In that case the divisor is the noised count. Noise alone makes the count
+    as low about once in 700 rounds. The divisor is therefore at least `_SURE` standard deviations
+    of the noise: division by a count near 0 would give an update of pure noise, many times as long
+    as any other.
     """
     _, _, noise = noise_of_others(multiplier)
     if total.count >= expected - _SURE * noise:
@@ -329,6 +346,6 @@ def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
 
 
 def _delta(instruction: TrainInstruction, groups: tuple[Group, ...]) -> RoundDelta:
-    """Return a round delta that names no contributors: who took part is hidden by the noise."""
+    """Return a round delta without contributors, because the noise hides the participants."""
     token = token_of(instruction.encode())
     return RoundDelta(instruction.round, instruction.track, token, (), groups)

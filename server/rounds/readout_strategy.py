@@ -1,4 +1,4 @@
-"""The strategy of the method `readout`: after the last round, one that adds a common intercept."""
+"""The strategy of the method `readout`: a final round adds a common intercept."""
 
 from typing import Any
 
@@ -9,33 +9,36 @@ from samara.server.rounds.evaluation import is_comparison
 from samara.server.rounds.event_log import INTERCEPT, RoundEvent, reasons_by_text
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.shared.errors import TrainingError
-from samara.shared.frames.instructions import GLOBAL_TRACK
-from samara.shared.replay import to_float32
-from samara.shared.round_delta import RoundDelta
+from samara.shared.protocol.frames.instructions import GLOBAL_TRACK
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.round_delta import RoundDelta
 
 
 class ReadoutStrategy(ScalarStrategy):
-    """Training of the common model between private intercepts; see `ScalarStrategy`."""
+    """Trains a common readout while every client has a private intercept; see `ScalarStrategy`."""
 
     def add_common_intercept(self, grid: Grid) -> None:
-        """Add the mean of the private intercepts to the global model, after its last round.
+        """Add the mean of the private intercepts to the global model after its last round.
 
-        While it is trained, they stand for what it would otherwise learn of base rates, also for
-        what all clients have in common. Reports are aggregated as those of every round. A round
-        that fails is written too, and changes nothing. Where personal models have been compared
-        already, by an earlier version, the model stays as it is.
+        During training the private intercepts represent the labels' base rates. The global model
+        therefore does not learn the base rates, not even the part that all clients share. The
+        reports of this round are aggregated like other reports. A failed round is recorded and
+        changes nothing. The round is left out if an earlier version of Samara has already compared
+        the run's personal models.
 
         Raises:
             LedgerError: if the round cannot be written.
         """
-        number, layout = self._planner.terms.intercept_round, self._store.layout
+        number = self._planner.terms.intercept_round
+        layout = self._store.layout
         is_recorded = self._cohorts is None or self._cohorts.last_round >= number
         is_over = not is_recorded or any(map(is_comparison, self._store.events()))
         if not number or self.round != number - 1 or is_over:
             return
         self._late_reports.forget()
         request = self._planner.plan_intercepts(grid, self._answers.joint_clip(number))
-        delta, event = RoundDelta(number, GLOBAL_TRACK, bytes(8), (), ()), None
+        delta = RoundDelta(number, GLOBAL_TRACK, bytes(8), (), ())
+        event = None
         more: dict[str, Any] = {}
         try:
             self._answers.check_intercepts(request.instruction, layout)
@@ -49,7 +52,8 @@ class ReadoutStrategy(ScalarStrategy):
                 messages = self._cohorts.take_replies(number, messages, self._roster)
             answered = self._answers.fold(request, messages, self._planner.minimum)
             aggregated = answered.aggregated
-            delta, more = common_intercept(aggregated.delta, layout), dict(aggregated.privacy)
+            delta = common_intercept(aggregated.delta, layout)
+            more = dict(aggregated.privacy)
             if delta.common_intercept:
                 more[INTERCEPT] = to_float32(delta.common_intercept.values).tolist()
             event = RoundEvent(

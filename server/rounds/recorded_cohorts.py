@@ -1,4 +1,4 @@
-"""Cohorts of a recorded run, late reports included, from which the run can be repeated."""
+"""Cohorts and late reports of a recorded run, with which another run can repeat its rounds."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,16 +8,18 @@ from flwr.app import Message
 from samara.server.store import ledger_of
 from samara.server.transport.roster import Roster
 from samara.shared.errors import LedgerError
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.step_size import STEP_SIZE_FILE, read_observed_clients
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.step_size import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
-"""The rounds whose instructions were answered, by round and contributor; a late report answers an
-earlier round."""
+"""For each round, its contributors, each with the number of the round that its report answers.
+
+A late report answers an earlier round than the round that it contributes to.
+"""
 
 
 class RecordedCohorts:
-    """Has a run use the reports that a recorded one used, each in the same round.
+    """Makes a run use the same reports in the same rounds as a recorded run.
 
     Args:
         history: contributors to the rounds of the recorded run.
@@ -33,7 +35,7 @@ class RecordedCohorts:
         return max(self._history, default=0)
 
     def clients_of(self, number: int) -> list[int]:
-        """Return the clients whose report on a round was used, then or later; ascending."""
+        """Return the clients whose report on a round was used, on time or later; ascending."""
         return sorted(
             client
             for contributors in self._history.values()
@@ -61,8 +63,8 @@ class RecordedCohorts:
 def read_cohorts(run: Path) -> CohortHistory:
     """Read the cohort history of a run, finished or not.
 
-    The ledger names the contributors of a round. A round that reverts earlier ones, or changes
-    nothing, has none there; the clients whose reports decided it are in the step-size file.
+    The ledger names the contributors of a round, unless the round reverts earlier rounds or changes
+    nothing. In these cases the step-size file names the clients whose reports decided the round.
 
     Raises:
         LedgerError: if the ledger cannot be read, its first rounds were compacted away, or the
@@ -80,8 +82,9 @@ def read_cohorts(run: Path) -> CohortHistory:
         clients = observed_clients.get(number, [])
         if clients is None:
             raise LedgerError(
-                f"{run / STEP_SIZE_FILE}: does not say whose reports decided round {number}, which "
-                "is made of none; an older Samara served this run, and it cannot be repeated"
+                f"{run / STEP_SIZE_FILE}: does not name the clients whose reports decided round "
+                f"{number}, whose delta is empty; an older Samara served this run, and it cannot "
+                "be repeated"
             )
         cohorts[number] = dict.fromkeys(clients, number)
     return cohorts

@@ -1,7 +1,8 @@
-"""The releases of a run: all noised sums, on the disk before anything uses them, and their cost.
+"""The releases of a run and their cost: noised sums, written to the disk before any use.
 
-A server that is killed after a release finds it here and uses the same noise again: fresh noise
-for the same instruction would be another release, and the mean of several tells more than one.
+If a server is killed after a release, the next server reads this release and uses the same noise
+again. Fresh noise for the same instruction would be a second release, and the mean of two releases
+reveals more than one release.
 """
 
 import base64
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError, TrainingError
-from samara.shared.events import append_event, read_events
-from samara.shared.files import disk_errors_explained
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of
+from samara.shared.storage.events import append_event, read_events
+from samara.shared.storage.files import disk_errors_explained
 
 log = logging.getLogger("samara.server")
 
@@ -31,8 +32,8 @@ class ReleasedSum:
     Attributes:
         noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
             vector.
-        total: the sum, int64 [K · q + 3 or 4].
-        clients: number of clients that a mean is made of.
+        total: the sum, int64 [K · q + 3]; int64 [K · q + 4] with an adaptive clip.
+        clients: number of clients by which the sum is divided to give a mean.
     """
 
     noise_multiplier: float
@@ -40,7 +41,7 @@ class ReleasedSum:
     clients: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the sum as the fields of a line."""
+        """Return the sum as JSON fields."""
         total = base64.b64encode(self.total.astype("<i8").tobytes()).decode()
         return {
             "noise_multiplier": self.noise_multiplier,
@@ -50,10 +51,10 @@ class ReleasedSum:
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> Self:
-        """Read the sum in the fields of a line.
+        """Read a sum from JSON fields.
 
         Raises:
-            KeyError, TypeError, ValueError: if they are none.
+            KeyError, TypeError, ValueError: if the fields do not describe a sum.
         """
         total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
         multiplier, clients = float(event["noise_multiplier"]), float(event["clients"])
@@ -64,18 +65,17 @@ class ReleasedSum:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """The noised sums of a round: one, or one of each bucket.
+    """The noised sums of a round: a single sum, or one for each bucket.
 
-    A client's vector is in one of them, so that they cost it together what one of them does.
+    A client's vector is in only one of them, so all of them together cost a client as much as one.
 
     Attributes:
         round: round of the instruction.
         token: token of the instruction, 8 bytes.
-        rho: ρ that it costs a client.
-        delta: δ that the run's ε is for.
-        clip: largest norm of a client's projected gradients in it; 0 if it is that of the settings.
-        sums: the sums; none of a release that was lost with the server that may have made it, and
-            that only costs.
+        rho: ρ that the release costs a client.
+        delta: δ of the run's ε.
+        clip: adaptive clip: largest norm of a client's projected gradients; 0 if the clip is fixed.
+        sums: the sums; empty for a lost release, of which only the cost is known.
     """
 
     round: int
@@ -87,18 +87,18 @@ class Release:
 
     @classmethod
     def lost(cls, number: int, rho: float, delta: float) -> Self:
-        """Return a round's release that was lost, which has the round in place of a token."""
+        """Return a lost release of a round; its token is made from the round's number."""
         return cls(number, number.to_bytes(8, "big"), rho, delta, 0.0, ())
 
 
 class ReleaseLog:
-    """The releases of a run in a file beside its ledger, and the budget that they are paid from.
+    """The releases of a run, in a file beside its ledger, and their budget.
 
     Args:
-        file: the file.
+        file: path of the file.
         rho: ρ that a round costs a client.
         budget: ρ that the run may spend on a client.
-        delta: δ that its ε is for.
+        delta: δ of the run's ε.
 
     Raises:
         SamaraError: if the file is damaged.
@@ -110,12 +110,12 @@ class ReleaseLog:
 
     @property
     def rho(self) -> float:
-        """The ρ that was spent."""
+        """The ρ spent so far."""
         return sum(release.rho for release in self._releases.values())
 
     @property
     def epsilon(self) -> float:
-        """The ε that was spent."""
+        """The ε spent so far."""
         return epsilon_of(self.rho, self.delta)
 
     @property
@@ -124,24 +124,24 @@ class ReleaseLog:
         return {release.round for release in self._releases.values()}
 
     def find(self, token: bytes) -> Release | None:
-        """Return the release that answers an instruction; None if there is none."""
+        """Return the release that answers an instruction; None without one."""
         return self._releases.get(token)
 
     def last_before(self, number: int) -> Release | None:
-        """Return the latest release with sums of a round before another; None if there is none."""
+        """Return the latest release with sums before a round; None without one."""
         with_sums = (release for release in self._releases.values() if release.sums)
         earlier = [release for release in with_sums if release.round < number]
         return max(reversed(earlier), key=lambda release: release.round, default=None)
 
     def check_budget(self, number: int, token: bytes) -> None:
-        """Raise an error if a round would need a release that the budget does not allow.
+        """Check that the budget allows the release that a round would need.
 
         Args:
-            number: the round.
-            token: token of its instruction.
+            number: number of the round.
+            token: token of the round's instruction.
 
         Raises:
-            TrainingError: if it would.
+            TrainingError: if it does not.
         """
         if token in self._releases:
             return
@@ -152,7 +152,7 @@ class ReleaseLog:
             )
 
     def add(self, release: Release) -> Release:
-        """Write a release, all its sums as one line, and return it once it is on the disk.
+        """Write a release with all its sums as one line; return it once it is on the disk.
 
         Raises:
             LedgerError: if it cannot be written.
@@ -173,10 +173,12 @@ class ReleaseLog:
 
 
 def read_releases(file: Path) -> list[Release]:
-    """Read the releases in a file after cutting it to its last whole line; none if there is none.
+    """Read the releases in a file; a missing file has none.
+
+    A partly written last line is cut off the file.
 
     Raises:
-        SamaraError: if a line is no release.
+        SamaraError: if a line is not a release.
     """
     return parse_releases(read_events(file), file)
 
@@ -185,13 +187,13 @@ def parse_releases(events: Sequence[dict[str, Any]], file: Path) -> list[Release
     """Return the releases in the lines of a file.
 
     Raises:
-        LedgerError: if a line is no release.
+        LedgerError: if a line is not a release.
     """
     return [_read(event, f"{file}:{n}") for n, event in enumerate(events, 1)]
 
 
 def describe_spent(run: Path) -> str:
-    """Return a sentence about the privacy that a run has spent so far; empty without releases.
+    """Describe the privacy that a run has spent so far; empty without releases.
 
     Raises:
         SamaraError: if its releases cannot be read.
@@ -210,7 +212,8 @@ def describe_spent(run: Path) -> str:
 def _read(event: dict[str, Any], place: str) -> Release:
     try:
         sums = tuple(ReleasedSum.of(one) for one in event.get("buckets", [event]))
-        token, clip = bytes.fromhex(event["token"]), float(event["clip"])
+        token = bytes.fromhex(event["token"])
+        clip = float(event["clip"])
         delta, rho = float(event["delta"]), float(event["rho"])
         is_sound = rho > 0 and 0 < delta < 1 and clip >= 0
         if len(token) != 8 or not is_sound or len({len(one.total) for one in sums}) > 1:

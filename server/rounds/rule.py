@@ -1,4 +1,4 @@
-"""The rule by which the reports of a round become one update, built in or registered."""
+"""Aggregation rules, built in or registered."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import extension, is_extension
-from samara.shared.layout import Layout
+from samara.shared.protocol.layout import Layout
 
 Gradients = NDArray[np.float64]
 
 
 class Contribution(NamedTuple):
-    """A report as a registered rule sees it.
+    """A report in the form that registered rules receive.
 
     Attributes:
         client: client index.
-        examples: number of examples that it counts; those that a client declares are bounded.
+        examples: the client's number of examples, capped and multiplied by the weight of a late
+            report.
         gradients: clipped projected gradients, float64 [steps, queries], scaled as if all clients
-            had taken the same number of steps; with a pool their sums by index, float64 [n].
-        mean_loss: mean loss of its steps.
+            had done the same number of steps; with a pool, one sum per pool index, float64 [n].
+        mean_loss: mean loss of the client's steps.
     """
 
     client: int
@@ -32,20 +33,23 @@ class Contribution(NamedTuple):
 
 
 RuleFunction = Callable[[Sequence[Contribution]], Gradients]
-"""A registered rule: the contributions of a round, ascending by client, to the weights of their
-updates in the sum that becomes the round's, float64 [clients]. Those of a mean sum to 1."""
+"""A registered rule: maps a round's contributions to weights, float64 [clients].
+
+The contributions are sorted by client. The round's update is the weighted sum of the clients'
+updates. To return a mean of the updates, the rule must return weights with sum 1.
+"""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which reports become one update.
+    """An aggregation rule.
 
     Attributes:
         name: value of `aggregation.rule`.
-        layout: layout of the trained numbers, which `multi-krum` and `centered-clipping` need
-            unless seeds are shared: they compare the reports' updates, d numbers each, so a round
-            costs the server one direction more per reported scalar, and 4·d bytes per client.
-        function: a registered rule; None for those that are built in.
+        layout: layout of the trained numbers. Without shared seeds, `multi-krum` and
+            `centered-clipping` compare whole updates of d numbers and need the layout. The server
+            then generates one more direction per reported scalar, and needs 4·d bytes per client.
+        function: function of a registered rule; None for built-in rules.
     """
 
     name: str = "mean"
@@ -54,10 +58,10 @@ class Rule:
 
     @classmethod
     def of(cls, name: str, layout: Layout) -> Self:
-        """Return the rule of a name.
+        """Return the rule of this name.
 
         Raises:
-            ConfigError: if it is a registered one that this machine does not have.
+            ConfigError: if a registered rule is missing on this machine.
         """
         return cls(name, layout, extension("aggregation", name) if is_extension(name) else None)
 
@@ -65,7 +69,7 @@ class Rule:
         """Return the weights that a registered rule gives to contributions, float64 [n].
 
         Raises:
-            ConfigError: if they are not one finite number for each.
+            ConfigError: if the rule does not return one finite number for each contribution.
         """
         assert self.function is not None, "only registered rules have a function"
         order = sorted(range(len(contributions)), key=lambda index: contributions[index].client)

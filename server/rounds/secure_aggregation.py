@@ -1,9 +1,10 @@
-"""Secure aggregation on the server: a round of masked reports, of which it learns the sums.
+"""Secure aggregation on the server: rounds of masked reports that reveal only sums to the server.
 
-Before the train instruction it collects keys and sealed shares, and after it signatures of the one
-list of survivors and the shares that lift their masks (`samara.shared.frames.masking`). Whatever
-goes wrong abandons the round: the ledger gets a round that changes nothing, and the next one has
-another token and fresh masks.
+Before the train instruction the server collects keys and sealed shares. Survivors are the clients
+that then send a masked report. The server collects each survivor's signature of the list of
+survivors, and the shares that remove the masks (`samara.shared.protocol.frames.masking`). Any
+failure abandons the round: the ledger gets a round that changes nothing, and the next round has a
+new token and fresh masks.
 """
 
 import logging
@@ -25,16 +26,14 @@ from samara.server.rounds.private_aggregator import (
     RoundTotal,
     VectorTotal,
 )
-from samara.server.rounds.replies import AnsweredRound, ReplyValidator
+from samara.server.rounds.report_validation import ReplyValidator
+from samara.server.rounds.round_answers import AnsweredRound
 from samara.server.rounds.unmasking import MaskedRound, recover_sum
 from samara.server.store import RunStore
-from samara.shared.config import RunConfig
 from samara.shared.errors import MaskingError, ReportError
-from samara.shared.events import append_event, read_events
-from samara.shared.files import disk_errors_explained
-from samara.shared.frames.bucket_keys import BucketKeyList
-from samara.shared.frames.instructions import TrainInstruction
-from samara.shared.frames.masking import (
+from samara.shared.protocol.frames.bucket_keys import BucketKeyList
+from samara.shared.protocol.frames.instructions import TrainInstruction
+from samara.shared.protocol.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -44,39 +43,46 @@ from samara.shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from samara.shared.frames.vector_report import MaskedReport
-from samara.shared.secure_aggregation.buckets import draw_buckets, fewest_in_a_sum
-from samara.shared.secure_aggregation.graph import least_number, neighbourhoods
-from samara.shared.secure_aggregation.keys import load_public
-from samara.shared.secure_aggregation.masks import Masked
-from samara.shared.signing import is_signed_by
-from samara.shared.wire import RECORD, SHARES
+from samara.shared.protocol.frames.vector_report import MaskedReport
+from samara.shared.protocol.secure_aggregation.buckets import draw_buckets, fewest_in_a_sum
+from samara.shared.protocol.secure_aggregation.graph import least_number, neighbourhoods
+from samara.shared.protocol.secure_aggregation.keys import load_public
+from samara.shared.protocol.secure_aggregation.masks import Masked
+from samara.shared.protocol.signing import is_signed_by
+from samara.shared.protocol.wire import RECORD, SHARES
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.events import append_event, read_events
+from samara.shared.storage.files import disk_errors_explained
 
 log = logging.getLogger("samara.server")
 
 MASKED_ROUNDS_FILE = "masked-rounds.jsonl"
-"""The file beside the ledger with the token of every round whose masks were begun."""
+"""File beside the ledger that lists the token of every round whose masking has begun."""
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 
 
 class MaskedRoundAnswers(PrivateRoundAnswers):
-    """The answers to the instructions of rounds with masks; see `RoundAnswers`."""
+    """Answers to the rounds of a run with masks; see `RoundAnswers`."""
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         super().__init__(config, store, validator)
         self._masking = SecureAggregation(config, store, validator, self._private)
 
     def prepare(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
-        """Return the request to those clients that have agreed; see `SecureAggregation.begin`."""
+        """Return the request to the clients that have agreed on masks.
+
+        See `SecureAggregation.begin`.
+        """
         return self._masking.begin(request, grid)
 
     def fold(
         self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
     ) -> AnsweredRound:
-        """Return a round with the replies to its instruction; see `RoundAnswers.fold`."""
-        instruction, masked = request.instruction, self._masking.finish(replies)
+        """Fold the replies into the round; see `RoundAnswers.fold`."""
+        instruction = request.instruction
+        masked = self._masking.finish(replies)
         released = self._private.aggregate_total(
             instruction, masked.total, minimum, request.expected_reports
         )
@@ -92,13 +98,13 @@ class MaskedRoundAnswers(PrivateRoundAnswers):
 
 
 class SecureAggregation:
-    """Has clients mask their reports, and finds the sum, or that of each bucket.
+    """Asks clients to mask their reports, and computes the reports' sum, or one sum per bucket.
 
     Args:
         config: settings of the run.
         store: folder of the run.
         validator: validator of the replies.
-        private: what the sums are for; it knows of releases.
+        private: aggregator that receives the sums and knows the releases.
     """
 
     def __init__(
@@ -117,15 +123,16 @@ class SecureAggregation:
         self._round: MaskingExchange | None = None
 
     def begin(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
-        """Have the cohort agree on masks, and return what those that did are to be sent.
+        """Let the cohort agree on masks; return the request to the clients that have agreed.
 
         Args:
-            request: instruction of the round, and the messages to its cohort.
-            grid: the grid that sends the messages of the agreement.
+            request: instruction of the round and the messages to its cohort.
+            grid: grid that sends the messages of the agreement.
 
         Returns:
-            The request to those that have agreed, with the shares for each; to nobody if the round
-            is abandoned, or was released before the server was stopped.
+            The request to the clients that have agreed, with the sealed shares for each client. It
+                has no messages if the round is abandoned, or if the round's sum was released before
+                the server was stopped.
 
         Raises:
             LedgerError: if the folder cannot be written.
@@ -152,7 +159,7 @@ class SecureAggregation:
                 run.bytes_down[client] += len(frame) + request.bytes_down[client]
                 messages.append(message)
         wanted = request.wanted_reports
-        if wanted:  # fewer than this would be waited for in vain
+        if wanted:  # with fewer reports than these, the sum could not be recovered
             agreed = [least_number(len(known.keys)) for known in run.known]
             wanted = len(messages) if self._bucket else max(wanted, *agreed)
         return replace(request, messages=messages, wanted_reports=wanted)
@@ -184,23 +191,25 @@ class SecureAggregation:
         return MaskedAnswers(total, sorted(active), run.reporting, refused, up, down)
 
     def _note_begin(self, number: int, token: bytes) -> None:
-        """Note on the disk that masks of a round are begun.
+        """Record on the disk that the masking of a round has begun.
 
         Raises:
-            MaskingError: if they were before the server was stopped: clients lift masks once, so
-                that no two sums of a round's vectors are ever known.
+            MaskingError: if the masking had begun before the server was stopped. Clients reveal the
+                shares of a round only once, so that no second sum of its vectors becomes known.
         """
         if token.hex() in self._begun:
-            raise MaskingError("the server was stopped while it had begun")
+            raise MaskingError("the server was stopped after masking had begun")
         with disk_errors_explained(self._file):
             append_event(self._file, {"round": number, "token": token.hex()})
         self._begun.add(token.hex())
 
     def _agree(self, run: MaskingExchange) -> dict[int, SealedShares]:
-        """Return the sealed shares for each client that has shared its secrets.
+        """Let the clients exchange keys and shares; return the sealed shares for each client.
+
+        Only clients that have shared their secrets receive shares.
 
         Raises:
-            MaskingError: if too few do.
+            MaskingError: if too few clients have.
         """
         request = KeyRequest(run.token).encode()
 
@@ -248,12 +257,15 @@ class SecureAggregation:
     def _keep(
         self, run: MaskingExchange, buckets: Iterable[Part], make: Callable[[Part], Made]
     ) -> list[Made]:
-        """Return what is made of each bucket for which it can be; without buckets of the round.
+        """Apply `make` to each bucket; return the results without those of failed buckets.
+
+        A round without buckets is a single bucket.
 
         Raises:
-            MaskingError: if it can be for none.
+            MaskingError: if `make` fails for every bucket.
         """
-        made, problem = [], MaskingError("no bucket has enough clients")
+        made = []
+        problem = MaskingError("no bucket has enough clients")
         for bucket in buckets:
             try:
                 made.append(make(bucket))
@@ -266,12 +278,13 @@ class SecureAggregation:
         return made
 
     def _check_agreed(self, known: MaskedRound) -> MaskedRound:
-        """Return a bucket of which enough clients have shared their secrets.
+        """Return the bucket if enough of its clients have shared their secrets.
 
         Raises:
             MaskingError: if too few have.
         """
-        sent, least = known.partners, self._least_of(known)
+        sent = known.partners
+        least = self._least_of(known)
         self._check_enough(len(sent), len(known.keys), "shared their secrets", least)
         for client in sent:
             around = sum(one in sent for one in known.neighbourhoods[client])
@@ -286,12 +299,13 @@ class SecureAggregation:
         """Return the sums of masked vectors.
 
         Raises:
-            MaskingError: if they cannot be found.
+            MaskingError: if a sum cannot be recovered.
         """
 
         def stayed(known: MaskedRound) -> tuple[MaskedRound, dict[int, Masked]]:
             own = {client: vector for client, vector in masked.items() if client in known.keys}
-            count, least = len(own), self._least_of(known)
+            count = len(own)
+            least = self._least_of(known)
             self._check_enough(count, len(known.keys), "sent masked reports", least)
             return known, own
 
@@ -304,7 +318,8 @@ class SecureAggregation:
 
         def is_signed(signature: SurvivorSignature) -> None:
             client = signature.client
-            key, signed = keys[client].device_key, survivors[client].signed(digests[client])
+            key = keys[client].device_key
+            signed = survivors[client].signed(digests[client])
             if not is_signed_by(key, signature.signature, signed):
                 raise ReportError("it has not signed the list of survivors")
 
@@ -341,10 +356,10 @@ class MaskedAnswers:
     """The answers to a round with masks.
 
     Attributes:
-        total: the sums of the vectors, or why there are none.
-        active: clients that did what was asked of them, as far as the round went.
+        total: sums of the vectors, or the reason for having none.
+        active: clients that answered every message sent to them.
         reporting: clients with a masked report.
-        refused: by other client, the reason why its answer could not be used.
+        refused: reason for refusing a client's answer, by client.
         bytes_up, bytes_down: bytes of all messages, by client.
     """
 

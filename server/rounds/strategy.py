@@ -1,7 +1,7 @@
 """The strategy: one round of federated zeroth-order training, from the plan to the ledger.
 
-Flower's own aggregation averages every number it is sent, seeds included, so nothing of it is
-used: a message holds one frame, every frame is validated, and a bad one is dropped alone.
+Flower's own aggregation is not used, because it averages every number, even seeds. A message holds
+one frame. Every frame is validated, and a bad frame is dropped without effect on the others.
 """
 
 import logging
@@ -26,22 +26,28 @@ from samara.server.rounds.event_log import (
 from samara.server.rounds.planner import ClientHealth, Request, RoundPlanner
 from samara.server.rounds.private_aggregator import PrivateRoundAnswers
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
-from samara.server.rounds.replies import LateReportFilter, ReplyValidator, RoundAnswers
+from samara.server.rounds.report_validation import LateReportFilter, ReplyValidator
+from samara.server.rounds.round_answers import RoundAnswers
 from samara.server.rounds.secure_aggregation import MaskedRoundAnswers
 from samara.server.store import RunStore
 from samara.server.transport.roster import Roster
-from samara.shared.config import RunConfig
 from samara.shared.errors import LedgerError, TrainingError
-from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction, token_of
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.round_delta import RoundDelta, revert_delta
-from samara.shared.step_size import (
+from samara.shared.protocol.frames.instructions import (
+    EvaluateInstruction,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.round_delta import RoundDelta, revert_delta
+from samara.shared.protocol.step_size import (
     STEP_SIZE_FILE,
     RecordedStepSize,
     StepSize,
     component_rate,
 )
-from samara.shared.wire import PERSONAL_ACTION
+from samara.shared.protocol.wire import PERSONAL_ACTION
+from samara.shared.settings.config import RunConfig
 
 log = logging.getLogger("samara.server")
 
@@ -49,15 +55,15 @@ log = logging.getLogger("samara.server")
 class ScalarStrategy(Strategy):
     """Federated zeroth-order training by exact replay of scalars.
 
-    `run_round` is the sequence of a round. Flower calls it in four parts, `configure_train` to
-    `aggregate_evaluate`, and sends the messages in between.
+    `run_round` shows a round from beginning to end. Flower runs it in four parts, from
+    `configure_train` to `aggregate_evaluate`, and sends the messages between these parts.
 
     Args:
         config: settings of the run.
-        store: folder of the run; the rounds after its ledger's last are run.
+        store: folder of the run; training continues after its ledger's last round.
         roster: clients of the run.
-        cohorts: cohorts of a recorded run, to be asked instead of sampled ones.
-        meters: what else is counted in rounds, for their events.
+        cohorts: cohorts of a recorded run, used in place of sampled ones.
+        meters: sources of additional fields of round events.
 
     Attributes:
         event_log: log of the rounds and evaluations of the run.
@@ -85,7 +91,8 @@ class ScalarStrategy(Strategy):
         self._answers = answers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
         if given is None and config.differences == "components":
-            given = component_rate(store.layout, config.federated_rounds, config.queries)
+            training = config.data.clients - config.cohort.newcomers
+            given = component_rate(store.layout, config.federated_rounds, config.queries, training)
         decreasing = config.learning_rate_schedule == "linear"
         self._last_round = last = config.federated_rounds
         self._validation_every = config.evaluate.every if config.privacy.allows_evaluation else 0
@@ -109,7 +116,7 @@ class ScalarStrategy(Strategy):
 
     @property
     def nodes(self) -> Collection[int]:
-        """Flower's ids of the clients."""
+        """Flower's node ids of the clients."""
         return self._roster.entries.keys()
 
     def events(self) -> list[dict[str, Any]]:
@@ -117,50 +124,52 @@ class ScalarStrategy(Strategy):
         return self._store.events()
 
     def complete_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return the run's result with its last round and its digest."""
+        """Add the last round and its digest to the run's result."""
         ledger = self._store.ledger
         end = {"final_round": self.round, "final_digest": ledger.digest.hex()}
         return result | end
 
     def run_round(self, grid: Grid) -> Generator[list[Message], Iterable[Message], None]:
-        """Run one round: yield the messages to send, and receive the replies to them, twice.
+        """Run one round: twice yield the messages to send and receive the replies to them.
 
-        A generator, so that the sequence can be read here although Flower, or several clusters
-        side by side, send the messages.
+        The caller, Flower or `ClusteredStrategy`, sends the messages. As a generator, this method
+        still shows the whole sequence of a round.
 
         Raises:
-            TrainingError: if for too many rounds no report could be used, with the reasons.
+            TrainingError: if too many consecutive rounds had no usable report; the message gives
+                the reasons.
             LedgerError: if the round cannot be written.
         """
         # 1. Plan: sample the cohort and write its instruction.
         joint_clip = self._answers.joint_clip(self.round + 1)
         request = self._planner.plan_round(grid, self._step_sizes.size, joint_clip)
-        instruction, number = request.instruction, request.instruction.round
+        instruction = request.instruction
+        number = request.instruction.round
         self._late_reports.add_instruction(instruction)
         self._answers.check_budget(instruction)
 
-        # 2. Exchange: agree on masks if there are any, send the instruction, receive replies until
-        # enough or the time is over.
+        # 2. Exchange: agree on masks if needed, send the instruction, receive replies until there
+        # are enough or time is up.
         self._request = request = self._answers.prepare(request, grid)
         messages = yield request.messages
         if self._cohorts:
             messages = self._cohorts.take_replies(number, messages, self._roster)
 
-        # 3. Validate: keep sound reports, refuse the others.
-        # 4. Aggregate: fold the reports that fit into a round delta, count who failed.
+        # 3. Validate: keep valid reports and refuse the others. 4. Aggregate: fold the reports that
+        # fit into a round delta; count failures.
         answered = self._answers.fold(request, messages, self._planner.minimum)
         aggregated = answered.aggregated
         delta, problem = aggregated.delta, aggregated.problem
         absent = self._update_health(request, answered.reporting, answered.refused)
 
-        # 5. Step size: note what was observed; a loss that rose reverts rounds instead.
+        # 5. Step size: record the observation; if the loss rose, revert rounds instead.
         size = self._step_sizes.record(aggregated.observation, aggregated.observed)
         if size.back_to is not None:
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
             problem = f"the loss rose: back to the state after round {reached}"
 
-        # 6. Append: write the delta to the ledger, which replays it, and the round's event to the
-        # metrics; drop old records.
+        # 6. Append: the ledger replays and stores the delta, the event goes to the metrics, old
+        # records are dropped.
         event = RoundEvent(
             round=number,
             loss=aggregated.loss,
@@ -186,7 +195,7 @@ class ScalarStrategy(Strategy):
         self._compact_ledger()
         self._stop_if_nothing_is_learned(event)
 
-        # 7. Validate the model: every `evaluate.every` rounds, by all connected clients.
+        # 7. Evaluate: every `evaluate.every` rounds, all connected clients validate the model.
         if self._is_validation_round(number):
             validation = self._planner.plan_evaluation(grid, Split.VALIDATION)
             messages = yield validation.messages
@@ -217,21 +226,22 @@ class ScalarStrategy(Strategy):
         return next(self._sequence)
 
     def has_enough(self, replies: Sequence[Message]) -> bool:
-        """Return whether the round need not wait for more replies."""
+        """Return whether the round has enough replies."""
         return self._request is not None and self._request.has_enough(replies)
 
     @property
     def asks_nobody(self) -> bool:
-        """Return whether the round's instruction has been sent to no client."""
+        """Return whether the round's instruction was sent to no client."""
         return self._request is None or not self._request.messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Go on with the round up to the messages of its validation.
+        """Process the replies to the train instruction, and prepare the round's validation.
 
         Raises:
-            TrainingError: if for too many rounds no report could be used, with the reasons.
+            TrainingError: if too many consecutive rounds had no usable report; the message gives
+                the reasons.
             LedgerError: if the round cannot be written.
         """
         assert self._sequence is not None, "configure_train comes first"
@@ -263,13 +273,13 @@ class ScalarStrategy(Strategy):
         )
 
     def missing_evaluations(self, splits: Sequence[Split]) -> Sequence[Split]:
-        """Return the evaluations that come before the next round and were not recorded.
+        """Return the splits that must be evaluated before the next round and have no record yet.
 
-        Before the first round these are all; later, the validation of the last round is missing
-        if the server was stopped before it was done.
+        Before the first round, all given splits must be evaluated. After later rounds, only the
+        validation of the last round can be missing, if the server stopped before it was recorded.
 
         Args:
-            splits: the splits that are evaluated before the first round.
+            splits: splits that are evaluated before the first round.
         """
         if not self.round:
             return splits
@@ -279,7 +289,7 @@ class ScalarStrategy(Strategy):
         )
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
-        """Do the evaluations that come before the next round and were not recorded."""
+        """Run the evaluations that are due before the next round and not yet recorded."""
         for split in self.missing_evaluations(splits):
             self.evaluate(grid, split)
 
@@ -305,18 +315,19 @@ class ScalarStrategy(Strategy):
         log.info("evaluating %s of %d clients", rows, len(entries))
 
     def return_to_best(self, always: bool = False) -> None:
-        """Revert the rounds after the best one on validation, if `evaluate.best` asks for it.
+        """Revert to the best validated round, if `evaluate.best` asks for it.
 
-        If early rounds were compacted away, the best round that can still be reached counts.
+        If early rounds were compacted away, the best round that is still available counts.
 
         Args:
-            always: whether the round that reverts is written if the last one is best by its loss;
-                clusters do it, so that all of them end with the same round.
+            always: whether to write a reverting round even if the last round has the lowest loss;
+                clusters do so in order to end with equal round numbers.
 
         Raises:
             LedgerError: if the reverting round cannot be written.
         """
-        ledger, last = self._store.ledger, self._last_round
+        ledger = self._store.ledger
+        last = self._last_round
         wanted = self._config.evaluate.best
         if not wanted or self.round != last:
             return
@@ -344,7 +355,7 @@ class ScalarStrategy(Strategy):
         reporting: Collection[int],
         refused: Mapping[int, str],
     ) -> list[int]:
-        """Count the failures of a round; return the clients whose reports were waited for."""
+        """Count the failures of a round; return the clients that the round waited for."""
         for client in reporting:
             self._health.record_success(client)
         missing = sorted(request.bytes_down.keys() - set(reporting) - refused.keys())
@@ -356,10 +367,10 @@ class ScalarStrategy(Strategy):
         return absent
 
     def _revert(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:
-        """Return a round that reverts all after an earlier one, or as far as the ledger goes.
+        """Return a delta that reverts to an earlier round, or to the first state in the ledger.
 
         Returns:
-            Its delta, and the round whose state it leads to.
+            The delta, and the number of the round whose state it restores.
         """
         ledger = self._store.ledger
         reverted = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > back_to]
@@ -368,19 +379,19 @@ class ScalarStrategy(Strategy):
         return delta, reverted[0].round - 1 if reverted else back_to
 
     def _compact_ledger(self) -> None:
-        """Drop records that no client lacks; a failure to do so does not end the run."""
+        """Drop records that every client has; a failure does not end the run."""
         try:
             self._store.ledger.compact(self._roster.lowest_round())
         except LedgerError as error:
             log.warning("%s", error)
 
     def _stop_if_nothing_is_learned(self, event: RoundEvent) -> None:
-        """Raise `TrainingError` after too many rounds in a row without a usable report."""
+        """Raise `TrainingError` after too many consecutive rounds without a usable report."""
         most = min(self._config.cohort.empty_rounds, self._last_round)
         unused = self.event_log.unused_rounds
         if self._cohorts or unused < most:
             return
-        # After a backup, a client with a signed scenario answers no lost round twice.
+        # After a restore, a client with a signed scenario does not answer a lost round again.
         restored = RestoredRun.read(self._store.folder)
         if restored and event.round - unused <= restored.round:
             return

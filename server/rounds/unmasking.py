@@ -1,7 +1,7 @@
-"""Unmasking: the sum of masked vectors from the shares that survivors reveal; pure.
+"""Unmasking: the sum of masked vectors, computed from the shares that survivors reveal.
 
-Every secret is known again when it is found: a seed by its commitment, a private key by its public
-one. So forged shares lead to no sum, never to a wrong one.
+Every recovered secret is checked: a seed against its commitment, a private key against its public
+key. Forged shares can therefore prevent a sum, but never lead to a wrong one.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import MaskingError
-from samara.shared.frames.masking import MaskingKeys, RevealedShares
-from samara.shared.secure_aggregation.graph import least_number
-from samara.shared.secure_aggregation.keys import (
+from samara.shared.protocol.frames.masking import MaskingKeys, RevealedShares
+from samara.shared.protocol.secure_aggregation.graph import least_number
+from samara.shared.protocol.secure_aggregation.keys import (
     MASKING,
     SECRET_BYTES,
     RoundKey,
@@ -22,19 +22,19 @@ from samara.shared.secure_aggregation.keys import (
     digest_of_clients,
     pair_of,
 )
-from samara.shared.secure_aggregation.masks import Masked, unmask_sum
-from samara.shared.secure_aggregation.shamir import PRIME, combine_shares
+from samara.shared.protocol.secure_aggregation.masks import Masked, unmask_sum
+from samara.shared.protocol.secure_aggregation.shamir import PRIME, combine_shares
 
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """A round, or one of its buckets, as the server knows it before its sum.
+    """The server's knowledge about the masks of a round, or of one of its buckets.
 
     Attributes:
-        keys: keys of each client that has sent some.
-        neighbourhoods: each client's neighbours and itself.
-        partners: clients that have shared their secrets, so that the others have masks with them.
-        clients_digest: digest of the clients, to which keys and signatures are bound, 32 bytes.
+        keys: keys of each client that has sent its keys.
+        neighbourhoods: each client's neighbours, itself included.
+        partners: clients that have shared their secrets; their neighbours have masks with them.
+        clients_digest: digest of the clients, 32 bytes; keys and signatures are bound to it.
     """
 
     keys: Mapping[int, MaskingKeys]
@@ -51,7 +51,7 @@ class MaskedRound:
         neighbourhoods: Mapping[int, Sequence[int]],
         sent: Collection[int],
     ) -> Self:
-        """Return what is known of some clients.
+        """Return the knowledge about some clients of a round.
 
         Args:
             token: token of the round's instruction, 8 bytes.
@@ -68,11 +68,11 @@ class MaskedRound:
         )
 
     def pair_of(self, one: int, other: int) -> bytes:
-        """Return what the key of two clients is bound to."""
+        """Return the bytes that bind two clients' common key to the round and to these clients."""
         return pair_of(self.clients_digest, one, other)
 
     def threshold_of(self, client: int) -> int:
-        """Return the number of shares that give a client's secrets."""
+        """Return the number of shares that recover a client's secrets."""
         return least_number(len(self.neighbourhoods[client]))
 
 
@@ -82,12 +82,12 @@ def recover_sum(
     """Return the sum of the survivors' vectors, int64 [n].
 
     Args:
-        known: what is known of the round.
+        known: keys, neighbours and partners of the round.
         masked: the survivors' masked vectors.
-        revealed: shares that survivors have revealed, of each at most once.
+        revealed: shares that survivors have revealed, at most once each.
 
     Raises:
-        MaskingError: if a secret that is needed cannot be found.
+        MaskingError: if a required secret cannot be recovered.
     """
     seeds = [_find_seed(known, client, revealed) for client in sorted(masked)]
     missing = {}
@@ -103,14 +103,14 @@ def recover_sum(
 
 
 def _find_seed(known: MaskedRound, owner: int, revealed: Collection[RevealedShares]) -> bytes:
-    """Return the seed of a survivor's own mask."""
+    """Recover the seed of a survivor's own mask."""
     shares = {one.client: one.seeds[owner] for one in revealed if owner in one.seeds}
     commitment = known.keys[owner].commitment
     return _find(known, owner, shares, lambda secret: commit_to(secret) == commitment)
 
 
 def _find_key(known: MaskedRound, owner: int, revealed: Collection[RevealedShares]) -> RoundKey:
-    """Return the mask key of a client that left."""
+    """Recover the private mask key of a client that shared its secrets but sent no report."""
     shares = {one.client: one.keys[owner] for one in revealed if owner in one.keys}
 
     def fits(secret: bytes) -> bool:
@@ -125,13 +125,19 @@ def _find_key(known: MaskedRound, owner: int, revealed: Collection[RevealedShare
 def _find(
     known: MaskedRound, owner: int, shares: Mapping[int, bytes], fits: Callable[[bytes], bool]
 ) -> bytes:
-    """Return the secret that enough of these shares, by client, lead to, 32 bytes.
+    """Recover a client's secret, 32 bytes, from shares.
 
-    If some are forged, others are tried: as many in a row as are needed, from every beginning,
-    which finds the secret whatever a single client has forged.
+    With the shares in a circle, ordered by client, every run of as many shares as needed is tried.
+    If only one client has forged its share, some run leaves this share out.
+
+    Args:
+        known: keys and neighbours of the round.
+        owner: the client whose secret is recovered.
+        shares: shares of the secret, by the client that revealed the share.
+        fits: returns whether bytes are the secret.
 
     Raises:
-        MaskingError: if none is found.
+        MaskingError: if the secret is not found.
     """
     points = {client + 1: int.from_bytes(share, "little") for client, share in shares.items()}
     sound = {point: share for point, share in sorted(points.items()) if share < PRIME}

@@ -1,1 +1,1 @@
-"""Messages between server and clients: Flower's grid, deadlines, gateways' phones, the roster."""
+"""Messages between server and clients: grids, deadlines, phones behind gateways, the roster."""

@@ -1,4 +1,4 @@
-"""The clock of a live server, whose waits for replies end when a reply has arrived."""
+"""The clock of a live server; its waits for replies end when a reply has arrived."""
 
 import time
 from math import inf
@@ -6,34 +6,36 @@ from pathlib import Path
 
 from samara.server.live.arrivals import read_arrivals
 from samara.server.transport.deadline_grid import SystemClock
-from samara.shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.network.polling import LEAST_PAUSE, pause_before_asking
 
 _LONGEST_PAUSE, _LONGEST_WAIT = 0.1, 1.0
-"""Seconds between two looks at the count, and those after which replies are asked for anyway.
+"""Longest seconds between two readings of the counter, and longest seconds of a wait.
 
-Flower answers in place of a client that is gone, of which nothing arrives.
+A wait also ends without an arrival, because the counter does not count the error replies that
+Flower itself makes for lost clients.
 """
 
 
 class ArrivalClock(SystemClock):
-    """A system clock whose waits end once a reply has arrived whole.
+    """A system clock whose waits end once a complete reply has arrived.
 
     Args:
-        file: file of the counter.
+        file: path of the counter's file.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._seen = file, read_arrivals(file)
 
     def wait(self, max_seconds: float, waited: float = inf) -> None:
-        """Wait for something to arrive, but no longer than for one second and for max_seconds."""
+        """Wait until a reply arrives, for at most one second and at most `max_seconds`."""
         now = time.monotonic()
         end = now + min(_LONGEST_WAIT, max_seconds)
         last = self._seen
         while now < end:
-            before, last = last, read_arrivals(self._file)
+            before = last
+            last = read_arrivals(self._file)
             has_arrived = last != self._seen
-            if has_arrived and last == before:  # the parts of a reply come together
+            if has_arrived and last == before:  # the parts of a reply arrive together
                 break
             pause = LEAST_PAUSE if has_arrived else pause_before_asking(waited, _LONGEST_PAUSE)
             time.sleep(min(pause, end - now))

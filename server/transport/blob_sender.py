@@ -1,8 +1,8 @@
-"""The blob sender: it brings clients the files of a run that they lack, in parts, beside rounds.
+"""The transfer of a run's files to clients that lack them: in parts, while rounds go on.
 
-A client names a missing blob by the first bytes of its hash, in a refusal. Only blobs that the
-run's settings name are ever read. What a client has received is known from its own receipts, so
-that nothing has to be kept here when the server restarts.
+A client's refusal names a missing blob by the first bytes of the blob's hash. The server only reads
+blobs that the run's settings name. The client's receipts say how many bytes it has, so the server
+needs no state across restarts.
 """
 
 import logging
@@ -16,22 +16,22 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from samara.server.transport.messages import BLOB_MESSAGE, LOST, make_message, read_frame
-from samara.shared.blob_store import BlobStore, parse_reference
-from samara.shared.blobs import blob_settings, resolve_blob
 from samara.shared.errors import FrameError, RefusalCode, SamaraError
-from samara.shared.frames.blob import PART_BYTES, BlobPart, BlobReceipt
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
-from samara.shared.settings import Settings
-from samara.shared.wire import BLOB_ACTION, Kind, kind_of
+from samara.shared.protocol.frames.blob import PART_BYTES, BlobPart, BlobReceipt
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import BLOB_ACTION, Kind, kind_of
+from samara.shared.settings.blobs import blob_settings
+from samara.shared.settings.setting import Settings
+from samara.shared.storage.blob_store import BlobStore, parse_reference, resolve_blob
 
 log = logging.getLogger("samara.server")
 
 PARTS_IN_FLIGHT = 16
-"""Most parts that are on their way at the same time, to all clients together."""
+"""Most parts in transit at the same time, over all clients."""
 MAX_REPETITION = 4
-"""Most times that one client is sent the size of a blob, however often it asks."""
+"""Most bytes of a blob that are sent to one client, in multiples of the blob's size."""
 PART_SECONDS = 300.0
 """Seconds after which a part without a receipt is sent again."""
 
@@ -66,12 +66,12 @@ class _Transfer:
     Attributes:
         blob: the blob.
         client: client index.
-        holder: public key of the client, or its node id where nodes have no keys.
-        offset: position of the next part that the client wants.
-        message_id: id of the message with a part that is on its way; empty if there is none.
-        token: token of that part.
-        end: when that part is given up, monotonic seconds.
-        sent: bytes sent so far.
+        holder: public key of the client, or its node id if nodes have no keys.
+        offset: position of the next part that the client needs, in bytes.
+        message_id: id of the message that carries the part in transit; empty if there is none.
+        token: token of the part in transit.
+        end: deadline for the receipt of this part, monotonic seconds.
+        sent: bytes of the blob sent so far.
     """
 
     blob: _Blob
@@ -101,10 +101,10 @@ class BlobSender:
 
     @classmethod
     def for_run(cls, config: Settings, store: BlobStore) -> Self | None:
-        """Return the sender of the blobs that a run's settings name by hash; None without any.
+        """Return the sender of the blobs that a run's settings name by hash; None without blobs.
 
         Raises:
-            SamaraError: if the store lacks one of them.
+            SamaraError: if the store lacks one of these blobs.
         """
         files = {}
         for key, value in blob_settings(config).items():
@@ -114,14 +114,15 @@ class BlobSender:
 
     @property
     def nodes(self) -> Set[int]:
-        """The nodes that blobs are being sent to."""
+        """The nodes that are receiving blobs."""
         return self._transfers.keys()
 
     def begin(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Begin to send a node the blob that its refusal names.
+        """Start sending a node the blob that its refusal names.
 
         Raises:
-            SamaraError: if the run has no such blob, or the client was sent too much of it.
+            SamaraError: if the run has no such blob, or too many of its bytes were already sent to
+                the client.
         """
         prefix, received = refusal.numbers
         blob = self._blobs.get(prefix)
@@ -136,14 +137,14 @@ class BlobSender:
         )
 
     def advance(self, grid: Grid, connected: Container[int]) -> dict[int, str]:
-        """Take in the receipts that have arrived and send the next parts; this does not wait.
+        """Process arrived receipts and send the next parts, without waiting.
 
         Args:
             grid: Flower's grid.
             connected: the connected nodes.
 
         Returns:
-            Why the transfer to a node has failed, by node.
+            The reason for each failed transfer, by node.
         """
         if not self._transfers:
             return {}
@@ -165,14 +166,16 @@ class BlobSender:
                 failed[node] = f"client {transfer.client}: {error}"
                 continue
             if transfer.offset < transfer.blob.size:
-                self._transfers[node] = transfer  # behind those that have waited longer
+                self._transfers[node] = transfer  # behind transfers that have waited longer
             else:
                 name = transfer.blob.hash.hex()[:12]
                 log.info("sent %d bytes of %s to client %d", transfer.sent, name, transfer.client)
         return failed
 
     def _send_parts(self, grid: Grid) -> dict[int, str]:
-        now, failed, messages = monotonic(), {}, {}
+        now = monotonic()
+        failed = {}
+        messages = {}
         for transfer in self._transfers.values():
             if now >= transfer.end:
                 transfer.message_id = ""
@@ -186,7 +189,8 @@ class BlobSender:
                 del self._transfers[node]
                 failed[node] = f"client {transfer.client}: {error}"
                 continue
-            frame, size = part.encode(), len(part.content)
+            frame = part.encode()
+            size = len(part.content)
             transfer.token, transfer.end = token_of(frame), now + PART_SECONDS
             transfer.sent += size
             amount = transfer.holder, transfer.blob.hash
@@ -197,21 +201,21 @@ class BlobSender:
         return failed
 
     def _check_amount(self, transfer: _Transfer) -> None:
-        """Raise an error if the client was sent so much that it must have lost it on purpose."""
+        """Check that the bytes sent to a client are not too many, as if it had discarded parts."""
         sent = self._sent.get((transfer.holder, transfer.blob.hash), 0)
         if sent >= MAX_REPETITION * transfer.blob.size:
             raise SamaraError(
                 f"it was sent {sent} bytes of blob {transfer.blob.hash.hex()[:12]}, which has "
-                f"{transfer.blob.size}, and gets no more until the server restarts; look for the "
-                "reason in its log"
+                f"{transfer.blob.size}. It gets no more until the server restarts; look for the "
+                "reason in the client's log"
             )
 
 
 def _received_bytes(reply: Message, transfer: _Transfer) -> int:
-    """Return how much of the blob a client has, from its receipt for a part.
+    """Return the number of the blob's bytes that a client has, from its receipt for a part.
 
     Raises:
-        SamaraError: if the client refuses the part, or the reply holds no sound receipt for it.
+        SamaraError: if the client refuses the part, or the reply holds no valid receipt for it.
     """
     frame = read_frame(reply)
     if kind_of(frame) is Kind.REFUSAL:
@@ -222,7 +226,7 @@ def _received_bytes(reply: Message, transfer: _Transfer) -> int:
         transfer.client,
         transfer.blob.hash,
     ):
-        raise FrameError("its receipt is for another part than it was sent")
+        raise FrameError("its receipt is for another part than the one sent to it")
     if receipt.received > transfer.blob.size:
         raise FrameError("its receipt is for more bytes than the blob has")
     return receipt.received

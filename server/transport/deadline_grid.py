@@ -1,10 +1,9 @@
-"""A grid that stops waiting at a deadline and still fetches the replies that arrive later.
+"""A grid that stops waiting at a deadline but still fetches replies that arrive later.
 
-Flower's `Grid.send_and_receive` polls every 3 s and, when the timeout is over, drops the ids of
-the messages without a reply: a late reply is never fetched. Here the clock decides how often is
-polled, an exchange ends as soon as the strategy has enough replies, and late replies to train
-messages are fetched with those of later exchanges. The clock is the system's, or a fleet's virtual
-one.
+Flower's `Grid.send_and_receive` polls every 3 s. At the timeout it drops the ids of unanswered
+messages, so a late reply is never fetched. In this grid an exchange ends as soon as the strategy
+has enough replies, and later exchanges fetch late replies to train messages. A clock sets the
+polling interval: the system's clock, or a fleet's virtual clock.
 """
 
 import time
@@ -19,56 +18,56 @@ from samara.server.live.keys import ClientKeys
 from samara.server.transport.delegating_grid import DelegatingGrid
 from samara.server.transport.guarded_grid import GuardedGrid
 from samara.server.transport.phone_grid import PhoneGrid
-from samara.shared.polling import pause_before_asking
+from samara.shared.network.polling import pause_before_asking
 
 _POLL_SECONDS = 1.0
 
 
 class Clock(Protocol):
-    """The clock that a server plans its rounds by, and which nodes can be reached at its time."""
+    """The clock of a run, which also knows which nodes are reachable."""
 
     def now(self) -> float:
-        """Return the time, in seconds on a clock that only goes forward."""
+        """Return the time in seconds, on a clock that never goes backward."""
 
     def wait(self, max_seconds: float, waited: float = inf) -> None:
-        """Wait until there may be a new reply, but no longer than max_seconds.
+        """Wait until there may be a new reply, for at most `max_seconds`.
 
         Args:
             max_seconds: most seconds to wait.
-            waited: seconds for which replies are waited for already.
+            waited: seconds already spent waiting for replies.
         """
 
     def is_reachable(self, node: int) -> bool:
-        """Return whether a message can be sent to a connected node now."""
+        """Return whether a connected node can receive a message now."""
 
 
 class SystemClock:
-    """The system's monotonic clock, by which every connected node can be reached."""
+    """The system's monotonic clock; every connected node is reachable."""
 
     def now(self) -> float:
         """Return the monotonic time, in seconds."""
         return time.monotonic()
 
     def wait(self, max_seconds: float, waited: float = inf) -> None:
-        """Sleep for one second, for less if little was waited, and for max_seconds at most."""
+        """Sleep for at most one second and at most `max_seconds`; at first for less."""
         time.sleep(min(pause_before_asking(waited, _POLL_SECONDS), max_seconds))
 
     def is_reachable(self, node: int) -> bool:
-        """Return true: every connected node can be reached."""
+        """Return true, because every connected node is reachable."""
         return True
 
 
 class DeadlineGrid(DelegatingGrid):
-    """A grid whose exchanges end at a deadline, and which later fetches late replies.
+    """A grid whose exchanges end at a deadline; later exchanges fetch late replies.
 
     Args:
-        grid: delivers the messages.
-        late_exchanges: number of later exchanges in which a reply to a train message is fetched.
-        has_enough_replies: decides from the replies so far whether a train exchange may end.
-        clock: the clock of deadlines; the system's by default.
+        grid: grid that delivers the messages.
+        late_exchanges: number of later exchanges that still fetch a late reply to a train message.
+        has_enough_replies: returns whether a train exchange may end with the replies so far.
+        clock: clock of the deadlines; the system's by default.
 
     Attributes:
-        while_waiting: called before each wait for replies; it must return soon.
+        while_waiting: callback before each wait for replies; it must return soon.
     """
 
     def __init__(
@@ -98,11 +97,11 @@ class DeadlineGrid(DelegatingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and wait until all are answered, enough are, or the timeout is over.
+        """Send messages; wait for all or enough replies, or until the timeout.
 
         Args:
-            messages: all of one type.
-            timeout: seconds; None waits without end.
+            messages: messages of one type.
+            timeout: timeout in seconds; None waits forever.
 
         Returns:
             The replies, and late replies to the train messages of earlier exchanges.
@@ -135,15 +134,15 @@ class DeadlineGrid(DelegatingGrid):
 
 
 def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
-    """Return Flower's grid as live runs need it: with guarded replies, and with phones as nodes.
+    """Wrap Flower's grid of a live run into a `GuardedGrid` and a `PhoneGrid`.
 
-    Grids of other engines are returned as they are.
+    Other grids, such as a simulation's, are returned unchanged.
 
     Args:
         grid: Flower's grid.
-        keys: client keys of the run; None if any client may join and be a gateway.
+        keys: client keys of the run; None lets any client join or be a gateway.
     """
-    # here, since with it Flower imports its databases, which a simulation has no use for
+    # Imported here because it makes Flower import its databases, which simulations do not need.
     from samara.shared.flower_compat import HttpGrid, transfer_parts_together
 
     if not isinstance(grid, HttpGrid):

@@ -1,4 +1,4 @@
-"""A Flower grid that passes every call on to another grid."""
+"""A Flower grid that forwards every call to another grid."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from samara.shared.flower_compat import Run
 
 
 class DelegatingGrid(Grid):
-    """A grid that passes every call on to another grid; subclasses override what differs.
+    """A grid that forwards every call to another grid; subclasses override some calls.
 
     Args:
         grid: the grid that receives the calls.
@@ -47,11 +47,11 @@ class DelegatingGrid(Grid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived, each once."""
+        """Return the replies to these messages that have arrived, each only once."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and return the replies that arrive at once; others can be pulled later."""
+        """Send messages and return replies that arrive at once; the others can be pulled later."""
         return self.pull_messages(self.push_messages(messages))

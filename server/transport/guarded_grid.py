@@ -1,10 +1,10 @@
-"""A grid that takes nothing from a reply but its content.
+"""A grid that uses only the content of a reply, not the sender's metadata.
 
-A reply names its sender and the message that it answers, in bytes that the sender wrote. Here both
-come from the server's own table of the messages that it sent, and every reply is fetched and
-decoded on its own: one that is broken becomes an error reply of its sender, and the others are
-unaffected. Flower's own `Grid.pull_messages` decodes all replies together, so that one whose parts
-do not fit raises an exception in place of all of them.
+The metadata of a reply name its sender and the message that it answers, but the sender can write
+anything there. This grid takes both from the server's own table of sent messages instead. It
+fetches and decodes every reply separately: a broken reply becomes an error reply of its sender and
+does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies together, so
+one broken reply raises an exception for all of them.
 """
 
 import logging
@@ -43,27 +43,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("samara.server")
 
 MAX_OBJECTS = 8
-"""Most objects of a reply; a sound one has three: message, records, and one record."""
+"""Most objects of a reply; a valid one has three: message, records, and one record."""
 MAX_OBJECT_BYTES = 64 * 2**20
-"""Most bytes of all objects of a reply; the access filter allows clients far fewer."""
+"""Most bytes of a reply's objects; the access filter allows clients far fewer."""
 _KNOWN_SECONDS, _ASKED_SECONDS = 1.0, 0.5
-"""Time for which the connected nodes count as known, and after which they are asked for anew while
-there is nothing else to do."""
+"""Seconds after which the list of connected nodes is refreshed: at the latest, and when idle."""
 _ARRIVAL_SECONDS = 10.0
-"""Time for the objects of a reply that has been announced."""
+"""Most seconds for the objects of an announced reply to arrive."""
 _EXPIRED_SECONDS = 3600.0
-"""Time after the end of a message's time to live for which it stays in the table."""
+"""Seconds for which a message stays in the table after its time to live."""
 
 
 @dataclass(frozen=True)
 class _AnnouncedReply:
-    """A reply that the SuperLink has handed out.
+    """A reply announced by the SuperLink.
 
     Attributes:
         object_id: Flower's id of the reply.
-        tree: the ids of its objects.
-        source: the node that the SuperLink has it from.
-        end: when its objects are no longer waited for, monotonic seconds.
+        tree: ids of the reply's objects.
+        source: node from which the SuperLink received the reply.
+        end: deadline for the arrival of the objects, monotonic seconds.
     """
 
     object_id: str
@@ -73,7 +72,7 @@ class _AnnouncedReply:
 
 
 class GuardedGrid(DelegatingGrid):
-    """A grid whose replies are from the node that was asked, and broken ones are errors.
+    """A grid that attributes a reply to the node asked, and turns a broken reply into an error.
 
     Args:
         grid: Flower's grid of a ServerApp.
@@ -82,12 +81,12 @@ class GuardedGrid(DelegatingGrid):
     def __init__(self, grid: "HttpGrid") -> None:
         super().__init__(grid)
         self._http_grid = grid
-        # An empty message to the same node by the id of each message that is not answered, and
-        # the end of its time to live, monotonic seconds.
+        # By id of each unanswered message: an empty message to the same node, and the end of its
+        # time to live in monotonic seconds.
         self._sent: dict[str, tuple[Message, float]] = {}
-        # Replies whose objects have not all arrived, by the id of the message that they answer.
+        # Replies with missing objects, by id of the message they answer.
         self._announced: dict[str, _AnnouncedReply] = {}
-        # Replies that were fetched, whose objects the SuperLink may delete.
+        # Fetched replies, whose objects the SuperLink may delete.
         self._fetched: list[_AnnouncedReply] = []
         self._nodes: dict[int, bytes] = {}
         self._nodes_known = -math.inf  # monotonic seconds
@@ -95,8 +94,8 @@ class GuardedGrid(DelegatingGrid):
     def connected_nodes(self) -> dict[int, bytes]:
         """Return the public key (PEM) of every node that was connected within the last second.
 
-        It is empty for nodes without one. After a message that did not reach its node, or an error
-        in place of a reply, they are asked for anew.
+        The key is empty for nodes without one. The list is refreshed after a message that did not
+        reach its node, and after an error reply.
         """
         if time.monotonic() > self._nodes_known + _KNOWN_SECONDS:
             self._ask_for_nodes()
@@ -110,7 +109,7 @@ class GuardedGrid(DelegatingGrid):
         self._nodes_known = -math.inf
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages and return their ids; empty for those that could not be sent."""
+        """Send messages and return their ids; an id is empty if its message could not be sent."""
         message_ids = self._push(list(messages))
         if not all(message_ids):
             self._forget_nodes()
@@ -119,7 +118,7 @@ class GuardedGrid(DelegatingGrid):
 
     def _push(self, messages: list[Message]) -> list[str]:
         message_ids = list(self._grid.push_messages(messages))
-        if len(message_ids) != len(messages):  # Flower logs why it sent none
+        if len(message_ids) != len(messages):  # Flower logs the reason
             return [""] * len(messages)
         now = time.monotonic()
         self._sent = {i: sent for i, sent in self._sent.items() if now < sent[1] + _EXPIRED_SECONDS}
@@ -131,9 +130,10 @@ class GuardedGrid(DelegatingGrid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived whole, each once.
+        """Return complete replies to these messages, each only once.
 
-        The SuperLink is told of them when the next messages have been sent, or when nothing comes.
+        The SuperLink may delete the objects of fetched replies. It is told so after the next
+        messages have been sent, or when the grid is idle.
         """
         wanted = self._sent.keys() & set(message_ids)
         if new := sorted(wanted - self._announced.keys()):
@@ -156,10 +156,10 @@ class GuardedGrid(DelegatingGrid):
         return replies
 
     def _fetch_announced(self, message_ids: list[str]) -> dict[str, _AnnouncedReply]:
-        """Return the replies that the SuperLink has, by the id of the message that they answer.
+        """Return the announced replies, by id of the message that they answer.
 
-        A batch that the SuperLink cannot answer is requested in halves, so that one reply which it
-        cannot read does not keep the others.
+        If the SuperLink fails to answer a request for many replies, the request is repeated in two
+        halves. One unreadable reply therefore does not block the others.
 
         Raises:
             httpx.HTTPError: if the SuperLink does not answer, or the run is over.
@@ -187,14 +187,14 @@ class GuardedGrid(DelegatingGrid):
     ) -> dict[str, _AnnouncedReply]:
         if len(message_ids) == 1:
             log.warning("the SuperLink cannot hand out a reply: %s", cut_foreign_text(str(error)))
-            # without objects and without time for them to arrive: an error reply follows
+            # no objects and no time for them to arrive, so an error reply follows
             return {message_ids[0]: _AnnouncedReply("", ObjectTree(), SUPERLINK_NODE_ID, 0.0)}
         middle = len(message_ids) // 2
         halves = message_ids[:middle], message_ids[middle:]
         return self._fetch_announced(halves[0]) | self._fetch_announced(halves[1])
 
     def _read_content(self, announced: _AnnouncedReply) -> RecordDict | Error | None:
-        """Return what a reply holds, an error if it is broken, or None if parts are to come.
+        """Return a reply's content, an error if it is broken, or None if objects are missing.
 
         Raises:
             httpx.TransportError: if the SuperLink does not answer.
@@ -204,26 +204,27 @@ class GuardedGrid(DelegatingGrid):
         except ObjectPullError:
             if time.monotonic() < announced.end:
                 return None
-            # not the node's fault for certain, so that its hello is requested again
+            # perhaps not the node's fault, so the caller requests the node's hello again
             return Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply did not arrive whole")
         except httpx.TransportError:
             raise
-        except Exception as error:  # whatever bytes of a client make Flower raise
+        except Exception as error:  # bytes of a client can make Flower raise anything
             reason = cut_foreign_text(f"its reply is broken: {type(error).__name__}: {error}")
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         if message.has_content():
             return message.content
-        code, reason = message.error.code, cut_foreign_text(message.error.reason or "")
+        code = message.error.code
+        reason = cut_foreign_text(message.error.reason or "")
         if announced.source != SUPERLINK_NODE_ID and code in LOST:
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION  # only the SuperLink loses messages
         return Error(code, reason)
 
     def _inflate(self, announced: _AnnouncedReply) -> Message:
-        """Return a reply as its sender wrote it.
+        """Decode a reply as its sender wrote it.
 
         Raises:
             ObjectPullError: if one of its objects has not arrived.
-            Exception: if its bytes are no message.
+            Exception: of any type, if the reply's bytes are not a message.
         """
         object_ids = [part.object_id for part in iterate_object_tree(announced.tree)]
         if len(object_ids) > MAX_OBJECTS:
@@ -246,7 +247,7 @@ class GuardedGrid(DelegatingGrid):
         return response.object_content
 
     def _confirm(self) -> None:
-        """Have the SuperLink delete the objects of fetched replies, also of broken ones."""
+        """Let the SuperLink delete the objects of fetched replies, broken ones included."""
         while self._fetched:
             request = ConfirmMessageReceivedRequest(
                 node=self._http_grid.node,
@@ -258,7 +259,7 @@ class GuardedGrid(DelegatingGrid):
 
 
 def _without_content(message: Message, message_id: str) -> Message:
-    """Return a message with the same destination, type and times, which replies are made to."""
+    """Return an empty message with the same destination, type and times, to make replies to."""
     metadata = message.metadata
     empty = Message(
         RecordDict(),

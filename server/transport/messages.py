@@ -1,4 +1,4 @@
-"""Flower messages that carry one frame of ours."""
+"""Flower messages that carry one Samara frame."""
 
 import logging
 from collections.abc import Callable
@@ -8,23 +8,23 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from samara.shared.errors import FrameError, RefusalCode, SamaraError
 from samara.shared.flower_compat import ErrorCode
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
-from samara.shared.wire import BLOB_ACTION, COST, RECORD, Kind, kind_of
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import BLOB_ACTION, COST, RECORD, Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
 Content = TypeVar("Content", bytes, str)
 Decoded = TypeVar("Decoded")
 BLOB_MESSAGE = f"{MessageType.QUERY}.{BLOB_ACTION}"
-"""Flower's message type of a message with a blob part."""
+"""Flower's message type for blob parts."""
 LOST = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-"""Codes of Flower's error replies to messages that were not delivered."""
+"""Codes of Flower's error replies for undelivered messages."""
 _REPORTS = (
     Kind.REPORT,
     Kind.REPORT_OF_SUMS,
@@ -38,9 +38,9 @@ MAX_FOREIGN_TEXT = 500
 
 
 def cut_foreign_text(text: str) -> str:
-    """Return a text that a client may have written as one line of printable characters.
+    """Reduce a text from a client to one line of printable characters, cut to a maximum length.
 
-    Every such text goes through here before it is logged or written to a file.
+    Every text from a client must be reduced before it is logged or written to a file.
     """
     line = " ".join(text[: 4 * MAX_FOREIGN_TEXT].split())
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
@@ -48,16 +48,17 @@ def cut_foreign_text(text: str) -> str:
 
 
 def decode_foreign(decode: Callable[[Content], Decoded], content: Content) -> Decoded:
-    """Decode what a client sent.
+    """Decode data from a client.
 
-    Decoders raise nothing but a `SamaraError` on purpose; a mistake in one must not end the run.
+    An exception of the decoder that is no `SamaraError` is turned into one, so that a bug in a
+    decoder does not end the run.
 
     Args:
         decode: the decoder.
         content: bytes or text.
 
     Raises:
-        SamaraError: if it cannot be decoded.
+        SamaraError: if the content cannot be decoded.
     """
     try:
         return decode(content)
@@ -76,10 +77,11 @@ def make_message(
     Args:
         node: Flower's id of the node.
         message_type: Flower's message type, `train`, `evaluate` or `query`, with an action.
-        group: Flower's group id; only shown in logs.
-        frame: the frame, empty where a hello is requested.
+        group: Flower's group id, which only appears in logs.
+        frame: the frame; empty in a request for a hello.
         catch_up: the snapshot and the ledger records that the node lacks.
-        seconds: time to live, after which Flower delivers neither the message nor a reply to it.
+        seconds: time to live in seconds, after which Flower delivers neither the message nor its
+            reply.
     """
     parts = ConfigRecord({"frame": frame, "snapshot": catch_up.snapshot, "tail": catch_up.tail})
     return Message(RecordDict({RECORD: parts}), node, message_type, ttl=seconds, group_id=group)
@@ -103,7 +105,7 @@ def read_frame(reply: Message) -> bytes:
 
 
 def report_token(reply: Message) -> bytes | None:
-    """Return the token of the instruction that a reply's report names; None if it has no report."""
+    """Return the token of the instruction that a reply's report answers; None without a report."""
     try:
         frame = read_frame(reply)
         return frame[_TOKEN] if kind_of(frame) in _REPORTS else None
@@ -112,7 +114,7 @@ def report_token(reply: Message) -> bytes | None:
 
 
 def read_cost(reply: Message) -> bytes:
-    """Return the round cost beside the frame in a reply, a frame; nothing if there is none."""
+    """Return the encoded round cost beside the frame in a reply; empty without one."""
     cost = reply.content.config_records.get(RECORD, ConfigRecord()).get(COST)
     return cost if isinstance(cost, bytes) else b""
 

@@ -1,4 +1,4 @@
-"""Phones and boards behind gateways: where they are, whose answers these are, and which count."""
+"""Answers of phones and boards behind gateways, checked and attributed by their signatures."""
 
 import hashlib
 from collections import Counter
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from samara.server.live.keys import ClientKeys
-from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import SamaraError
-from samara.shared.signing import answer_bytes, is_signed_by
-from samara.shared.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.signing import answer_bytes, is_signed_by
+from samara.shared.protocol.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 MAX_PHONES = 10_000
 """Most phones of one gateway."""
@@ -18,14 +18,14 @@ MAX_PHONES = 10_000
 
 @dataclass(frozen=True)
 class PhonePlace:
-    """The place at which a phone or board is attached.
+    """The attachment of a phone or board to a gateway.
 
     Attributes:
         gateway: Flower's id of the gateway's node.
-        public_key: PEM.
-        hello: frame, or a refusal that names a blob which it lacks; empty once a part of it
-            has been sent, until the gateway's next answer.
-        introduced: when the hello came, monotonic seconds.
+        public_key: public key of the phone or board, PEM.
+        hello: hello frame, or a refusal that names a missing blob. Empty from the sending of a blob
+            part until the gateway's next hello reply.
+        introduced: time of the hello, monotonic seconds.
     """
 
     gateway: int
@@ -35,23 +35,26 @@ class PhonePlace:
 
     @property
     def node(self) -> int:
-        """The phone's or board's node id."""
+        """Node id of the phone or board."""
         return node_of_key(self.public_key)
 
     @property
     def number(self) -> int:
-        """The number by which its gateway knows it: a gateway sees keys, not rotations."""
+        """The number by which the gateway knows the phone or board.
+
+        It follows from the key alone, because a gateway knows nothing about key rotations.
+        """
         return client_index_of_key(self.public_key)
 
 
 @dataclass(frozen=True)
 class PhoneAnswers:
-    """The answers of phones in a gateway's reply.
+    """The phones' answers in a gateway's reply.
 
     Attributes:
         signed: frames by public key (PEM), of phones that may take part.
-        refused: reasons by the phone's number, of those that have signed and may not.
-        dropped: number of the other parts of the reply, and of the refused, by reason.
+        refused: reason for each phone that has signed but may not take part, by phone number.
+        dropped: number of unusable answers, by reason; answers of refused phones are included.
     """
 
     signed: dict[bytes, bytes] = field(default_factory=dict)
@@ -59,17 +62,18 @@ class PhoneAnswers:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def describe_dropped(self) -> str:
-        """Return what is dropped as one line; empty if nothing is."""
+        """Describe the dropped parts in one line; empty if there are none."""
         return "; ".join(f"{reason} ({count} times)" for reason, count in self.dropped.items())
 
 
 def read_answers(reply: Message, instruction: bytes, keys: ClientKeys | None) -> PhoneAnswers:
-    """Return the answers in a gateway's reply, each signed by its phone.
+    """Return the phones' answers in a gateway's reply.
 
     Args:
-        reply: the gateway's reply; nothing of it is believed.
-        instruction: what the phones answer, which they sign with their frames.
-        keys: client keys of the run, which say which phones may take part; None admits all.
+        reply: the gateway's reply, which is untrusted.
+        instruction: instruction that the phones answer. A phone's signature covers the instruction
+            and the phone's frame.
+        keys: client keys of the run, which decide who may take part; None admits all phones.
     """
     answers = PhoneAnswers()
     record = reply.content.config_records.get(RECORD, ConfigRecord())
@@ -94,7 +98,7 @@ def read_answers(reply: Message, instruction: bytes, keys: ClientKeys | None) ->
 
 
 def read_numbers(reply: Message, name: str) -> list[int]:
-    """Return the numbers of phones that a gateway's reply has under a name; none if it has not."""
+    """Return the phone numbers that a gateway's reply lists under a name; empty without one."""
     numbers = reply.content.config_records.get(RECORD, ConfigRecord()).get(name)
     if not isinstance(numbers, list):
         return []
@@ -102,10 +106,10 @@ def read_numbers(reply: Message, name: str) -> list[int]:
 
 
 def node_of_key(public_key: bytes) -> int:
-    """Return the node id of the phone with this key, which is the same behind every gateway."""
+    """Return the node id of the phone with this key; it is the same behind every gateway."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
 
 
 def make_reply(frame: bytes, message: Message) -> Message:
-    """Return a reply with a frame, as if the phone were a node of Flower's."""
+    """Return a reply with a frame, as if the phone were a Flower node."""
     return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)

@@ -1,12 +1,13 @@
-"""A grid in which every phone and board behind a gateway is a node of its own.
+"""A grid in which every phone and board behind a gateway is a separate node.
 
-A gateway is one Flower node that many phones attach to; it answers a hello with the hellos of those
-that have attached since, in parts if they are many, and the numbers of those that still are. Here
-every phone becomes a node with an id and a public key of its own, so that roster, cohorts and
-strategy need not know of gateways; `PhoneRelay` has the messages to them. A phone's frame counts
-only with a valid signature under the phone's key over the instruction that it answers. Where a
-hello is requested, that is a nonce, so that a gateway cannot send an old hello of a phone that has
-not attached.
+A gateway is one Flower node with many attached phones. A gateway's hello reply lists its newly
+attached phones, and the numbers of all phones that are still attached. A long list comes in several
+replies. This grid gives every phone its own node id and public key, so that roster, cohorts and
+strategy need not know about gateways. `PhoneRelay` carries the messages to phones.
+
+A phone's frame counts only if the phone's key has signed it together with the instruction that it
+answers. For a hello the instruction is a nonce, so that a gateway cannot replay the hello of a
+phone that is no longer attached.
 """
 
 import logging
@@ -32,11 +33,11 @@ from samara.server.transport.messages import (
 from samara.server.transport.phone_answers import PhonePlace, make_reply, read_answers, read_numbers
 from samara.server.transport.phone_relay import PhoneRelay
 from samara.server.transport.refusal_notices import PhoneNotices
-from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import SamaraError
 from samara.shared.flower_compat import set_message_id
-from samara.shared.ledger.records import CatchUp
-from samara.shared.wire import (
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import (
     ATTACHED,
     FRAMES,
     IN_PARTS,
@@ -51,11 +52,11 @@ from samara.shared.wire import (
 log = logging.getLogger("samara.server")
 
 HELLO_SECONDS = 300.0
-"""Time that a node has to answer a hello request before it is sent again."""
+"""Seconds after which an unanswered hello request is sent again."""
 REFRESH_SECONDS = 5.0
-"""Time between two requests for the phones that are attached to a gateway."""
+"""Seconds between two requests for a gateway's attached phones."""
 HELLO_LIFE_SECONDS = 6 * 3600.0
-"""Time after which a phone that stays attached introduces itself again."""
+"""Seconds after which a phone that stays attached must introduce itself again."""
 NONCE_BYTES = 32
 
 
@@ -66,8 +67,8 @@ class _HelloRequest:
     Attributes:
         node: Flower's id of the node.
         nonce: random bytes that the phones of a gateway sign with their hellos.
-        known: numbers of those of its phones that need not answer, if it is a gateway.
-        end: end of the time to answer, monotonic seconds.
+        known: for a gateway, the numbers of the attached phones that need not send a hello again.
+        end: deadline for the answer, monotonic seconds.
     """
 
     node: int
@@ -80,9 +81,9 @@ class PhoneGrid(DelegatingGrid):
     """A grid in which phones behind gateways are nodes.
 
     Args:
-        grid: delivers the messages.
-        keys: client keys of the run, which say whose nodes are gateways and which phones may take
-            part; None admits all.
+        grid: grid that delivers the messages.
+        keys: client keys of the run, which decide which nodes are gateways and which phones may
+            take part; None admits all.
     """
 
     def __init__(self, grid: Grid, keys: ClientKeys | None = None) -> None:
@@ -90,29 +91,30 @@ class PhoneGrid(DelegatingGrid):
         self._keys = keys
         self._hello_requests: dict[str, _HelloRequest] = {}  # by message id
         self._logged: dict[int, str] = {}  # last warning about each gateway
-        # Hello replies of nodes that are no gateways; None if the next request goes to the node.
+        # Hello replies of nodes that are not gateways; None if the node must be asked again.
         self._hellos: dict[int, Message | None] = {}
-        # When the phones of each gateway are requested again, monotonic seconds.
+        # Time of the next request for each gateway's phones, monotonic seconds.
         self._gateways: dict[int, float] = {}
-        self._nonces: dict[int, bytes] = {}  # of gateways with further hellos to the last request
-        self._sessions: dict[int, bytes] = {}  # of each gateway's process
+        # nonce of each gateway whose reply to the last request still lacks hellos
+        self._nonces: dict[int, bytes] = {}
+        self._sessions: dict[int, bytes] = {}  # session of each gateway's process
         self._phones: dict[int, PhonePlace] = {}
         self._refreshed = -REFRESH_SECONDS
         self._notices = PhoneNotices()
-        # Hello requests to phones whose hello is out of date, by node.
+        # Hello requests to phones with an outdated hello, by node.
         self._waiting_hellos: dict[int, Message] = {}
         self._relay = PhoneRelay(grid, keys, self._warn)
-        # Phones' replies that nobody has pulled, with the end of their time to live.
+        # Phones' replies that were not pulled yet, with the end of their time to live.
         self._replies: dict[str, tuple[Message, float]] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes, phones among them."""
+        """Return the ids of the connected nodes, phones included."""
         return list(self.connected_nodes())
 
     def connected_nodes(self) -> dict[int, bytes]:
         """Return the public key (PEM) of every connected node; empty for nodes without one.
 
-        Phones are nodes, gateways are not; other nodes are left out until they answer a hello.
+        Phones are nodes and gateways are not. Other nodes are left out until they answer a hello.
         """
         self._refreshed = time.monotonic()
         public_keys = self._flower_nodes()
@@ -129,7 +131,7 @@ class PhoneGrid(DelegatingGrid):
         return node in self._phones
 
     def _flower_nodes(self) -> dict[int, bytes]:
-        """Return the public key of every node that Flower knows, gateways among them."""
+        """Return the public key of every node known to Flower, gateways included."""
         if isinstance(self._grid, GuardedGrid):
             return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
@@ -140,7 +142,8 @@ class PhoneGrid(DelegatingGrid):
         ids: dict[int, str] = {}
         for index, message in enumerate(messages):
             node, message_type = message.metadata.dst_node_id, message.metadata.message_type
-            phone, hello = self._phones.get(node), self._hellos.get(node)
+            phone = self._phones.get(node)
+            hello = self._hellos.get(node)
             is_hello_request = message_type == MessageType.QUERY
             if phone and is_hello_request:
                 ids[index] = _assign_id(message)
@@ -165,11 +168,11 @@ class PhoneGrid(DelegatingGrid):
         return [ids[index] for index in sorted(ids)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived, each once."""
+        """Return the replies to these messages that have arrived, each only once."""
         wanted = list(message_ids)
         is_late = time.monotonic() >= self._refreshed + REFRESH_SECONDS
         if self._waiting_hellos or (is_late and self._relay.message_ids):
-            self.connected_nodes()  # asks the gateways, whose answers hold new hellos
+            self.connected_nodes()  # asks the gateways, whose answers may hold new hellos
         unsent = {message.metadata.message_id for message in self._waiting_hellos.values()}
         to_phones = (self._relay.message_ids | self._replies.keys() | unsent).intersection(wanted)
         to_pull = self._relay.ids_to_pull(to_phones) | (set(wanted) - to_phones)
@@ -180,7 +183,7 @@ class PhoneGrid(DelegatingGrid):
                 continue
             for of_phone, end in self._relay.split(reply):
                 self._store_reply(of_phone, end)
-        self._relay.advance(self._phones)  # goes on with replies that lacked answers
+        self._relay.advance(self._phones)  # completes replies that lacked answers
         return replies + [self._replies.pop(i)[0] for i in wanted if i in self._replies]
 
     def _store_reply(self, reply: Message, end: float) -> None:
@@ -188,7 +191,7 @@ class PhoneGrid(DelegatingGrid):
         self._replies[reply.metadata.reply_to_message_id] = reply, end
 
     def _discard_old_entries(self, connected: Set[int]) -> None:
-        """Discard entries of nodes that are not connected, and what can no longer be answered."""
+        """Discard entries of disconnected nodes, and messages whose time to answer is over."""
         now = time.monotonic()
         self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
@@ -206,7 +209,7 @@ class PhoneGrid(DelegatingGrid):
         self._replies = {i: (reply, end) for i, (reply, end) in self._replies.items() if now < end}
 
     def _request_hellos(self, public_keys: Mapping[int, bytes]) -> None:
-        """Request hellos of new nodes, and of gateways whose phones are to be refreshed."""
+        """Request hellos from new nodes, and from gateways whose list of phones is outdated."""
         now = time.monotonic()
         requested = {request.node for request in self._hello_requests.values()}
         due = {node for node, at in self._gateways.items() if now >= at}
@@ -238,8 +241,8 @@ class PhoneGrid(DelegatingGrid):
     def _known_at(self, gateway: int) -> frozenset[int]:
         """Return the numbers of a gateway's phones that need not introduce themselves again.
 
-        A gateway that says of such a phone that it is still attached may lie, which is no more than
-        keeping the phone's answers to itself.
+        A hostile gateway could falsely report such a phone as attached. It could only make the
+        phone miss rounds, as it could by withholding the phone's answers.
         """
         long_ago = time.monotonic() - HELLO_LIFE_SECONDS
         return frozenset(
@@ -253,7 +256,7 @@ class PhoneGrid(DelegatingGrid):
         )
 
     def _receive_hellos(self, public_keys: Mapping[int, bytes]) -> None:
-        """Fetch the replies to hello requests, and tell gateways from other nodes by them."""
+        """Fetch the replies to hello requests, which show whether a node is a gateway."""
         if not self._hello_requests:
             return
         for reply in self._grid.pull_messages(list(self._hello_requests)):
@@ -269,8 +272,9 @@ class PhoneGrid(DelegatingGrid):
                 self._hellos[request.node] = None if reply.has_error() else reply
 
     def _update_phones(self, request: _HelloRequest, reply: Message) -> None:
-        """Replace the phones of a gateway by those in its reply to a hello request."""
-        gateway, record = request.node, reply.content.config_records[RECORD]
+        """Replace the list of a gateway's phones with the phones in its hello reply."""
+        gateway = request.node
+        record = reply.content.config_records[RECORD]
         staying = request.known.intersection(read_numbers(reply, ATTACHED))
         self._phones = {
             node: phone
@@ -296,20 +300,21 @@ class PhoneGrid(DelegatingGrid):
             if request_of_phone := self._waiting_hellos.pop(phone.node, None):
                 reply_of_phone = make_reply(frame, request_of_phone)
                 self._store_reply(reply_of_phone, _end_of(request_of_phone))
-        if has_more and read_numbers(reply, PENDING):  # nobody who has answered is asked again
+        # phones that have answered are not asked again
+        if has_more and read_numbers(reply, PENDING):
             self._gateways[gateway], self._nonces[gateway] = 0.0, request.nonce
         self._notices.send(self._grid, gateway, answers.refused)
         self._warn(gateway, answers.describe_dropped())
 
     def _check_client(self, public_key: bytes, client: int) -> None:
-        """Raise a `SamaraError` if the holder of a key is not the client with this index."""
+        """Raise a `SamaraError` if a key's holder is not the client with this index."""
         if self._keys:
             self._keys.check(public_key, client)
         elif client != client_index_of_key(public_key):
             raise SamaraError(f"its key is not that of client {client}")
 
     def _warn(self, gateway: int, text: str) -> None:
-        """Log a warning about a reply of a gateway in one line, unless it was the last one."""
+        """Log a one-line warning about a gateway's reply, unless it repeats the previous one."""
         text = cut_foreign_text(text)
         if text and self._logged.get(gateway) != text:
             log.warning("gateway %d: %s", gateway, text)
@@ -324,5 +329,5 @@ def _assign_id(message: Message) -> str:
 
 
 def _end_of(message: Message) -> float:
-    """Return the end of a message's time to live, in monotonic seconds, if it is sent now."""
+    """Return the end of the time to live of a message that is sent now, in monotonic seconds."""
     return time.monotonic() + message.metadata.ttl

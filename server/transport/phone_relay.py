@@ -1,9 +1,10 @@
-"""Messages to phones and boards behind gateways, from when they are sent until they are answered.
+"""Messages to phones and boards behind gateways, from sending to answer.
 
-The messages with one frame to the phones of one gateway are sent as one message, and its reply,
-which need not have all answers yet, is split into one reply per phone. A message is to a phone, not
-to a gateway: if the gateway is lost with it, or the phone comes back at another one, it is sent
-again there, which is harmless, since a phone answers a repeated instruction with its stored report.
+Messages with the same frame to phones of one gateway travel as a single message to the gateway. The
+gateway's reply, which may lack some answers, is split into one reply per phone. If a phone moves to
+another gateway, or its gateway restarts, the message is sent again through the phone's present
+gateway. Repeated messages do no harm, because a phone answers a repeated instruction with its
+stored report.
 """
 
 import time
@@ -23,24 +24,24 @@ from samara.server.transport.phone_answers import (
     read_numbers,
 )
 from samara.shared.flower_compat import ErrorCode
-from samara.shared.wire import CLIENTS, IN_PARTS, PENDING, RECORD, SHARES
+from samara.shared.protocol.wire import CLIENTS, IN_PARTS, PENDING, RECORD, SHARES
 
 _LEAST_SECONDS = 1.0
-"""Time to live that a message must have left to be sent again."""
+"""Least remaining time to live, in seconds, of a message that is worth sending again."""
 
 
 @dataclass(eq=False)
 class _Unanswered:
-    """A message to a phone that is not answered yet.
+    """An unanswered message to a phone.
 
     Attributes:
         message: the message.
-        end: end of its time to live, monotonic seconds.
-        whole: id of the message to a gateway that it is part of; empty if it is to be sent.
-        gateway: Flower's id of that gateway's node.
-        number: the number by which that gateway knows the phone.
-        lost_at: when its gateway was lost with it, monotonic seconds; it waits until the phone
-            introduces itself again.
+        end: end of the message's time to live, monotonic seconds.
+        whole: id of the gateway message that contains this message; empty before it is sent.
+        gateway: Flower's id of the gateway's node.
+        number: number by which the gateway knows the phone.
+        lost_at: time at which the gateway was lost, monotonic seconds. The message is sent again
+            after the phone's next hello.
     """
 
     message: Message
@@ -52,7 +53,7 @@ class _Unanswered:
 
     @property
     def node(self) -> int:
-        """The phone's node id."""
+        """Node id of the phone."""
         return self.message.metadata.dst_node_id
 
     @property
@@ -65,11 +66,11 @@ class _Unanswered:
 
 @dataclass(frozen=True)
 class _WholeMessage:
-    """A message to a gateway that stands for the messages to several of its phones.
+    """A message to a gateway, which combines messages to several of the gateway's phones.
 
     Attributes:
         gateway: Flower's id of the gateway's node.
-        frame: the instruction, the same for all of the phones.
+        frame: the instruction, the same for all these phones.
         parts: the messages to the phones.
     """
 
@@ -82,9 +83,9 @@ class PhoneRelay:
     """Sends messages to phones through their gateways, and splits the replies.
 
     Args:
-        grid: delivers messages to gateways.
+        grid: grid that delivers messages to gateways.
         keys: client keys of the run; None admits all phones.
-        warn: logs a line about a gateway, given by Flower's id of its node.
+        warn: function that logs a line of text about a gateway, given its Flower node id.
     """
 
     def __init__(
@@ -96,18 +97,19 @@ class PhoneRelay:
 
     @property
     def message_ids(self) -> Set[str]:
-        """The ids of the messages that are not answered."""
+        """The ids of the unanswered messages."""
         return self._unanswered.keys()
 
     def add(self, message: Message) -> None:
-        """Take a message to a phone, which has an id; `advance` sends it."""
+        """Accept a message to a phone, which `advance` will send; the message has an id."""
         end = time.monotonic() + message.metadata.ttl
         self._unanswered[message.metadata.message_id] = _Unanswered(message, end)
 
     def advance(self, phones: Mapping[int, PhonePlace]) -> None:
-        """Send what is to be sent to phones that are attached, by their node ids.
+        """Send the due messages to attached phones, and discard messages past their time to live.
 
-        What can no longer be answered is discarded.
+        Args:
+            phones: the attached phones, by node id.
         """
         now = time.monotonic()
         self._unanswered = {i: one for i, one in self._unanswered.items() if now < one.end}
@@ -124,24 +126,25 @@ class PhoneRelay:
             self._send(_WholeMessage(gateway, frame, parts))
 
     def lose(self, gateway: int) -> None:
-        """Note that a gateway's process is another one, which knows of no earlier message."""
+        """Record that a gateway's process has restarted, so that it knows no earlier message."""
         for one in self._unanswered.values():
             if one.whole and one.gateway == gateway:
                 one.whole, one.lost_at = "", time.monotonic()
 
     def ids_to_pull(self, wanted: Iterable[str]) -> set[str]:
-        """Return the ids of the messages to gateways whose replies hold those to these messages."""
+        """Return the ids of the gateway messages whose replies contain the wanted replies."""
         known = (self._unanswered[i] for i in wanted if i in self._unanswered)
         return {one.whole for one in known if one.whole}
 
     def is_whole(self, message_id: str) -> bool:
-        """Return whether a message was sent to a gateway from here."""
+        """Return whether this relay sent a message to a gateway."""
         return message_id in self._whole
 
     def split(self, reply: Message) -> list[tuple[Message, float]]:
-        """Return the replies of phones in a gateway's reply, each with the end of its time.
+        """Split a gateway's reply into replies of phones, each with the end of its time to live.
 
-        A phone that has not answered counts as absent, unless it may yet answer.
+        A phone without an answer gets an error reply, unless the gateway still waits for its
+        answer.
         """
         whole_id = reply.metadata.reply_to_message_id
         whole = self._whole.pop(whole_id)
@@ -150,17 +153,18 @@ class PhoneRelay:
         reason, is_lost = "the phone did not answer", False
         if reply.has_error():
             self._warn(whole.gateway, f"it failed: {reply.error.reason}")
-            reason, is_lost = "its gateway failed", reply.error.code in LOST
+            reason = "its gateway failed"
+            is_lost = reply.error.code in LOST
         else:
             answers = read_answers(reply, whole.frame, self._keys)
             frames = {node_of_key(key): frame for key, frame in answers.signed.items()}
-            # a gateway that brings nothing is not asked again and again
+            # a gateway without new answers is not asked over and over
             pending = set(read_numbers(reply, PENDING)) if frames else set()
             self._warn(whole.gateway, answers.describe_dropped())
         replies = []
         for one in whole.parts:
             if one.whole != whole_id:
-                continue  # it has been sent elsewhere since
+                continue  # it was sent elsewhere in the meantime
             if one.node in frames:
                 replies.append((make_reply(frames[one.node], one.message), one.end))
             elif is_lost:
@@ -176,10 +180,10 @@ class PhoneRelay:
         return replies
 
     def _send(self, whole: _WholeMessage) -> None:
-        """Send messages with the same frame to phones of a gateway as one message.
+        """Send messages with the same frame to a gateway's phones as one message.
 
-        It carries the longest catch-up of them, which contains what the other phones lack, and the
-        sealed shares for each phone.
+        The message carries the longest of the phones' catch-ups, which contains the records of all
+        shorter catch-ups, and the sealed shares for each phone.
         """
         records = [one.message.content.config_records[RECORD] for one in whole.parts]
         longest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]
@@ -203,7 +207,7 @@ class PhoneRelay:
 
 
 def _is_due(one: _Unanswered, phone: PhonePlace, now: float) -> bool:
-    """Return whether a message is to be sent to its phone, which is attached, now."""
+    """Return whether a message should be sent now to its attached phone."""
     if one.whole:
         return phone.gateway != one.gateway
     return phone.introduced > one.lost_at and now + _LEAST_SECONDS < one.end

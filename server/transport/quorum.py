@@ -1,28 +1,28 @@
-"""The decision which layout, base model and number of clients a run has.
+"""The quorum, which decides a run's layout, base model and number of clients.
 
-One client decides nothing: several must introduce themselves alike (a quorum), or continue what the
-run's folder holds. What the operator's settings exclude is refused before anything is allocated.
+A single client cannot decide them. Several clients must send equal hellos (a quorum), or a hello
+must match the run that is already in the folder. A hello that contradicts the operator's settings
+is refused before any memory is allocated for it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from samara.shared.config import RunConfig
 from samara.shared.errors import LayoutError, ModelError
-from samara.shared.layout import Layout
-from samara.shared.sections import MOST_ELEMENTS
+from samara.shared.protocol.layout import Layout
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import MOST_ELEMENTS
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """A run as a hello describes it: the values that all clients of the run must agree on.
+    """The values in a hello that all clients of a run must agree on.
 
     Attributes:
         layout: layout of the adapter.
         model_id: id of the base model, 32 bytes.
-        client_count: number of clients that the data set is divided among; 0 if every client has
-            its own data.
+        client_count: number of clients that share the data set; 0 if clients bring their own data.
     """
 
     layout: Layout
@@ -31,15 +31,15 @@ class RunIdentity:
 
 
 class Quorum:
-    """The rule by which hellos decide what a run is.
+    """The rule by which hellos decide a run's identity.
 
     Args:
         config: settings of the run.
         is_stored: returns whether the run's folder holds a run of this identity.
 
     Attributes:
-        is_late: whether no more clients are waited for, so that two equal hellos suffice unless
-            `cohort.quorum` is set.
+        is_late: whether the run stops waiting for more clients. Two equal hellos then suffice,
+            unless `cohort.quorum` is set.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Quorum:
 
     @property
     def size(self) -> int:
-        """The number of equal hellos that decide."""
+        """The number of equal hellos that decide the run's identity."""
         cohort = self._config.cohort
         if cohort.quorum:
             return cohort.quorum
@@ -58,12 +58,13 @@ class Quorum:
         return min(2, wanted) if self.is_late else wanted // 2 + 1
 
     def check(self, identity: RunIdentity) -> None:
-        """Raise an error if the settings exclude the run that a hello describes.
+        """Check that the settings allow the run that a hello describes.
 
         Raises:
-            SamaraError: with the reason and the setting.
+            SamaraError: if they do not; the message names the reason and the setting.
         """
-        cohort, layout = self._config.cohort, identity.layout
+        cohort = self._config.cohort
+        layout = identity.layout
         if layout.element_count > MOST_ELEMENTS:
             raise LayoutError(
                 f"its layout has {layout.element_count} trained numbers, over {MOST_ELEMENTS}; "
@@ -75,18 +76,19 @@ class Quorum:
         ):
             if expected and value.hex() != expected:
                 raise kind(
-                    f"its {setting.replace('-', ' ')} {value.hex()[:12]} is not that of "
+                    f"its {setting.replace('-', ' ')} {value.hex()[:12]} differs from "
                     f"cohort.{setting}, {expected[:12]}; give it the same model and adapter "
                     "settings"
                 )
         if identity.client_count:
-            self._config.among(identity.client_count)  # raises an error if there are too many
+            # raises an error if there are too many clients
+            self._config.among(identity.client_count)
 
     def decide(self, identities: Collection[RunIdentity]) -> RunIdentity | None:
-        """Return the run that the hellos describe; None while that is not decided.
+        """Return the identity that the hellos agree on; None while undecided.
 
         Args:
-            identities: run of each client that has introduced itself, in order of their indices.
+            identities: identity in each client's hello, in order of client index.
         """
         if not identities:
             return None

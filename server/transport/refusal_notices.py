@@ -1,4 +1,4 @@
-"""Notices by which refused clients hear why: a code and two numbers, as in refusals of theirs."""
+"""Notices to refused clients: the reason as a code and two numbers, as in a client's refusal."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -8,38 +8,40 @@ from flwr.serverapp import Grid
 
 from samara.server.transport.messages import make_message
 from samara.shared.errors import SamaraError
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
-from samara.shared.wire import CLIENTS, RECORD, REFUSED_ACTION
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import CLIENTS, RECORD, REFUSED_ACTION
 
 REFUSED_MESSAGE = f"{MessageType.QUERY}.{REFUSED_ACTION}"
 """Flower's message type of a notice."""
 REPEAT_SECONDS = 60.0
-"""Time after which a phone that is still attached is told the same again: it may be a new process,
-which has heard nothing."""
+"""Seconds after which an attached phone gets the same notice again.
+
+The phone may have a new process that has not received the notice.
+"""
 _NOTICE_SECONDS = 60.0
 _NO_TOKEN = bytes(8)
 
 
 class RefusalNotices:
-    """Notices to nodes; nothing is waited for, and replies mean nothing."""
+    """Notices to nodes, sent without waiting; replies are ignored."""
 
     def __init__(self) -> None:
         self._unsent: dict[int, Refusal] = {}
         self._sent = _SentNotices()
 
     def add(self, node: int, client: int, error: SamaraError) -> None:
-        """Have a node be told why it is refused.
+        """Schedule a notice to a refused node.
 
         Args:
             node: Flower's id of the node.
-            client: client index; 0 if it is not known.
-            error: the reason, of which the node gets code and numbers.
+            client: client index; 0 if unknown.
+            error: reason for the refusal; the node gets the error's code and numbers.
         """
         self._unsent[node] = Refusal.of_error(_NO_TOKEN, client, 0, error)
 
     def send(self, grid: Grid, nodes: Collection[int]) -> None:
-        """Send the notices to those of the nodes that are connected, and discard old replies."""
+        """Send the notices to connected nodes, and discard old replies."""
         messages = [
             _notice(node, notice.encode()) for node, notice in self._unsent.items() if node in nodes
         ]
@@ -48,25 +50,26 @@ class RefusalNotices:
 
 
 class PhoneNotices:
-    """Notices to phones that may not take part, by way of their gateways.
+    """Notices to phones that may not take part, sent through their gateways.
 
-    Such a phone is no node, so that nobody else would tell it.
+    A refused phone is not a node of the grid, so it gets no other message.
     """
 
     def __init__(self) -> None:
-        # By gateway and the phone's number there: the notice, and when it was sent.
+        # By gateway and the phone's number there: the notice and the time at which it was sent.
         self._told: dict[int, dict[int, tuple[bytes, float]]] = {}
         self._sent = _SentNotices()
 
     def send(self, grid: Grid, gateway: int, errors: Mapping[int, SamaraError]) -> None:
-        """Tell phones why they are refused, unless they were told the same a moment ago.
+        """Send phones the reasons for their refusal, unless the same notice was sent recently.
 
         Args:
             grid: the grid that reaches the gateway.
             gateway: Flower's id of the gateway's node.
-            errors: the reasons by the phone's number, of all that are refused there now.
+            errors: reasons by phone number, for all phones of the gateway that are now refused.
         """
-        now, before = time.monotonic(), self._told.get(gateway, {})
+        now = time.monotonic()
+        before = self._told.get(gateway, {})
         self._told[gateway] = {}
         due: dict[bytes, list[int]] = {}
         for number, error in errors.items():
@@ -79,18 +82,18 @@ class PhoneNotices:
         self._sent.push(grid, [_notice(gateway, frame, due[frame]) for frame in due])
 
     def forget(self, connected: Collection[int]) -> None:
-        """Forget what was sent by gateways that are no longer connected."""
+        """Forget the notices sent through gateways that are no longer connected."""
         self._told = {gateway: told for gateway, told in self._told.items() if gateway in connected}
 
 
 class _SentNotices:
-    """Notices that were sent, whose replies are discarded."""
+    """Sent notices whose replies will be discarded."""
 
     def __init__(self) -> None:
         self._unanswered: set[str] = set()
 
     def push(self, grid: Grid, messages: Sequence[Message]) -> None:
-        """Discard the replies that have come, and send further notices."""
+        """Discard the replies that have arrived, and send further notices."""
         if self._unanswered:
             for reply in grid.pull_messages(sorted(self._unanswered)):
                 self._unanswered.discard(reply.metadata.reply_to_message_id)

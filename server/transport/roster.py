@@ -1,4 +1,4 @@
-"""The roster of a run: which Flower node is which client, and the round that it has."""
+"""The roster of a run: which Flower node is which client, and each client's round."""
 
 import json
 import logging
@@ -34,12 +34,12 @@ from samara.shared.errors import (
     SamaraError,
     TakenIndexError,
 )
-from samara.shared.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stated_count
-from samara.shared.frames.instructions import Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.layout import Layout
-from samara.shared.ledger.records import CatchUp
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, SPLIT_TOKENS, Hello, stated_count
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import Kind, kind_of
 
 log = logging.getLogger("samara.server")
 
@@ -50,17 +50,17 @@ _MAX_FACTS, _MAX_LAYOUT = 2**14, 2**20
 
 @dataclass
 class RosterEntry:
-    """A client of the run and the node that it is connected by.
+    """A client of the run and its node.
 
     Attributes:
         node: Flower's id of the node, which changes between runs.
-        client: client index, which does not change.
-        examples: number of training examples, as the client's hello has it.
+        client: client index, which never changes.
+        examples: number of training examples, from the client's hello.
         round: last round that the client is known to have.
         facts: the client's description of itself, for the result of the run.
         public_key: public key of the node, PEM; empty where nodes have none.
-        by_stream: whether it is attached to a gateway, and not connected by a SuperNode.
-        follows: whether it could catch up with its last instruction; None before an answer.
+        by_stream: whether the client is attached to a gateway instead of connected by a SuperNode.
+        follows: whether the client could catch up at its last instruction; None before an answer.
     """
 
     node: int
@@ -73,32 +73,31 @@ class RosterEntry:
     follows: bool | None = None
 
     def most_examples(self, split: Split) -> int:
-        """Return how many examples of a split the client says it has; or of training, if none."""
+        """Return a split's declared number of examples; without it, the number for training."""
         return stated_count(self.facts, SPLIT_EXAMPLES, split.name, self.examples)
 
     def most_predictions(self, split: Split) -> int:
-        """Return how many predictions an evaluation may count: examples, or tokens of answers."""
+        """Return the most predictions of a split's evaluation: its examples or answers' tokens."""
         return stated_count(self.facts, SPLIT_TOKENS, split.name, self.most_examples(split))
 
 
 class Roster:
     """The clients of a run that have introduced themselves.
 
-    The entry of a node that disconnects is removed: the client may come back as another node, or
-    with an older state.
+    A node that disconnects loses its entry, because the client may return as another node or with
+    an older state.
 
     Args:
         keys: client keys of the run; None admits clients without a key.
-        blobs: sender of the files that clients lack; None if the run has none.
-        quorum: rule by which hellos decide what the run is; None lets the first one decide.
+        blobs: sender of files that clients lack; None if the run has none.
+        quorum: rule that decides the run's identity; None lets the first hello decide.
 
     Attributes:
         entries: entries by Flower node id.
         layout: layout of the adapter, the same for all clients; None until it is decided.
         model_id: id of the base model, the same for all clients.
-        client_count: number of clients that the data set is divided among; 0 if every client has
-            its own data.
-        most_clients: number of clients that can train at most; None if it is not limited.
+        client_count: number of clients that share the data set; 0 if clients bring their own data.
+        most_clients: largest number of clients that can train; None if unlimited.
     """
 
     most_clients: int | None = None
@@ -114,31 +113,31 @@ class Roster:
         self.model_id = b""
         self.client_count = 0
         self._keys, self._blobs, self._quorum = keys, blobs, quorum
-        # Clients that introduced themselves before it was decided what the run is, by node.
+        # Clients that introduced themselves before the run's identity was decided, by node.
         self._introduced: dict[int, tuple[RosterEntry, RunIdentity]] = {}
         self._hello_requests: dict[str, int] = {}  # node by message id
-        self._lost_hellos: set[int] = set()  # nodes for which it was logged
-        # Reason, and when the node may try again (monotonic seconds), by node.
+        self._lost_hellos: set[int] = set()  # nodes whose loss was logged
+        # Reason, and time of the next attempt (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
-        self._notices: RefusalNotices | None = None  # since the first refusal
+        self._notices: RefusalNotices | None = None  # created at the first refusal
 
     @property
     def refusal_reasons(self) -> list[str]:
-        """The reasons for which connected nodes are refused."""
+        """The reasons for refusing connected nodes."""
         return [reason for reason, _ in self._refused.values()]
 
     @property
     def undecided_hellos(self) -> int:
-        """The number of clients whose hellos do not yet decide what the run is."""
+        """The number of clients that have sent a hello while the run's identity is undecided."""
         return len(self._introduced)
 
     def request_hellos(self, grid: Grid, timeout: float) -> None:
-        """Request a hello of every new node, and take in the hellos that have arrived.
+        """Request a hello from every new node, and process the hellos that have arrived.
 
         A quorum of equal hellos decides layout, base model and number of clients of the run. A
-        client with others is refused for some minutes. Hellos are waited for only while there is
-        none; late ones are taken in at the next call. A client that lacks a blob is sent it, and
-        its hello is requested again when it has it.
+        client with different values is refused for some minutes. The call only waits for hellos
+        while none has arrived. A client that lacks a blob receives the blob, and is then asked for
+        its hello again.
 
         Args:
             grid: Flower's grid.
@@ -176,15 +175,15 @@ class Roster:
             self._notices.send(grid, nodes)
 
     def send_blobs(self, grid: Grid) -> None:
-        """Go on with the transfers of blobs that clients lack; this does not wait."""
+        """Advance the transfers of missing blobs, without waiting."""
         if self._blobs and self._blobs.nodes:
             self._send_blobs(self._blobs, grid, _connected_nodes(grid))
 
     def begin_transfer(self, entry: RosterEntry, refusal: Refusal) -> None:
-        """Send a client the blob that it lacks; it introduces itself again once it has it.
+        """Start sending a client the blob that it lacks; the client must then send a new hello.
 
         Args:
-            entry: entry of the client, which is removed.
+            entry: entry of the client; it is removed from the roster.
             refusal: the client's refusal of an instruction, with `RefusalCode.MISSING_BLOB`.
         """
         self.entries.pop(entry.node, None)
@@ -199,7 +198,7 @@ class Roster:
         return {entry.client: entry for entry in sorted(entries, key=lambda entry: entry.client)}
 
     def by_stream(self, clients: Iterable[int]) -> list[int]:
-        """Return those of the clients that are attached to a gateway, ascending."""
+        """Return the clients that are attached to a gateway, ascending."""
         attached = {entry.client for entry in self.entries.values() if entry.by_stream}
         return sorted(attached.intersection(clients))
 
@@ -208,14 +207,14 @@ class Roster:
         return min((entry.round for entry in self.entries.values()), default=0)
 
     def refusal_reason(self, entry: RosterEntry) -> str:
-        """Return why a client may no longer take part; empty if it may."""
+        """Return the reason why a client may no longer take part; empty if it still may."""
         return str(self._key_refusal(entry.public_key) or "")
 
     def forget_absent(self, nodes: Mapping[int, bytes]) -> None:
-        """Discard what belongs to nodes that are not connected, and refusals that are over.
+        """Discard data of disconnected nodes, and expired refusals.
 
-        A client may come back as a refused node once its old node is gone, so that then no
-        refusal stays.
+        If the client of a roster entry disconnects, all refusals end, because the client may
+        return as a node that was refused.
         """
         gone = self.entries.keys() - nodes.keys()
         for node in gone:
@@ -231,7 +230,7 @@ class Roster:
         }
 
     def _receive_hellos(self, replies: Iterable[Message], nodes: Mapping[int, bytes]) -> None:
-        """Admit or refuse the nodes that sent these replies, in order of client index."""
+        """Admit or refuse the senders of these replies, in order of client index."""
         hellos = []
         for reply in replies:
             node = self._hello_requests.pop(reply.metadata.reply_to_message_id, None)
@@ -260,10 +259,10 @@ class Roster:
                 self._refuse(node, error, hello.client)
 
     def _begin_transfer(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Send a node the blob that its refusal names.
+        """Start sending a node the blob that its refusal names.
 
         Raises:
-            SamaraError: if it refuses for another reason, or may not have the blob.
+            SamaraError: if the node refuses for another reason, or may not receive the blob.
         """
         if self._keys and refusal.code == RefusalCode.MISSING_BLOB:
             self._keys.check(public_key, refusal.client)
@@ -278,10 +277,10 @@ class Roster:
     def _introduction(
         self, hello: Hello, node: int, public_key: bytes, taken: Set[int]
     ) -> tuple[RosterEntry, RunIdentity]:
-        """Return the entry that the sender of a hello would get, and what it says of the run.
+        """Return the entry and the run identity that a hello asks for.
 
         Raises:
-            SamaraError: if it may not take part, with the reason.
+            SamaraError: if the sender may not take part; the message gives the reason.
         """
         if self._keys:
             self._keys.check(public_key, hello.client)
@@ -293,7 +292,9 @@ class Roster:
         if type(client_count) is not int or client_count < 0:
             raise SamaraError(f"the number of clients in its hello is {client_count!r}")
         if hello.client in taken:
-            raise TakenIndexError("another node is already this client; give each its own index")
+            raise TakenIndexError(
+                "another node already has this client index; give each node its own"
+            )
         identity = RunIdentity(layout, hello.model_id, client_count)
         if self._quorum and self.layout is None:
             self._quorum.check(identity)
@@ -301,7 +302,7 @@ class Roster:
         return entry, identity
 
     def _admit_introduced(self) -> None:
-        """Admit or refuse the clients that have introduced themselves once the run is decided."""
+        """Once the run is decided, admit or refuse the clients that have introduced themselves."""
         if self.layout is None:
             introductions = sorted(self._introduced.values(), key=lambda pair: pair[0].client)
             identities = [identity for _, identity in introductions]
@@ -320,7 +321,7 @@ class Roster:
                 self.entries[node] = entry
 
     def _difference(self, identity: RunIdentity, layout: Layout) -> SamaraError | None:
-        """Return why a client does not fit this run, whose layout is given; None if it does."""
+        """Return the reason why a client does not fit this run's layout; None if it fits."""
         if identity.layout.hash != layout.hash:
             return LayoutError(
                 f"its layout {identity.layout.hash.hex()[:12]} is not this run's "
@@ -336,11 +337,11 @@ class Roster:
         return None
 
     def _key_refusal(self, public_key: bytes) -> ClientKeyError | None:
-        """Return why the holder of a key may not take part; None if it may."""
+        """Return the reason why the holder of a key may not take part; None if it may."""
         return self._keys.refusal(public_key) if self._keys else None
 
     def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
-        """Refuse a node for some minutes; it is told why, unless it was told the same before."""
+        """Refuse a node for some minutes; send a notice unless the reason is the same as before."""
         name = self._keys.name_of(client) if self._keys and client is not None else ""
         who = "" if client is None else f"client {client}" + (f" ({name})" if name else "") + ": "
         reason = cut_foreign_text(f"{who}{error}")
@@ -349,7 +350,7 @@ class Roster:
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
         if reason != before:
-            # A claim without the key says nothing about the client that it names.
+            # A node without the client's key says nothing about the client that it names.
             known = None if isinstance(error, ClientKeyError) else client
             event = {"event": REFUSED_EVENT, "client": known}
             log.warning("refused: %s", reason, extra={"event": event})
@@ -360,7 +361,7 @@ class Roster:
 def await_clients(
     roster: Roster, grid: Grid, minimum: int, timeout: float
 ) -> dict[int, RosterEntry]:
-    """Wait until as many clients can be reached as a round needs.
+    """Wait until a round's required number of clients is reachable.
 
     Args:
         roster: clients of the run.
@@ -369,7 +370,7 @@ def await_clients(
         timeout: most seconds to wait.
 
     Returns:
-        Entries of the clients that can be reached now, by client index.
+        Entries of the reachable clients, by client index.
     """
     clock = grid.clock if isinstance(grid, DeadlineGrid) else SystemClock()
     end = clock.now() + timeout
@@ -389,10 +390,10 @@ def _connected_nodes(grid: Grid) -> dict[int, bytes]:
 
 
 def _parse_facts(text: str) -> dict[str, Any]:
-    """Return the facts of a hello.
+    """Parse the facts of a hello.
 
     Raises:
-        FrameError: if they are too long or not a JSON object.
+        FrameError: if the facts are too long or not a JSON object.
     """
     if len(text) > _MAX_FACTS:
         raise FrameError(f"the facts in a hello are longer than {_MAX_FACTS} characters")

@@ -1,1 +1,1 @@
-"""A run to look at: on the terminal, as a page, and as metrics; all of the same `RunStatus`."""
+"""Views of a run (terminal, web page, metrics), all made from the same `RunStatus`."""

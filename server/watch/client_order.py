@@ -1,4 +1,4 @@
-"""The order in which clients are shown: first those that may need an operator. Pure."""
+"""The display order of clients: clients that may need the operator come first."""
 
 import re
 
@@ -8,12 +8,12 @@ _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
 
 
 def clients_to_show(status: RunStatus) -> list[tuple[int, ClientStatus]]:
-    """Return index and status of a run's clients: the refused, resting, away, and other ones."""
+    """Return index and status of clients in the order: refused, resting, away, others."""
     return sorted(status.clients.items(), key=_place)
 
 
 def _place(pair: tuple[int, ClientStatus]) -> tuple[int, list[str | int], int]:
-    """Return what a client is sorted by: numbers in names count as numbers."""
+    """Return a client's sort key; digits in names are compared as numbers."""
     number, client = pair
     parts = re.split(r"([0-9]+)", client.name)
     return _rank(client), [int(p) if i % 2 else p for i, p in enumerate(parts)], number
@@ -25,12 +25,12 @@ def _rank(client: ClientStatus) -> int:
 
 
 def reason_of(client: ClientStatus) -> str:
-    """Return why a client is refused or rests; empty for others."""
+    """Return the reason why a client is refused or rests; empty for other clients."""
     return client.last_failure if client.state in ("refused", "resting") else ""
 
 
 def power_of(client: ClientStatus) -> str:
-    """Return power and time of a round on a client's device; empty if its owner shares none."""
+    """Return a round's mean power and time on a client's device; empty if not shared."""
     if client.seconds is None:
         return ""
     watts = "" if client.watts is None else f"{client.watts:,.1f} W, "
@@ -38,5 +38,5 @@ def power_of(client: ClientStatus) -> str:
 
 
 def link_of(client: ClientStatus) -> str:
-    """Return whether a client's node is connected, or that it reports by a gateway's stream."""
+    """Return a word for a client's connection: its node's state, or ``stream`` behind a gateway."""
     return client.link or (STREAM if client.wire == STREAM else "")

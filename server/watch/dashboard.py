@@ -1,4 +1,4 @@
-"""The dashboard of `samara server up`: page and metrics of the run, on loopback, in a thread."""
+"""The dashboard of `samara server up`: a thread serves a run's page and metrics on loopback."""
 
 import threading
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Self
 import uvicorn
 
 from samara.server.watch.page import LOGIN_PATH, RunPage
-from samara.shared.http.listening import open_tcp, read_token, server_config
+from samara.shared.network.http.listening import open_tcp, read_token, server_config
 
 TOKEN_FILE = "dashboard.token"
 """Name of the token's file in a run's folder."""
@@ -17,11 +17,11 @@ _SHUTDOWN_SECONDS = 1
 
 
 class Dashboard:
-    """A context manager that serves page and metrics of a run to this machine alone.
+    """A context manager that serves a run's page and metrics on loopback only.
 
     Args:
-        run: folder of the run, which exists.
-        port: port; 0 takes a free one.
+        run: folder of an existing run.
+        port: port; 0 selects a free one.
 
     Raises:
         ConfigError: if the token's file cannot be used.

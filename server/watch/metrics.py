@@ -1,4 +1,4 @@
-"""A run's status as metrics for Prometheus, in its text format or in OpenMetrics. Pure."""
+"""A run's status as metrics for Prometheus, in its text format or in OpenMetrics."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from prometheus_client.registry import CollectorRegistry
 from samara.server.live.run_status import CONNECTED, ClientStatus, RunStatus
 
 MOST_CLIENTS = 1000
-"""Most clients of a run that have series of their own; of a larger one there are sums alone."""
+"""Most clients with separate metric series; a run with more clients only has sums."""
 STATES = "", "refused", "resting", "revoked", "gateway"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""The values of a metric, each with the values of its labels besides ``run``."""
+"""The values of a metric, each with the values of its labels except the label ``run``."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class RunMetric:
     """A metric of a run.
 
     Attributes:
-        name: its name; that of a counter ends in ``_total``.
-        help: what it is.
-        samples: function that returns its values.
-        labels: names of its labels besides ``run``.
+        name: name of the metric; counters end in ``_total``.
+        help: description of the metric.
+        samples: function that returns the values.
+        labels: names of the labels except ``run``.
     """
 
     name: str
@@ -36,11 +36,11 @@ class RunMetric:
 
     @property
     def is_counter(self) -> bool:
-        """Return whether it only grows."""
+        """Return whether the metric is a counter."""
         return self.name.endswith("_total")
 
     def family(self, status: RunStatus) -> Metric:
-        """Return its values in a status."""
+        """Return the metric's values for a status."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = kind(self.name.removesuffix("_total"), self.help, labels=["run", *self.labels])
         for labels, value in self.samples(status):
@@ -53,7 +53,7 @@ def metrics_text(status: RunStatus, accept: str = "") -> tuple[bytes, str]:
 
     Args:
         status: status of the run.
-        accept: Accept header of who asks, which decides on the format.
+        accept: Accept header of the request, which decides the format.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(status))
@@ -76,7 +76,7 @@ def _one(value: float | None) -> Samples:
 
 
 def _last(name: str) -> Callable[[RunStatus], Samples]:
-    """Return a function to a figure of the last round."""
+    """Return a function that reads a figure of the last round."""
 
     def samples(status: RunStatus) -> Samples:
         return _one(getattr(status.last, name)) if status.last else []
@@ -93,7 +93,7 @@ def _evaluated(name: str) -> Callable[[RunStatus], Samples]:
 
 
 def _per_client(value: Callable[[ClientStatus], float | None]) -> Callable[[RunStatus], Samples]:
-    """Return a function to a figure of each client; clients without one have no sample."""
+    """Return a function that reads a figure of each client; clients without it have no sample."""
 
     def samples(status: RunStatus) -> Samples:
         if len(status.clients) > MOST_CLIENTS:

@@ -1,4 +1,4 @@
-"""The page of a run: what it shows as JSON, and the application that serves page and metrics."""
+"""The web page of a run: its content as JSON, and the application that serves it."""
 
 import asyncio
 import json
@@ -22,16 +22,16 @@ from samara.server.live.status import StatusReader
 from samara.server.watch.client_order import clients_to_show, link_of, power_of, reason_of
 from samara.server.watch.metrics import metrics_text
 from samara.shared.errors import SamaraError
-from samara.shared.http.guard import Guard, RequestError, error_response, is_same_token
+from samara.shared.network.http.guard import Guard, RequestError, error_response, is_same_token
 
 LOGIN_PATH = "/login"
 MOST_STREAMS = 16
-"""Most pages that are kept up to date at a time."""
+"""Most browser pages that can have live updates at the same time."""
 _MOST_CLIENTS = 500
-"""Most clients that the page lists, those with a problem first."""
+"""Most clients that the page lists; clients with problems come first."""
 _SECONDS_BETWEEN = 1.0
 _SILENT_SECONDS = 15.0
-"""Longest time without a byte on a stream, so that a connection that is gone is noticed."""
+"""Most seconds without a byte on a stream, so that a lost connection is noticed."""
 _FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -47,7 +47,7 @@ _HEADERS = {
 
 
 def page_value(status: RunStatus) -> dict[str, Any]:
-    """Return what the page shows of a run's status, as JSON. Pure."""
+    """Return the content of the page for a run's status, as JSON."""
     ordered = clients_to_show(status)
     shown = ordered[:_MOST_CLIENTS]
     return {
@@ -91,7 +91,7 @@ def _client_value(number: int, client: ClientStatus) -> dict[str, Any]:
 
 
 class StatusFeed:
-    """The status of a run for many who ask; it is read at most once a second.
+    """The status of a run, read at most once a second for any number of requests.
 
     Args:
         run: folder of the run.
@@ -104,10 +104,10 @@ class StatusFeed:
         self._read_at = 0.0
 
     def read(self) -> RunStatus:
-        """Return the status of now, or of less than a second ago.
+        """Return the status, at most a second old.
 
         Raises:
-            SamaraError: if it cannot be read.
+            SamaraError: if the status cannot be read.
         """
         with self._lock:
             if self._status is None or time.monotonic() >= self._read_at + _SECONDS_BETWEEN:
@@ -120,7 +120,7 @@ class RunPage:
 
     Args:
         run: folder of the run.
-        token: token that every request must bring, as a bearer token or as the page's cookie.
+        token: token that every request must carry, as a bearer token or in the page's cookie.
         cookie: name of the cookie.
     """
 
@@ -142,7 +142,7 @@ class RunPage:
         return Guard(app, self._token, open_path=LOGIN_PATH, cookie=self._cookie)
 
     async def _login(self, request: Request) -> Response:
-        """Give the token of the address to the browser as a cookie, and open the page."""
+        """Store the token from the login address in a cookie, and redirect to the page."""
         if not is_same_token(request.query_params.get("token", ""), self._token):
             raise RequestError(401, "this is not the token; `samara server up` names its file")
         response = RedirectResponse("/", 303, _HEADERS)
@@ -170,14 +170,16 @@ class RunPage:
         return StreamingResponse(stream, headers=_HEADERS, media_type="text/event-stream")
 
     async def _changes(self) -> AsyncIterator[str]:
-        """Yield the status as a server-sent event whenever it has changed."""
+        """Yield the status as a server-sent event whenever it changes."""
         self._streams += 1
-        sent, sent_at = "", time.monotonic()
+        sent = ""
+        sent_at = time.monotonic()
         try:
             while True:
                 text = json.dumps(await run_in_threadpool(self._try_to_read))
                 if text != sent:
-                    sent, sent_at = text, time.monotonic()
+                    sent = text
+                    sent_at = time.monotonic()
                     yield f"data: {text}\n\n"
                 elif time.monotonic() > sent_at + _SILENT_SECONDS:
                     sent_at = time.monotonic()

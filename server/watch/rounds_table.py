@@ -1,4 +1,4 @@
-"""The rounds of a run as its ledger has them, and the files that hold them, as tables."""
+"""Tables of a run's rounds and of its ledger files."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,19 +6,26 @@ from pathlib import Path
 from rich.table import Table
 
 from samara.server.store import ledger_of, read_layout
-from samara.shared.ledger.reading import read_header, read_ledger, segment_paths, snapshot_paths
+from samara.shared.protocol.ledger.reading import (
+    read_header,
+    read_ledger,
+    segment_paths,
+    snapshot_paths,
+)
 
 
 def make_rounds_tables(run: Path) -> tuple[Table, Table]:
     """Return a table with a row for each round, and one with a row for each file of the ledger.
 
     Args:
-        run: folder of a run, which may be served meanwhile.
+        run: folder of a run; it may be served at the same time.
 
     Raises:
-        SamaraError: if there is no ledger, every cluster has its own, or it is damaged.
+        SamaraError: if there is no ledger, if each cluster has its own ledger, or if the ledger is
+            damaged.
     """
-    layout, ledger = read_layout(run), ledger_of(run)
+    layout = read_layout(run)
+    ledger = ledger_of(run)
     header = read_header(ledger)
     rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
     for column in ("round", "clients", "examples", "scalars", "bytes", "end digest"):

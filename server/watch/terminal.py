@@ -1,4 +1,4 @@
-"""The picture of `samara server status --watch`: a run's status, drawn again and again."""
+"""The live terminal view of `samara server status --watch`."""
 
 import time
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from samara.shared.errors import SamaraError
 _SECONDS_BETWEEN = 1.0
 _ROUNDS_SHOWN, _MESSAGES_SHOWN, _LEAST_CLIENTS = 5, 4, 3
 _OTHER_LINES = 13
-"""Lines of the picture besides rounds, messages and clients: title, curves, heads and spaces."""
+"""Lines of the view for title, curves, headings and spaces, beside rounds, messages and clients."""
 _WIDE = 100
-"""Characters of a line from which on the tables are whole."""
+"""Least line width, in characters, for complete tables."""
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 48
 _STATE_STYLES = {"refused": "red", "resting": "yellow", "revoked": "dim", "finished": "green"}
@@ -27,9 +27,9 @@ _LEVEL_STYLES = {"warning": "yellow", "error": "red"}
 
 
 def watch(run: Path, console: Console) -> None:
-    """Draw the status of a run every second until it is finished, or Ctrl-C.
+    """Draw the status of a run every second until the run is finished, or until Ctrl-C.
 
-    Without a terminal it is drawn once.
+    Without a terminal, the status is drawn once.
 
     Args:
         run: folder of the run.
@@ -52,7 +52,8 @@ def watch(run: Path, console: Console) -> None:
             time.sleep(_SECONDS_BETWEEN)
             try:
                 status = reader.read()
-            except SamaraError:  # compaction deleted a segment meanwhile: the next look shows it
+            # compaction has just deleted a segment; the next redraw shows the run
+            except SamaraError:
                 continue
     console.print(_fitting(status, console))
 
@@ -66,12 +67,13 @@ def _least_height() -> int:
 
 
 def render_status(status: RunStatus, height: int, width: int) -> RenderableType:
-    """Return the picture of a run's status. Pure.
+    """Render a run's status.
 
     Args:
         status: the status.
-        height: lines that there is room for; clients that are left over are counted.
-        width: characters of a line; a narrow one has no bytes, and of clients no reports and power.
+        height: number of available lines. The view states the number of clients without a line.
+        width: characters of a line. A narrow view omits bytes, and the reports and power of
+            clients.
     """
     room = max(height - _least_height(), _LEAST_CLIENTS)
     return Group(
@@ -107,7 +109,7 @@ def _title(status: RunStatus) -> Text:
 
 
 def _curves(status: RunStatus) -> list[Text]:
-    """Return the curves of the losses and of each column's accuracies, with their last values."""
+    """Return the curves of loss and of each column's accuracy, with their last values."""
     losses = [each.loss for each in status.rounds if each.loss is not None]
     lines = [_curve("loss", losses, f"{losses[-1]:.4f}")] if losses else []
     for name, evaluations in status.curves.items():
@@ -124,8 +126,9 @@ def _curve(name: str, values: Sequence[float], last: str) -> Text:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a line of bars, the lowest value as the lowest bar."""
-    low, high = min(values), max(values)
+    """Return a line of bars; the lowest value gets the lowest bar."""
+    low = min(values)
+    high = max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
@@ -152,7 +155,7 @@ def _rounds(status: RunStatus, is_wide: bool) -> Table:
 
 
 def _clients(status: RunStatus, room: int, is_wide: bool) -> Table:
-    """Return the clients that there is room for, those with a problem first."""
+    """Return a table of as many clients as fit; clients with problems come first."""
     ordered = clients_to_show(status)
     left = len(ordered) - room
     shown = ordered if left <= 0 else ordered[: room - 1]
@@ -197,12 +200,12 @@ def _messages(status: RunStatus) -> list[Text]:
 
 
 def clock_text(moment: str) -> str:
-    """Return the time of day, UTC, of a time in ISO 8601; empty for an empty one."""
+    """Return the UTC time of day of an ISO 8601 time; empty for an empty text."""
     return moment[11:19]
 
 
 def byte_text(count: int) -> str:
-    """Return a number of bytes in a unit of powers of 1,000."""
+    """Format a number of bytes with decimal units."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

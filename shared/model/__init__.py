@@ -1,1 +1,1 @@
-"""The parts of the contract that need torch: adapters, loading, scoring."""
+"""The shared parts that need torch: adapters, loading, scoring."""

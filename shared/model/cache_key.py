@@ -1,4 +1,4 @@
-"""Keys of kept values: a key is a hash of everything that its value is a function of."""
+"""Keys of cached values: hashes of everything that a value depends on."""
 
 import hashlib
 import json
@@ -13,22 +13,22 @@ from samara.shared.model.scorers import Scorer
 
 
 def cache_key(kind: str, **inputs: object) -> bytes:
-    """Return 32 bytes that change with every input of a kept value.
+    """Return 32 bytes that change with every input of a cached value.
 
     Args:
-        kind: kind of the value, and the version of the way in which it is computed and written.
-        inputs: everything that it is a function of: JSON values, bytes and tensors.
+        kind: kind of the value, with the version of its computation and format.
+        inputs: everything that the value depends on: JSON values, bytes and tensors.
     """
     content = json.dumps([kind, inputs], sort_keys=True, default=_as_json)
     return hashlib.sha256(content.encode()).digest()
 
 
 def model_inputs(base: BaseModel) -> dict[str, object]:
-    """Return what the outputs of a model are a function of, beside what it reads.
+    """Return everything that a model's outputs depend on besides its input.
 
-    Their last bits depend on the versions of libraries, on the device, and, on a CPU, on its
-    instructions. The number of torch's threads, by which matrix products on a CPU are divided,
-    may change later: where it counts, it is an input of its own.
+    The last bits of outputs depend on library versions, on the device and, on a CPU, on its
+    instruction set. They also depend on the number of torch's threads. This number may change after
+    loading, so callers add it to the inputs where it matters.
     """
     quantized_by = ["bitsandbytes"] if base.quantization != "none" else []
     return {
@@ -44,7 +44,7 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
 
 
 def scorer_inputs(scorer: Scorer) -> dict[str, object]:
-    """Return what the scores of prompts are a function of, beside the model."""
+    """Return everything that the scores of prompts depend on besides the model."""
     own: dict[str, object] = {
         name: value
         for name, value in vars(scorer).items()
@@ -65,10 +65,10 @@ def _version(name: str) -> str:
 
 
 def _as_json(value: Any) -> object:
-    """Return a value that JSON does not have as one that it has, by its content.
+    """Convert bytes or a tensor to a JSON value that depends on its content.
 
     Raises:
-        TypeError: if it is neither bytes nor a tensor.
+        TypeError: if the value is neither bytes nor a tensor.
     """
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
@@ -76,4 +76,4 @@ def _as_json(value: Any) -> object:
         numbers = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
         content = hashlib.sha256(numbers.tobytes()).hexdigest()
         return {"tensor": content, "shape": list(value.shape), "dtype": str(value.dtype)}
-    raise TypeError(f"{type(value).__name__} is no input that a key can be made of")
+    raise TypeError(f"a cache key cannot be made from {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""A model's chat template: how it reads the messages of a chat, and what ends an answer."""
+"""A model's chat template: formatting the messages of a chat, and the end of an answer."""
 
 import json
 from typing import Any
@@ -22,7 +22,8 @@ class ChatTemplate:
         stop: text that ends an answer.
 
     Raises:
-        ModelError: if it has none, or writes an answer elsewhere than behind its messages.
+        ModelError: if there is no template, or the template does not place an answer after the
+            messages.
     """
 
     def __init__(self, base: BaseModel) -> None:
@@ -31,38 +32,40 @@ class ChatTemplate:
         if not self._tokenizer.chat_template:
             raise ModelError(
                 f"{base.folder}: its tokenizer has no chat template; choose a model for chats, or "
-                "make prompts and responses of the messages, for the task responses"
+                "turn the messages into prompts and responses and choose the task `responses`"
             )
         before = self._render(_PROBE)
         whole = self._render([*_PROBE, {"role": ANSWERING, "content": _ANSWER}], ends=True)
         if not whole.startswith(before + _ANSWER):
             raise ModelError(
-                f"{base.folder}: its chat template does not write an answer right behind what "
-                "begins it; choose another model, or the task responses"
+                f"{base.folder}: its chat template does not put an answer directly after its "
+                "beginning; choose another model, or the task responses"
             )
         self.stop = whole[len(before) + len(_ANSWER) :].rstrip("\n")
 
     def text(self, chat: str) -> str:
-        """Return the text before an answer, given the messages before it as JSON.
+        """Return the text before an answer, given the preceding messages as JSON.
 
         Raises:
             ModelError: if the template refuses these messages.
         """
-        text, bos = self._render(json.loads(chat)), self._tokenizer.bos_token
+        text = self._render(json.loads(chat))
+        bos = self._tokenizer.bos_token
         return text.removeprefix(bos) if bos else text
 
     def around_message(self) -> tuple[str, str]:
-        """Return the texts that it writes before and behind a user's only message.
+        """Return the template's texts before and after a user's only message.
 
-        What it writes before has the BOS token, if it writes one; behind is the begin of an answer.
+        The text before includes the BOS token if the template writes one. The text after ends where
+        the answer begins.
 
         Raises:
-            ModelError: if it does not write such a message once.
+            ModelError: if the template does not write such a message exactly once.
         """
         parts = self._render([{"role": "user", "content": _MESSAGE}]).split(_MESSAGE)
         if len(parts) != 2:
             raise ModelError(
-                f"{self._folder}: its chat template does not write a message as it is; set form to "
+                f"{self._folder}: its chat template changes messages or repeats them; set form to "
                 "plain"
             )
         return parts[0], parts[1]
@@ -72,7 +75,7 @@ class ChatTemplate:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not ends
             )
-        # A template may raise anything, by a function of its own or of Jinja.
+        # A template may raise anything, from its own functions or from Jinja.
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(

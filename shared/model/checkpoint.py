@@ -1,9 +1,9 @@
-"""Loading of a safetensors checkpoint straight into a network, one tensor at a time.
+"""Loading a safetensors checkpoint directly into a network, one tensor at a time.
 
-The network is built with its parameters on the meta device, where they take no memory. Then every
-tensor of the checkpoint is read alone, quantized or assigned, and dropped. Beside the quantized
-model at most one tensor exists in full precision. A model whose blocks are streamed gets all other
-tensors.
+The network is built with its parameters on the meta device, where they take no memory. Each tensor
+of the checkpoint is then read separately, quantized or assigned, and dropped. So at most one tensor
+exists in full precision beside the quantized model. If blocks are streamed, only the other tensors
+are loaded.
 """
 
 from collections.abc import Mapping
@@ -52,17 +52,18 @@ def load_quantized(
     device: torch.device,
     is_cut: bool = False,
 ) -> None:
-    """Fill a network that has its parameters on the meta device, quantizing its blocks' layers.
+    """Load a network whose parameters are on the meta device, quantizing the layers of its blocks.
 
-    Linear layers of the blocks are replaced; embeddings, norms and the head keep the compute type.
+    Quantized layers replace the linear layers of the blocks. Embeddings, norms and the head keep
+    the compute type.
 
     Args:
-        network: network of transformers, as `empty_network` makes it.
+        network: transformers network made by `empty_network`.
         blocks: transformer blocks of the network.
         folder: folder with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
         device: torch device of the network.
-        is_cut: whether the checkpoint has further blocks, which are left out.
+        is_cut: whether the checkpoint has further blocks, which are skipped.
 
     Raises:
         ModelError: if a tensor is missing, has another shape, or is not finite.
@@ -105,14 +106,14 @@ def load_outside_blocks(
     device: torch.device,
     is_cut: bool = False,
 ) -> list[dict[str, CheckpointEntry]]:
-    """Fill a network that has its parameters on the meta device, except for its blocks.
+    """Load a network whose parameters are on the meta device, except for its blocks.
 
     Args:
-        network: network of transformers, as `empty_network` makes it.
+        network: transformers network made by `empty_network`.
         blocks: transformer blocks of the network; their parameters stay on the meta device.
         folder: folder with ``model.safetensors``, or with shards and their index.
         device: torch device of the other tensors.
-        is_cut: whether the checkpoint has further blocks, which are left out.
+        is_cut: whether the checkpoint has further blocks, which are skipped.
 
     Returns:
         For each block, the checkpoint entry of each parameter by its name in the block.
@@ -131,7 +132,7 @@ def load_outside_blocks(
         names = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
         if absent := [whole for whole in names.values() if whole not in checkpoint_names]:
             raise ModelError(
-                f"{folder}: {shown(absent)} of a block stand elsewhere in the checkpoint, which "
+                f"{folder}: the checkpoint has {shown(absent)} of a block under other names, which "
                 "streamed loading cannot follow; set model.stream = off"
             )
         keys = {name: checkpoint_names[whole] for name, whole in names.items()}
@@ -154,7 +155,7 @@ def quantize_block(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Return a block's tensors after quantizing its linear layers, on the CPU.
+    """Quantize a block's linear layers and return its tensors on the CPU.
 
     Args:
         block: block with its parameters on the meta device; it is not changed.
@@ -200,7 +201,7 @@ def replace_with_empty_quantized_layers(
 
     Args:
         block: block with its parameters on the meta device.
-        tensors: as `quantized_block` gives them, on the meta device.
+        tensors: result of `quantize_block`, on the meta device.
         quantization: nf4 or int8.
         dtype: compute type.
     """
@@ -231,7 +232,7 @@ def _weight(layer: nn.Module, name: str, tensor: Tensor) -> Tensor:
 
 
 def _files_of(network: Any, blocks: nn.ModuleList, folder: Path, is_cut: bool) -> dict[str, Path]:
-    """Return the file of each tensor of a checkpoint, without those of blocks that are left out."""
+    """Return the file of each tensor of a checkpoint, without the tensors of skipped blocks."""
     files = _files(folder)
     if not is_cut:
         return files
@@ -243,7 +244,7 @@ def _files(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor of a checkpoint.
 
     Raises:
-        ModelError: if it is not in safetensors, is damaged, or is quantized.
+        ModelError: if the checkpoint is not in safetensors, is damaged, or is quantized.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -268,13 +269,13 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
-    """Read one tensor; the file is opened for it alone, so that no pages stay mapped.
+    """Read one tensor. The file is opened only for this tensor, so that no pages stay mapped.
 
     Args:
         files: file of each tensor.
         key: name of the tensor.
-        as_mapped: whether to keep the alignment that the tensor has if `from_pretrained` maps the
-            file; the last bits of a product depend on it.
+        as_mapped: whether to give the tensor the memory alignment that `from_pretrained` would give
+            it; the last bits of a product depend on the alignment.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,6 +1,6 @@
-"""The check that a checkpoint holds a network, and the names and ties of its tensors.
+"""Checks that a checkpoint holds a network, and the names and ties of its tensors.
 
-All ways of loading share it: a whole model in memory, quantized, or with streamed blocks.
+All ways of loading use them: whole in memory, quantized, or with streamed blocks.
 """
 
 import re
@@ -15,27 +15,27 @@ from samara.shared.errors import ModelError
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
 _UNUSED = "pooler"
-"""No scorer uses BERT's pooler, and checkpoints of masked LMs lack it."""
+"""BERT's pooler, which no scorer uses and checkpoints of masked LMs lack."""
 _TABLES = (
     re.compile(r"(^|\.)position_ids$"),
     re.compile(r"(^|\.)(rotary_emb|rotary_pos_emb)\.inv_freq$"),
 )
-"""Names of tables that older checkpoints hold and that are computed today."""
+"""Names of tables that older checkpoints store, and that networks compute today."""
 _MASKS = re.compile(r"(attn|attention)\.(masked_)?bias$")
-"""Names of the causal masks that older checkpoints hold."""
+"""Names of causal masks in older checkpoints."""
 _IN_A_STACK = re.compile(r"(^|\.)\d+\.[^.]+\.")
-"""A tensor of a numbered layer with parts of its own."""
+"""Pattern for the name of a tensor in a numbered layer with submodules."""
 _SHOWN = 5
-"""Most tensors that a message names."""
+"""Largest number of tensors named in a message."""
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
-"""The shape of a tensor in the checkpoint, and that which the network has a place for."""
+"""Two shapes of a tensor: in the checkpoint, and in the network."""
 
 
 def check_names(
     network: Any, folder: Path, files: dict[str, Path], groups: list[list[str]]
 ) -> dict[str, str]:
-    """Return the checkpoint's name of each of a network's tensors, after checking that it is whole.
+    """Check that a checkpoint is whole; return its name for each of a network's tensors.
 
     Raises:
         ModelError: as in `check_complete`.
@@ -59,13 +59,14 @@ def check_names(
 
 
 def _renaming(network: Any, own: Collection[str]) -> Callable[[str], str]:
-    """Return the function from a name in a checkpoint to that in a network.
+    """Return the function that maps names in a checkpoint to names in a network.
 
-    A checkpoint may have been saved with or without the head, and so with or without the prefix of
-    the body, and some names have changed over time: transformers knows these since version 5.
+    A checkpoint may have been saved with or without the head, and so with or without the body's
+    prefix. Some names have also changed over time; transformers knows these since version 5.
 
     Raises:
-        ModelError: from the function, if a tensor must be computed from several of the checkpoint.
+        ModelError: raised by the returned function, if a tensor must be computed from several in
+            the checkpoint.
     """
     prefix = f"{network.base_model_prefix}."
 
@@ -109,7 +110,7 @@ def _shapes(files: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
 
 
 def tied_groups(network: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several."""
+    """Return groups of names that share one parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -117,12 +118,12 @@ def tied_groups(network: nn.Module) -> list[list[str]]:
 
 
 def tie(network: nn.Module, groups: list[list[str]], held: Collection[str]) -> None:
-    """Tie tensors as the checkpoint does, by its values: those that differ are not tied.
+    """Tie the tensors of each group, unless the checkpoint holds different values for them.
 
     Args:
         network: network whose tensors are read.
-        groups: names of tensors that its class ties.
-        held: names of tensors that the checkpoint holds.
+        groups: groups of names of tensors that the network's class ties.
+        held: names of tensors in the checkpoint.
     """
     for group in groups:
         parameters = dict(network.named_parameters(remove_duplicate=False))
@@ -141,16 +142,17 @@ def check_complete(
     unexpected: Collection[str],
     misshapen: Mapping[str, Shapes],
 ) -> None:
-    """Check that a checkpoint holds a network: every tensor that a pass computes with, and no more.
+    """Check that a checkpoint holds exactly the tensors that a network computes with.
 
-    Heads that are not in the network are allowed, and so is what its class says to ignore.
+    The checkpoint may also hold heads that the network lacks, and tensors that the network's class
+    ignores.
 
     Args:
-        network: network of transformers.
+        network: transformers network.
         folder: folder of the checkpoint.
         missing: names of the network's tensors that the checkpoint lacks.
-        unexpected: names in the checkpoint that the network has no tensor for.
-        misshapen: tensors of another shape, by their names.
+        unexpected: names in the checkpoint without a tensor in the network.
+        misshapen: tensors with a different shape, by name.
 
     Raises:
         ModelError: naming the tensors.
@@ -169,7 +171,8 @@ def check_complete(
     for name, shapes in sorted(misshapen.items()):
         if not _is_unused(name):
             raise of_another_shape(name, *shapes)
-    body, prefix = network.base_model, f"{network.base_model_prefix}."
+    body = network.base_model
+    prefix = f"{network.base_model_prefix}."
     ignored = [
         *_TABLES,
         _MASKS,
@@ -185,17 +188,17 @@ def check_complete(
     ]
     if foreign:
         raise ModelError(
-            f"{folder}: the checkpoint also holds {shown(foreign)}, for which the model of its "
-            "config.json has no place; config.json and weights belong to different models"
+            f"{folder}: the checkpoint also holds {shown(foreign)}, which the model of its "
+            "config.json does not have; config.json and weights belong to different models"
         )
 
 
 def fill_unused(network: nn.Module, names: Collection[str]) -> None:
-    """Fill the tensors of a pooler, which no scorer uses, with zeros: a checkpoint may lack it.
+    """Fill the unused tensors of a pooler with zeros, because a checkpoint may lack them.
 
     Args:
         network: network whose tensors are read.
-        names: names of all tensors that are not in the checkpoint.
+        names: names of all tensors missing in the checkpoint.
     """
     for name, parameter in list(network.named_parameters()):
         if name in names and _is_unused(name):
@@ -204,7 +207,7 @@ def fill_unused(network: nn.Module, names: Collection[str]) -> None:
 
 
 def _patterns(network: nn.Module, attribute: str) -> Iterator[re.Pattern[str]]:
-    """Yield the patterns of names that a class says to ignore."""
+    """Yield the name patterns that a class ignores."""
     for pattern in getattr(network, attribute, None) or ():
         yield re.compile(pattern)
 
@@ -214,7 +217,7 @@ def _is_unused(name: str) -> bool:
 
 
 def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> bool:
-    """Tell a tensor that shows another architecture from a head that is not in the network."""
+    """Return whether a tensor belongs to another architecture, and not to an omitted head."""
     own = {part.partition(".")[0] for part in body.state_dict()}
     in_body = name.startswith(prefix) or name.partition(".")[0] in own
     parts = name.split(".")
@@ -226,18 +229,18 @@ def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> 
 
 
 def shown(names: Collection[str]) -> str:
-    """Return the first of these names, for a message."""
+    """Return the first names as text for a message."""
     in_order = sorted(names, key=_natural)
     return ", ".join(in_order[:_SHOWN]) + " and more" * (len(names) > _SHOWN)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key by which layer 2 comes before layer 10."""
+    """Return a sort key that puts layer 2 before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
 def replace_tensor(network: nn.Module, name: str, value: Tensor) -> None:
-    """Put a parameter or a buffer in the place of another one."""
+    """Replace a parameter or a buffer."""
     parent, _, child = name.rpartition(".")
     module = network.get_submodule(parent)
     tensors: dict[str, Any] = module._parameters if child in module._parameters else module._buffers
@@ -245,7 +248,7 @@ def replace_tensor(network: nn.Module, name: str, value: Tensor) -> None:
 
 
 def of_another_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> ModelError:
-    """Return the error for a tensor whose shape in the checkpoint is not that of the network."""
+    """Return the error for a tensor whose shape differs between checkpoint and network."""
     return ModelError(
         f"{name} is {list(stored)} in the checkpoint and the model's configuration says "
         f"{list(expected)}; config.json and weights belong to different models"

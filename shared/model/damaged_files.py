@@ -1,4 +1,4 @@
-"""Files of a model that are not what they should be, and one message for them on every path."""
+"""Damaged or misplaced model files, with the same error messages on every path."""
 
 import json
 import zipfile
@@ -12,10 +12,10 @@ _FIRST_BYTES = 512
 
 
 def damaged(file: Path, reason: str) -> ModelError:
-    """Return the error for a file that cannot be read, naming its content where that shows.
+    """Return the error for an unreadable file, which names the file's content if possible.
 
     Args:
-        file: file that may be missing.
+        file: path of the file; it may be missing.
         reason: error of its reader.
     """
     if not file.is_file():
@@ -34,7 +34,7 @@ def damaged(file: Path, reason: str) -> ModelError:
 
 
 def check_content(file: Path) -> None:
-    """Check that a file holds something, and no pointer or web page in its place.
+    """Check that a file is not empty, and is neither a Git LFS pointer nor a web page.
 
     Raises:
         ModelError: naming the remedy.
@@ -80,7 +80,7 @@ def stored_types(file: Path) -> dict[str, str]:
 
 
 def _needed_bytes(file: Path) -> int:
-    """Return the length of a file in safetensors by its header; 0 if it has none."""
+    """Return the length of a safetensors file according to its header; 0 without a header."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(length) if length < file.stat().st_size else b""
@@ -94,7 +94,7 @@ def _needed_bytes(file: Path) -> int:
 
 
 def _other_content(file: Path) -> str | None:
-    """Return a description with the remedy of what is in a file instead of its own content."""
+    """Describe wrong content of a file, with the remedy."""
     with file.open("rb") as stream:
         first = stream.read(_FIRST_BYTES)
     if not first:

@@ -1,14 +1,14 @@
 """The damping of a readout: φ(h) = C^(−1/4)·(h − μ), scaled so that the mean of |φ|² is 1.
 
-μ and C are the mean and the covariance of the representations of other texts. A few directions
-hold most of the variance of representations, and the loss changes so much faster along them that
-they bound the step size of all others; the root of the root of C evens this out halfway. C is
-shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), since there may be fewer texts
-than features. The symmetric root is unique.
+μ and C are the mean and the covariance of the representations of other texts. A few directions hold
+most of the variance of representations. The loss changes much faster along these directions, and so
+they limit the step size for all others. Dividing by the fourth root of C halves this difference on
+a logarithmic scale. C is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), because
+there may be fewer texts than features. The symmetric root is unique.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,25 +18,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from samara.shared.blob_store import BlobStore, blob_hash
-from samara.shared.blobs import resolve_blob
-from samara.shared.directions import text_tokens
 from samara.shared.errors import ConfigError, ModelError
-from samara.shared.files import cache_folder, make_folder, write_once
-from samara.shared.layout import RANDOM_TOKENS, DampingRecipe
 from samara.shared.model.cache_key import cache_key, model_inputs
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.directions import text_tokens
+from samara.shared.protocol.layout import RANDOM_TOKENS, DampingRecipe
+from samara.shared.storage.blob_store import BlobStore, blob_hash, resolve_blob
+from samara.shared.storage.files import cache_folder, make_folder, write_once
 from samara.shared.tasks.kinds import ChoiceTask, Task
 from samara.shared.tasks.rows import Example
 
 RANDOM_TEXTS = 256
-"""The number of texts of random tokens."""
+"""Number of random-token texts."""
 RANDOM_SEED = 0
 VERSION = 1
-"""The version of the way in which random tokens become a damping."""
+"""Version of the computation from random tokens to a damping."""
 SHORTEST, LONGEST = 8, 32
-"""The least and the most tokens of a random text."""
+"""Least and largest number of tokens in a random text."""
 _FORMAT = "samara damping 1"
 
 
@@ -46,7 +45,8 @@ class Damping:
 
     Attributes:
         mean: μ, float32 [features].
-        root: C^(−1/4) times the scale, float32 [features, features], symmetric.
+        root: C^(−1/4) times the factor that makes the mean of |φ|² equal to 1, float32 [features,
+            features], symmetric.
     """
 
     mean: Tensor
@@ -62,18 +62,18 @@ class Damping:
 
 
 def identity_damping(features: int) -> Damping:
-    """Return the damping `none`, which leaves representations as they are."""
+    """Return the damping `none`, which leaves representations unchanged."""
     return Damping(torch.zeros(features), torch.eye(features))
 
 
 def measure_damping(representations: NDArray[np.float32]) -> tuple[Damping, float]:
-    """Return the damping of texts, and the effective rank of their representations.
+    """Return the damping derived from texts' representations, and their effective rank.
 
     Args:
         representations: float32 [n, features].
 
     Raises:
-        ModelError: if they are not finite, or all equal.
+        ModelError: if the representations are not finite, or are all equal.
     """
     numbers = representations.astype(np.float64)
     centered = numbers - numbers.mean(axis=0)
@@ -94,11 +94,11 @@ def measure_damping(representations: NDArray[np.float32]) -> tuple[Damping, floa
 
 
 def shrunk_covariance(centered: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a covariance that is shrunk towards a multiple of the identity, float64 [p, p].
+    """Return a covariance shrunk towards a multiple of the identity, float64 [p, p].
 
-    The share of the identity is the estimate of the one with the least expected squared error
-    (Ledoit and Wolf, 2004: min(b², d²) / d²). scikit-learn has it too, but its import takes more
-    than 100 MiB.
+    The weight of the identity is min(b², d²) / d² of Ledoit and Wolf (2004), which estimates the
+    weight with the least expected squared error. scikit-learn has this estimate too, but importing
+    scikit-learn takes more than 100 MiB.
 
     Args:
         centered: n observations of p numbers with means of zero, float64 [n, p].
@@ -115,11 +115,11 @@ def shrunk_covariance(centered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def damping_recipe(damping: str) -> DampingRecipe:
-    """Return what clients must agree on of a value of ``adapter.damping``.
+    """Return the part of a value of ``adapter.damping`` that clients must agree on.
 
     Raises:
-        ConfigError: if it names a file that does not exist.
-        MissingBlobError: if it names a blob that is not in this machine's store.
+        ConfigError: if the value names a missing file.
+        MissingBlobError: if the value names a blob that is not in this machine's store.
     """
     if damping == "none":
         return DampingRecipe()
@@ -136,12 +136,12 @@ def _file_of(damping: str) -> Path:
 def load_damping(
     damping: str, base: BaseModel, prompts: Callable[[], list[Prompt]], represent: "Represent"
 ) -> Damping:
-    """Return the damping that a value of ``adapter.damping`` means for a model.
+    """Load or measure the damping that a value of ``adapter.damping`` describes for a model.
 
-    That of random tokens is measured once per machine: all processes use the same file.
+    Damping from random tokens is measured once per machine and then shared through a file.
 
     Args:
-        damping: the value.
+        damping: value of ``adapter.damping``.
         base: model.
         prompts: function that returns the prompts of random tokens.
         represent: function that returns the representations of prompts, float32 [n, features].
@@ -155,7 +155,7 @@ def load_damping(
     if damping != RANDOM_TOKENS:
         return read_damping(_file_of(damping), base)
     texts = prompts()
-    file = cache_folder("damping") / f"{_cache_key(base, texts).hex()}.safetensors"
+    file = _measured_file(base, texts)
     if not file.exists():
         measured, rank = measure_damping(represent(texts))
         try:
@@ -169,16 +169,34 @@ def load_damping(
     return read_damping(file, base)
 
 
+def texts_to_measure(
+    damping: str, base: BaseModel, prompts: Callable[[], list[Prompt]]
+) -> list[Prompt]:
+    """Return the random texts that `load_damping` would measure; none if it would read a file.
+
+    Args:
+        damping, base, prompts: as for `load_damping`.
+    """
+    if damping != RANDOM_TOKENS:
+        return []
+    texts = prompts()
+    return [] if _measured_file(base, texts).exists() else texts
+
+
+def _measured_file(base: BaseModel, texts: Sequence[Prompt]) -> Path:
+    return cache_folder("damping") / f"{_cache_key(base, texts).hex()}.safetensors"
+
+
 Represent = Callable[[Sequence[Prompt]], NDArray[np.float32]]
 
 
 def encode_damping(damping: Damping, base: BaseModel, texts: int, rank: float) -> bytes:
-    """Return a damping as the content of a safetensors file.
+    """Encode a damping as a safetensors file.
 
     Args:
         damping: damping of the model.
         base: model.
-        texts: number of texts that it was measured on.
+        texts: number of measured texts.
         rank: effective rank of their representations.
     """
     metadata = {
@@ -217,7 +235,7 @@ def read_damping(file: Path, base: BaseModel) -> Damping:
 
 
 def random_examples(base: BaseModel, task: Task, count: int, seed: int) -> list[Example]:
-    """Return examples of a task whose fields are random tokens, and whose labels mean nothing."""
+    """Return examples of a task with random tokens as fields and meaningless labels."""
     special = set(base.tokenizer.all_special_ids)
     vocabulary = sorted(set(base.tokenizer.get_vocab().values()) - special)
     fields = len(task.fields)
@@ -260,5 +278,5 @@ def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> bytes:
         f"{_FORMAT}, version {VERSION}",
         model=model_inputs(base),
         threads=torch.get_num_threads(),
-        prompts=list(map(astuple, prompts)),
+        prompts=[list(vars(prompt).values()) for prompt in prompts],
     )

@@ -1,7 +1,7 @@
-"""The depth at which a model is read: its lowest blocks are loaded, and no others.
+"""Loading only the lowest blocks of a model, up to a depth.
 
-A middle state of a language model can say more of an example than the last one, from which the
-next token is predicted. A model that is cut is another model: it has an id of its own.
+A middle state of a language model can tell more about an example than the last state, which
+predicts the next token. A cut model counts as another model, with its own id.
 """
 
 import hashlib
@@ -14,40 +14,41 @@ from torch import nn
 
 from samara.shared.errors import ModelError
 from samara.shared.model.structure import detect_family
-from samara.shared.sections import AT_A_DEPTH, lowest_blocks
+from samara.shared.settings.sections import AT_A_DEPTH, lowest_blocks
 
 
 def blocks_at(depth: str, folder: Path) -> int:
-    """Return the number of blocks that are loaded of a model folder; 0 for all.
+    """Return the number of blocks to load from a model folder; 0 for all.
 
     Args:
         depth: as in `lowest_blocks`.
         folder: model folder.
 
     Raises:
-        ModelError: if the model has not so many blocks, or does not say how many.
+        ModelError: if the model has fewer blocks, or its configuration does not state their number.
     """
     if not depth:
         return 0
-    family, count = detect_family(folder), count_blocks(folder)
+    family = detect_family(folder)
+    count = count_blocks(folder)
     if depth == AT_A_DEPTH and count is None:
         return 0
     if count is None:
         raise ModelError(
-            f"{folder / 'config.json'}: does not say how many blocks the model has, so that it "
-            f"cannot be read at depth {depth}; set adapter.layers to readout"
+            f"{folder / 'config.json'}: does not state the number of blocks, so the model cannot "
+            f"be read at depth {depth}; set adapter.layers to readout"
         )
     return lowest_blocks(depth, count, family)
 
 
 def count_blocks(folder: Path) -> int | None:
-    """Return the number of blocks of the whole model of a folder; None if it does not say."""
+    """Return the number of blocks of the whole model in a folder; None if it is not stated."""
     count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
     return count if isinstance(count, int) else None
 
 
 def cut_config(settings: Any, blocks: int) -> None:
-    """Cut a configuration of transformers to its lowest blocks, with lists of a value for each."""
+    """Cut a transformers configuration, with its per-block lists, to the lowest blocks."""
     text = settings.get_text_config()
     whole = text.num_hidden_layers
     lists = {name: value for name, value in vars(text).items() if isinstance(value, list)}
@@ -58,7 +59,7 @@ def cut_config(settings: Any, blocks: int) -> None:
 
 
 def cut_id(model_id: bytes, blocks: int) -> bytes:
-    """Return the id of a model of which the lowest blocks are loaded, 32 bytes.
+    """Return the id of a model cut to its lowest blocks, 32 bytes.
 
     Args:
         model_id: id of the whole model.
@@ -70,11 +71,11 @@ def cut_id(model_id: bytes, blocks: int) -> bytes:
 
 
 def is_above(network: nn.Module, blocks: nn.ModuleList) -> Callable[[str], bool]:
-    """Return the test whether a checkpoint's tensor belongs to a block above those of a network.
+    """Return a predicate on names of tensors: whether a tensor's block was cut off.
 
     Args:
-        network: network that has been cut.
-        blocks: its blocks.
+        network: the cut network.
+        blocks: transformer blocks of the cut network.
     """
     path = next(name for name, module in network.named_modules() if module is blocks)
     pattern = re.compile(rf"(?:^|\.){re.escape(path.rpartition('.')[2])}\.(\d+)\.")

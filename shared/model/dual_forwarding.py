@@ -1,10 +1,10 @@
-"""The dual-forwarding LoRA-FA of P-RGE's Algorithm 1, which keeps all perturbed B's.
+"""The dual-forwarding LoRA-FA of P-RGE's Algorithm 1, which keeps every perturbed B.
 
-An inference engine can neither reset a random seed nor change its weights. So the adapter keeps
-B + ε·z and B − ε·z of every query, and recovers the directions of the last step from their
-difference when it is given that step's projected gradients (P-RGE, section 3.3). It keeps
-2·q copies of B, and each step adds rounding errors, which the master copy of `Perturbations` and
-exact replay avoid.
+An inference engine can neither reset a random seed nor change its weights. So the adapter keeps B +
+ε·z and B − ε·z of every query. From the difference of the two, and the last step's projected
+gradients, the adapter computes the update of the step (P-RGE, section 3.3). Its cost is 2·q copies
+of B, and rounding errors that grow with every step. `Perturbations`, with one master copy, and
+exact replay avoid both.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samara.shared.directions import DIRECTION_BITS
-from samara.shared.layout import Layout
+from samara.shared.protocol.directions import DIRECTION_BITS
+from samara.shared.protocol.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class DualForwarding:
         directions: NDArray[np.int16],
         epsilon: float,
     ) -> "DualForwarding":
-        """Make the q pairs of the first step around one center.
+        """Create the perturbed adapters of the first step: q pairs around one center.
 
         Args:
             layout: layout of the adapter.
@@ -54,7 +54,7 @@ class DualForwarding:
         gradients: NDArray[np.float32],
         learning_rate: float,
         epsilon: float,
-        directions: NDArray[np.int16],
+        directions: NDArray[np.int16] | Tensor,
     ) -> "DualForwarding":
         """Return the next step's adapters (Algorithm 1, lines 2–6).
 
@@ -87,7 +87,7 @@ class DualForwarding:
         return 1
 
     def select(self, signs: slice, queries: slice) -> "DualForwarding":
-        """Return the perturbations of some signs and some queries."""
+        """Return the perturbations for some signs and queries."""
         return DualForwarding(self.layout, self.b[signs, queries])
 
     def tensor(self, name: str) -> Tensor:
@@ -96,8 +96,8 @@ class DualForwarding:
         return self.b[..., elements].reshape(self.count, rows, -1)
 
 
-def _signed(directions: NDArray[np.int16], epsilon: float, device: torch.device) -> Tensor:
+def _signed(directions: NDArray[np.int16] | Tensor, epsilon: float, device: torch.device) -> Tensor:
     """Return +ε·z and −ε·z, float32 [2, q, d]."""
-    noise = torch.from_numpy(directions).to(device, torch.float32)
+    noise = torch.as_tensor(directions).to(device, torch.float32)
     noise *= epsilon * 2.0**-DIRECTION_BITS
     return torch.stack([noise, -noise])

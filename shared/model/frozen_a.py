@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.shared.directions import DIRECTION_BITS, Domain, normals, query_seeds
-from samara.shared.layout import Layout
+from samara.shared.protocol.directions import DIRECTION_BITS, Domain, normals, query_seeds
+from samara.shared.protocol.layout import Layout
 
 
 def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[np.float32]]:

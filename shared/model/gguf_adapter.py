@@ -1,4 +1,4 @@
-"""Export of a low-rank adapter as a GGUF file, which llama.cpp and Ollama put on a GGUF model."""
+"""Export of a low-rank adapter as a GGUF file, which llama.cpp and Ollama apply to a GGUF model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import ModelError
-from samara.shared.layout import Layout
 from samara.shared.model.gguf_file import read_gguf
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.low_rank_factors import low_rank_factors
+from samara.shared.protocol.layout import Layout
 
 GGUF_ADAPTER_FILE, MODELFILE = "adapter.gguf", "Modelfile"
 _LEAST_COSINE = 0.9
-"""Least cosine of a weight and its quantized form; two bits a weight give about 0.95."""
+"""Least cosine between a weight matrix and its quantized form. Two bits per weight give about
+0.95."""
 
 _Weight = NDArray[np.float32]
 
@@ -30,20 +31,20 @@ def write_gguf_adapter(
 ) -> None:
     """Write an adapter as ``adapter.gguf``, and a ``Modelfile`` for Ollama.
 
-    llama.cpp keeps the rows of some weights in an order of its own, such as those of q and k for
-    rotary positions. The order is found by comparing each adapted weight with that of the file.
+    llama.cpp reorders the rows of some weights, such as those of q and k for rotary positions.
+    The function finds the order by comparing each adapted weight with the same weight in the file.
 
     Args:
         base: base model with its weights, not quantized.
         model_file: GGUF file of the base model, in any quantization.
-        layout: layout of the adapter, with no tensors outside the model but a label bias.
+        layout: layout of the adapter; a label bias is its only possible tensor outside the model.
         numbers: trained numbers, float32 [d].
         folder: folder for the files; it is created if it is missing.
-        trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
+        trained_a: A of every adapted layer, float32 [r, in]; None for the frozen matrices.
 
     Raises:
-        ModelError: if the layout or the file belongs to another model, the package gguf is missing,
-            or it does not know the model's layers.
+        ModelError: if the layout or the file belongs to another model, or if the package gguf is
+            missing or does not know the model's layers.
         OSError: if the folder cannot be written.
     """
     reader = read_gguf(model_file)
@@ -87,7 +88,7 @@ def gguf_use(model_file: Path, folder: Path) -> str:
 def _places(
     base: BaseModel, model_file: Path, architecture: str, names: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return the name in a GGUF file of the weight of each layer."""
+    """Return the name in a GGUF file of each adapted layer's weight."""
     import gguf
 
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -108,7 +109,7 @@ def _places(
 
 
 def _row_order(base: BaseModel, module: Any, tensor: Any) -> NDArray[np.int64] | None:
-    """Return the rows of a module in the order of a GGUF tensor; None if it is another weight."""
+    """Return a module's rows in the order of a GGUF tensor; None if the weights differ."""
     from gguf.quants import dequantize
 
     if tensor is None:
@@ -125,7 +126,7 @@ def _row_order(base: BaseModel, module: Any, tensor: Any) -> NDArray[np.int64] |
 
 
 def _row_orders(base: BaseModel, rows: int) -> list[NDArray[np.int64]]:
-    """Return the orders of llama.cpp: unchanged, and with the halves of each head interleaved."""
+    """Return llama.cpp's row orders: unchanged, and with interleaved halves of each head."""
     config = base.network.config.get_text_config()
     heads: int = getattr(config, "num_attention_heads", None) or 1
     size: int = getattr(config, "head_dim", None) or base.hidden_size // heads

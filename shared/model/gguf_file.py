@@ -1,4 +1,4 @@
-"""GGUF files, the models of llama.cpp and Ollama: dequantized once into a folder."""
+"""GGUF files, the models of llama.cpp and Ollama, dequantized once into a folder."""
 
 import hashlib
 import logging
@@ -8,13 +8,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from samara.shared.errors import ModelError
-from samara.shared.files import cache_folder, make_folder, sync_folder
+from samara.shared.storage.files import cache_folder, make_folder, sync_folder
 
 log = logging.getLogger("samara")
 
 _MAGIC = b"GGUF"
 _WEIGHTS_PER_SECOND = 1e7
-"""Weights that one core dequantizes and writes in a second, rounded down to a power of ten."""
+"""Number of weights that a core dequantizes and writes per second, rounded down to a power of
+ten."""
 _MISSING = (
     "{file}: GGUF files are read with the package gguf ({error}); install samara-fl[gguf], or give "
     "the folder of the original model"
@@ -24,9 +25,9 @@ _MISSING = (
 def find_converted_folder(file: Path) -> Path:
     """Return the folder with the model of a GGUF file, in this machine's cache.
 
-    The first call dequantizes the weights to float32 and writes them. The folder's name is the
-    SHA-256 of the file, which is the model id too: the bytes that a version of transformers writes
-    decide nothing.
+    The first call dequantizes the weights to float32 and writes them. The folder is named after the
+    file's SHA-256, which is also the model id. So the id does not depend on the version of
+    transformers that writes the folder.
 
     Args:
         file: GGUF file.
@@ -52,7 +53,7 @@ def find_converted_folder(file: Path) -> Path:
 
 
 def converted_model_id(folder: Path) -> bytes | None:
-    """Return the id of a model that comes from a GGUF file, 32 bytes; None for other folders."""
+    """Return the id of a model converted from a GGUF file, 32 bytes; None for other folders."""
     if folder.parent != cache_folder("gguf"):
         return None
     return bytes.fromhex(folder.name)
@@ -95,7 +96,7 @@ def read_gguf(file: Path) -> Any:
     """Open a GGUF file; returns a `gguf.GGUFReader`.
 
     Raises:
-        ModelError: if it is damaged or no GGUF file, or the package gguf is missing.
+        ModelError: if the file is damaged or not a GGUF file, or the package gguf is missing.
     """
     try:
         from gguf import GGUFReader
@@ -110,7 +111,7 @@ def read_gguf(file: Path) -> Any:
 
 
 def _announce(file: Path) -> None:
-    """Log the size of a model in float32 and the time that it takes, before it is converted."""
+    """Log the model's size in float32, and the expected duration of the conversion."""
     weights = sum(int(tensor.n_elements) for tensor in read_gguf(file).tensors)
     log.warning(
         "%s: %d MB of GGUF become %d MB of float32 in %s, once; about %d s",
@@ -123,7 +124,7 @@ def _announce(file: Path) -> None:
 
 
 def _forget_quantization(network: Any) -> None:
-    """Have transformers save a model as the plain one that it is after dequantization."""
+    """Make transformers save a dequantized model as a plain one."""
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config
     network.hf_quantizer = None
@@ -131,7 +132,7 @@ def _forget_quantization(network: Any) -> None:
 
 
 def _move_once(unfinished: Path, folder: Path) -> None:
-    """Move a finished folder to its place, unless another process has been faster."""
+    """Move a finished folder into place, unless another process was faster."""
     for file in unfinished.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

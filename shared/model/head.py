@@ -1,4 +1,4 @@
-"""The head of a network, applied only to the positions that are read."""
+"""The head of a network, applied only to the positions that are needed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from samara.shared.model.loading import BaseModel
 from samara.shared.model.products import Linear
 
 VOCABULARY_TILE_BYTES = 32 * 2**20
-"""Most bytes of logits at a time."""
+"""Largest size in bytes of the logits that exist at a time."""
 
 
 def log_likelihoods(
@@ -51,9 +51,9 @@ def word_logits(
     supervised: Sequence[Sequence[int]],
     words: Sequence[int],
 ) -> Tensor:
-    """Return the logits of w words at every supervised position, by their rows of the head alone.
+    """Return the logits of w words at every supervised position, from only their rows of the head.
 
-    They are log-likelihoods but for a number that all words of a position share.
+    At one position these logits equal the log-likelihoods plus a constant shared by all words.
 
     Args:
         base: the model, whose head has `separate_rows`.
@@ -70,10 +70,10 @@ def word_logits(
 
 @torch.no_grad()
 def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
-    """Return whether the head computes each word's logit from the word's row alone.
+    """Return whether the head computes each word's logit from that word's row alone.
 
-    It is tried on two hidden states. A head that knows its vocabulary's size, or whose weights are
-    quantized, does not.
+    The function tests this on two hidden states. It is false for heads that depend on the size of
+    the vocabulary, or have quantized weights.
     """
     linear = base.network.get_output_embeddings()
     if type(linear) not in (nn.Linear, Linear):
@@ -84,7 +84,7 @@ def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
     try:
         with _only_rows(base, words):
             alone = _head(base, hidden)
-    except RuntimeError:  # something of the vocabulary's size is added to the logits
+    except RuntimeError:  # something with the vocabulary's size is added to the logits
         return False
     exact = linear.weight.dtype == torch.float32
     return whole.shape == alone.shape and torch.allclose(
@@ -94,7 +94,7 @@ def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
 
 @contextmanager
 def _only_rows(base: BaseModel, words: Sequence[int]) -> Iterator[None]:
-    """Have the last linear layer compute the logits of some words alone, in their order."""
+    """Make the last linear layer compute only the logits of some words, in their order."""
     linear = base.network.get_output_embeddings()
     rows = list(words)
 
@@ -145,7 +145,7 @@ def token_predictions(
     supervised: Sequence[Sequence[int]],
     tokens: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """Return log-likelihoods of a token per supervised position, and whether it is the likeliest.
+    """Return the log-likelihood of one token per position, and whether it is the likeliest token.
 
     Args:
         base: the model.
@@ -155,7 +155,8 @@ def token_predictions(
         tokens: token for each of these positions, in this order.
 
     Returns:
-        float32 [P, positions], and bool [P, positions]; of equally likely tokens each counts.
+        Log-likelihoods, float32 [P, positions], and bool [P, positions]. If several tokens are
+        equally likely, each of them counts as the likeliest.
     """
     read, wanted = _read_positions(hidden, lengths, supervised, [[token] for token in tokens])
     log_likelihood, is_likeliest = [], []
@@ -173,10 +174,7 @@ def _read_positions(
     supervised: Sequence[Sequence[int]],
     tokens: list[list[int]],
 ) -> tuple[Tensor, Tensor]:
-    """Return the hidden states at supervised positions, [P, positions, hidden], and their tokens.
-
-    The tokens are int64 [P·positions, w].
-    """
+    """Return the hidden states at supervised positions, and the tokens at these positions."""
     read = _positions_read(hidden, lengths, supervised)
     wanted = torch.tensor(tokens, device=hidden.device).expand(len(read), -1, -1).flatten(0, 1)
     return read, wanted
@@ -193,7 +191,7 @@ def _positions_read(hidden: Tensor, lengths: Tensor, supervised: Sequence[Sequen
 def _logits_with_tokens(
     base: BaseModel, read: Tensor, wanted: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits of each tile of positions with the tokens that are read there."""
+    """Yield the logits of each tile of positions, with the tokens whose logits are needed there."""
     start = 0
     for logits in tiled_logits(base, read.flatten(0, 1)):
         yield logits, wanted[start : start + len(logits)]
@@ -214,8 +212,8 @@ def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
 def _head(base: BaseModel, hidden: Tensor) -> Tensor:
     """Apply the network's own head to hidden states [n, hidden]; returns float32 [n, vocabulary].
 
-    The network runs with its body replaced by these states, so that every operation of its family
-    between body and vocabulary is applied.
+    The network is called with a stand-in for its body that returns these states. So all operations
+    after the body are applied, as in the model's own class.
     """
     flat = hidden[:, None]
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
@@ -228,7 +226,7 @@ def _head(base: BaseModel, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def _replace_body_output(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
-    """Have the body return these hidden states; yields a list with one entry per call."""
+    """Make the body return these hidden states; yield a list that gets an entry at each call."""
     output = _output_class()(last_hidden_state=hidden)
     calls: list[None] = []
 
@@ -245,9 +243,9 @@ def _replace_body_output(body: nn.Module, hidden: Tensor) -> Iterator[list[None]
 
 @cache
 def _output_class() -> Any:
-    """Return the class of a body's output of which everything but the hidden states is None.
+    """Return the class of a body's output in which everything but the hidden states is None.
 
-    Some heads pass on more, such as a state or the choice of experts.
+    Some heads pass on further outputs, such as a state or the choice of experts.
     """
     from transformers.modeling_outputs import BaseModelOutput
 

@@ -1,4 +1,4 @@
-"""The linear layers of a model that an adapter's settings choose."""
+"""The linear layers that an adapter's settings select."""
 
 from torch import Tensor as TorchTensor
 from torch import nn
@@ -6,10 +6,10 @@ from torch import nn
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.quantized import QuantizedLinear
-from samara.shared.sections import AdapterSettings
+from samara.shared.settings.sections import AdapterSettings
 
 ADVICE = "adapter_projections"
-"""Key of config.json with the names of the linear layers that the model's authors would adapt."""
+"""Key of config.json with the linear layers that the model's authors recommend for adaptation."""
 _QUERY_AND_VALUE = (
     ("q_proj", "v_proj"),
     ("query", "value"),
@@ -23,10 +23,10 @@ _QUERY_AND_VALUE = (
 
 
 def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.Module]:
-    """Return the linear layers of the body that the settings choose, by name.
+    """Return the linear layers of the body that the settings select, by name.
 
     Raises:
-        ModelError: naming the candidates if nothing matches, or a block that does not exist.
+        ModelError: if no layer matches, naming the candidates, or if a named block does not exist.
     """
     chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
     if not chosen:
@@ -37,10 +37,10 @@ def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.M
 
 
 def chosen_blocks(layers: str, count: int) -> list[int]:
-    """Return the indices of the blocks that a value of ``adapter.layers`` names, ascending.
+    """Return the indices of the blocks that a value of ``adapter.layers`` selects, ascending.
 
     Args:
-        layers: the value without the readout; empty for no block.
+        layers: the value, without the word for the readout; empty for no block.
         count: number of blocks.
 
     Raises:
@@ -77,7 +77,7 @@ def features(module: nn.Module) -> tuple[int, int]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer: plain, quantized or GPT-2's transposed one."""
+    """Return whether a module is a linear layer: plain, quantized, or GPT-2's transposed layer."""
     return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
 
 

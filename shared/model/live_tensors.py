@@ -1,42 +1,43 @@
-"""The bytes of the tensors that operations create, counted until they are freed."""
+"""Memory accounting for tensors created by operations, until they are freed."""
 
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from samara.shared.errors import DeviceError
 
 
 class MemoryAccount:
-    """The storages that are alive, shared by threads.
+    """The live tensor storages, counted across threads.
 
     Args:
         limit: most bytes; None for no limit.
 
     Attributes:
-        bytes: bytes of the storages that are alive.
-        peak: most bytes at once.
+        bytes: total size of the storages that are alive now.
+        peak: largest total size so far, in bytes.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.bytes = self.peak = 0
         self._limit = limit
         self._counted: set[int] = set()
-        # A storage may be freed by a garbage collection while this thread holds the lock.
+        # Garbage collection may free a storage while this thread holds the lock.
         self._lock = threading.RLock()
 
     def count(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage until it is freed, once.
+        """Count a storage once, until it is freed.
 
         Raises:
-            DeviceError: if it does not fit.
+            DeviceError: if the total size would exceed the limit.
         """
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         with self._lock:
             if key in self._counted:
                 return
@@ -59,10 +60,10 @@ class MemoryAccount:
 
 
 class CountedTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context whose operations' results are counted; memory inside an operation is not.
+    """A context that counts the memory of operations' results, but not of their temporary buffers.
 
     Args:
-        account: account that counts.
+        account: account to which the results are added.
     """
 
     def __init__(self, account: MemoryAccount) -> None:
@@ -72,12 +73,22 @@ class CountedTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        inputs = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        output = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and _key(tensor) not in inputs:
+        kwargs = kwargs or {}
+        inputs = {_key(tensor) for tensor in _tensors((*args, *kwargs.values()))}
+        output = func(*args, **kwargs)
+        for tensor in _tensors((output,)):
+            if _key(tensor) not in inputs:
                 self._account.count(tensor.untyped_storage())
         return output
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among an operation's values, also from lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _key(tensor: Tensor) -> int:

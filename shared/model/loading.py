@@ -1,10 +1,10 @@
-"""Loading and identification of a frozen base model from a folder or the Hugging Face hub."""
+"""Loading and identifying a frozen base model from a folder or the Hugging Face hub."""
 
 import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from samara.shared.errors import ModelError
-from samara.shared.machine import silence_libraries
+from samara.shared.machine.process import silence_libraries
 from samara.shared.model.checkpoint import CheckpointEntry, load_outside_blocks, load_quantized
 from samara.shared.model.completeness import check_complete, fill_unused
 from samara.shared.model.depth import blocks_at, cut_config, cut_id, is_above
@@ -24,10 +24,11 @@ from samara.shared.model.sentence_pooling import SentencePooling, load_pooling
 from samara.shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
 from samara.shared.model.tokenizer import load_tokenizer
 
-silence_libraries()  # transformers imports the noisy ones when it loads a model
+silence_libraries()  # transformers imports the noisy libraries when it loads a model
 
 _IDS: dict[int, int] = {}
-"""One object of every token id; the tokens of a data set would be millions of equal ones."""
+"""One shared integer object per token id; separate objects for all tokens of a data set would be
+millions."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -37,15 +38,16 @@ class BaseModel:
     """A frozen model with its tokenizer.
 
     Attributes:
-        folder: folder that it was read from.
+        folder: folder from which it was read.
         model_id: hash of config, weight and tokenizer files, 32 bytes.
-        family: kind of model, which decides how labels are scored.
-        network: model of transformers, in evaluation mode, on its torch device.
+        family: family of the model, which decides the scoring of labels.
+        network: transformers model in evaluation mode, on its torch device.
         tokenizer: fast tokenizer of the model.
-        pooling: modules of a sentence encoder behind its network.
+        pooling: modules of a sentence encoder after its network.
         quantization: quantization of the linear layers in the blocks.
-        depth: number of blocks that are loaded of a model that is cut; 0 for a whole one.
-        verdicts: results of the checks of this model, for all who load it in this process.
+        depth: number of loaded blocks of a cut model; 0 for a whole model.
+        verdicts: results of this model's self-checks, shared by all `BaseModel` objects of the same
+            model in this process.
     """
 
     folder: Path
@@ -59,20 +61,18 @@ class BaseModel:
     verdicts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_sharing_weights(self) -> "BaseModel":
-        """Return a copy of the modules with the same weights, so that two threads can run them."""
+        """Copy the modules but share weights and settings, so that two threads can run them."""
         weights = [*self.network.parameters(), *self.network.buffers()]
-        shared = {id(weight): weight for weight in weights}
+        settings = [own.config for own in self.network.modules() if hasattr(own, "config")]
+        shared = {id(each): each for each in (*weights, *settings)}
         return replace(self, network=copy.deepcopy(self.network, shared))
 
-    @property
+    @cached_property
     def context(self) -> int:
-        """The most tokens of a sequence.
-
-        RoBERTa and related models number positions from the padding index on.
-        """
+        """The largest number of tokens in a sequence."""
         config = self.network.config.get_text_config()
         limit: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
-        if limit < 0:  # XLNet, for one, says −1 for no limit
+        if limit < 0:  # XLNet, for example, uses −1 for no limit
             limit = sys.maxsize
         for name, module in self.body.named_modules():
             if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
@@ -82,7 +82,7 @@ class BaseModel:
 
     @property
     def features(self) -> int:
-        """The number of features of a representation: of a last hidden state, or a sentence."""
+        """The number of features of a last hidden state or, for an encoder, of a sentence."""
         size = self.hidden_size
         return self.pooling.size(size) if self.family == "encoder" else size
 
@@ -99,29 +99,29 @@ class BaseModel:
             special: whether the tokenizer adds its special tokens.
 
         Raises:
-            ModelError: if the text has a token that the model has no embedding of.
+            ModelError: if the text has a token without an embedding in the model.
         """
         found = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         ids = tuple(_IDS.setdefault(token, token) for token in found)
         if ids and max(ids) >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
             raise ModelError(
-                f"{self.folder}: the tokenizer's token {token!r} has the number {max(ids)}, and "
-                f"the model has embeddings of {self.vocabulary} tokens; take the tokenizer of this "
-                "model, or resize the model's embeddings (resize_token_embeddings) and save it"
+                f"{self.folder}: the tokenizer's token {token!r} has the number {max(ids)}, but "
+                f"the model has only {self.vocabulary} token embeddings; use this model's "
+                "tokenizer, or resize the model's embeddings (resize_token_embeddings) and save it"
             )
         return ids
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens that the model has an embedding of."""
+        """The number of tokens with an embedding in the model."""
         embeddings = self.network.get_input_embeddings()
         size: int | None = getattr(embeddings, "num_embeddings", None)
         return size or int(self.network.config.get_text_config().vocab_size)
 
     @property
     def padding(self) -> int:
-        """The token of positions that hold none: the tokenizer's own, if it has an embedding."""
+        """The padding token: the tokenizer's own, if it has an embedding."""
         token: int = self.tokenizer.pad_token_id or 0
         return token if token < self.vocabulary else 0
 
@@ -129,7 +129,8 @@ class BaseModel:
     def body(self) -> nn.Module:
         """The part below the head: the innermost model that holds all blocks.
 
-        Usually transformers' ``base_model``; OPT's head calls the decoder inside it directly.
+        This is usually transformers' ``base_model``; OPT's head calls the decoder inside it
+        directly.
         """
         return body_of(self.network)
 
@@ -144,7 +145,7 @@ class BaseModel:
 
 
 def _hidden_size(network: Any) -> int:
-    """Return the size of a last hidden state; OPT may project it to that of its embeddings."""
+    """Return the size of a last hidden state, which OPT projects to the size of embeddings."""
     config = network.config.get_text_config()
     size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
     return size
@@ -165,14 +166,14 @@ def load_base_model(
             `EMBEDDED_MODEL`.
         family: causal, masked, encoder, or auto to detect it.
         device: torch device of the model.
-        quantization: quantization of the linear layers in the blocks; a quantized model is read
-            tensor by tensor and is never in memory in full precision.
+        quantization: quantization of the linear layers in the blocks. A quantized model is loaded
+            tensor by tensor, and never completely in full precision.
         dtype: compute type, and the type of tensors that are not quantized.
-        depth: number or share of the blocks that are loaded, the lowest ones; empty for all.
+        depth: number or share of the lowest blocks to load; empty for all.
 
     Raises:
-        ModelError: if the folder is missing or incomplete, or is not what it should be; if
-            bitsandbytes is needed and cannot be used.
+        ModelError: if the folder is missing, incomplete or damaged; if bitsandbytes is needed but
+            unusable.
     """
     torch_device = check_torch_device(device)
 
@@ -197,12 +198,13 @@ def load_without_blocks(
         path: as in `load_base_model`.
         family: as in `load_base_model`.
         device: as in `load_base_model`.
-        quantization: later quantization of the blocks' linear layers, which are not replaced here.
+        quantization: quantization that the caller will apply to the blocks' linear layers.
         dtype: as in `load_base_model`.
         depth: as in `load_base_model`.
 
     Returns:
-        The model, and for each block the checkpoint entry of each parameter by its name in it.
+        The model and, for each block, the checkpoint entry of each parameter by its name in the
+        block.
 
     Raises:
         ModelError: as in `load_base_model`, and if the checkpoint is not in safetensors files.
@@ -225,7 +227,7 @@ def check_torch_device(name: str) -> torch.device:
     """Return a torch device by its name.
 
     Raises:
-        ModelError: if this torch, or this machine, does not have it.
+        ModelError: if this torch build or this machine lacks the device.
     """
     try:
         device = torch.device(name)
@@ -274,14 +276,14 @@ def _load(
 
 @cache
 def _verdicts_of(*_: object) -> dict[Any, Any]:
-    """Return the verdicts on a model as it is loaded, by all that they depend on."""
+    """Return one dictionary for each combination of arguments; see `BaseModel.verdicts`."""
     return {}
 
 
 def load_structure(
     path: str, family: Family | Literal["auto"] = "auto", depth: str = ""
 ) -> BaseModel:
-    """Load a model without its weights and tokenizer, for the names and shapes of its modules.
+    """Load a model without weights and tokenizer, for the names and shapes of its modules.
 
     Args:
         path: as in `load_base_model`.
@@ -328,7 +330,7 @@ def _network(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
+            ignore_mismatched_sizes=True,  # refused by name below
         )
         unexpected = found["unexpected_keys"]
         if blocks:
@@ -356,7 +358,7 @@ def _empty(folder: Path, family: Family, dtype: torch.dtype, blocks: int) -> Any
 
 
 def _config(folder: Path, blocks: int) -> Any:
-    """Return the configuration of transformers, of the lowest blocks if there is a number."""
+    """Return the transformers configuration, cut to the lowest blocks if `blocks` is set."""
     import transformers
 
     settings = transformers.AutoConfig.from_pretrained(
@@ -368,10 +370,10 @@ def _config(folder: Path, blocks: int) -> Any:
 
 
 def _cut_blocks(network: Any, folder: Path, blocks: int) -> nn.ModuleList:
-    """Return the blocks of a network that has been cut.
+    """Return the blocks of a cut network.
 
     Raises:
-        ModelError: if its class makes more or fewer.
+        ModelError: if the network's class creates more or fewer blocks.
     """
     own = blocks_of(body_of(network), folder)
     if len(own) != blocks:
@@ -382,11 +384,20 @@ def _cut_blocks(network: Any, folder: Path, blocks: int) -> nn.ModuleList:
     return own
 
 
-def empty_network(settings: Any, family: Family, dtype: torch.dtype) -> Any:
-    """Make the network of a transformers configuration, with its parameters on the meta device."""
+def empty_network(
+    settings: Any, family: Family, dtype: torch.dtype, include_buffers: bool = False
+) -> Any:
+    """Create the network of a transformers configuration with its parameters on the meta device.
+
+    Args:
+        settings: configuration.
+        family: model family.
+        dtype: type of the parameters.
+        include_buffers: whether the buffers, too, are on the meta device, which gives no values.
+    """
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=include_buffers):
         return loader_for(settings, family).from_config(
             settings, dtype=dtype, trust_remote_code=False
         )

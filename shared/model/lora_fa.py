@@ -1,12 +1,13 @@
 """LoRA-FA: y = W·x + (alpha / r)·B·A·x with A frozen and only B trained.
 
 LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023), as used by P-RGE
-(section 3.3). A pass carries the rows of P perturbations at once: W·x and A·x are shared, and only
-the last small product, one batched matmul with B ± ε·z, is computed per perturbation.
+(section 3.3). A forward pass holds the rows of P perturbations in one batch. In the first adapted
+layer the perturbations share W·x and A·x. Only the last small product, one batched matmul with B ±
+ε·z, differs for each perturbation.
 
-This dual-forwarding layer has two forms, which differ in the source of the perturbed B's:
-`samara.shared.model.perturbations` keeps one master copy and computes them during the forward
-(P-RGE, section 3.2), `samara.shared.model.dual_forwarding` keeps all of them (P-RGE, Algorithm 1).
+The perturbed matrices B have two sources. `samara.shared.model.perturbations` keeps one master copy
+of B, and computes the perturbed matrices during the forward pass (P-RGE, section 3.2).
+`samara.shared.model.dual_forwarding` keeps all perturbed matrices (P-RGE, Algorithm 1).
 """
 
 import weakref
@@ -18,22 +19,22 @@ import torch
 from torch import Tensor as TorchTensor
 from torch import nn
 
-from samara.shared.basis import Basis, read_basis
 from samara.shared.errors import ConfigError, ModelError
-from samara.shared.layout import (
+from samara.shared.model.damping import damping_recipe
+from samara.shared.model.frozen_a import frozen_matrices
+from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
+from samara.shared.model.loading import BaseModel
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
+from samara.shared.protocol.basis import Basis, read_basis
+from samara.shared.protocol.layout import (
     ADAPTER_GROUP,
     LABEL_BIAS_GROUP,
     READOUT_GROUP,
     Layout,
     Tensor,
 )
-from samara.shared.model.damping import damping_recipe
-from samara.shared.model.frozen_a import frozen_matrices
-from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
-from samara.shared.model.loading import BaseModel
-from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
-from samara.shared.sections import AdapterSettings
-from samara.shared.start import Start, read_start
+from samara.shared.protocol.start import Start, read_start
+from samara.shared.settings.sections import AdapterSettings
 
 LABEL_BIAS = "label bias"
 READOUT = "readout"
@@ -42,8 +43,8 @@ READOUT = "readout"
 class LoRAFALinear(nn.Module):
     """A frozen linear layer with the perturbed adapters of a pass.
 
-    Shapes: x [P·C·n, …, in], ordered by perturbation and then by client → [P·C·n, …, out];
-    A [r, in]; B [P·C, out, r].
+    Shapes: x [P·C·n, …, in], ordered by perturbation and then by client, maps to [P·C·n, …, out]; A
+    [r, in]; B [P·C, out, r].
     """
 
     a: TorchTensor
@@ -63,8 +64,8 @@ class LoRAFALinear(nn.Module):
     def forward(self, x: TorchTensor) -> TorchTensor:
         """Compute W·x + scale·B·(A·x) with the B of each row's perturbation.
 
-        Before the first adapter of a pass the rows of all perturbations are equal: there W·x and
-        A·x are computed for the rows of one perturbation only.
+        In layers with the pass's first adapted input, the rows of all perturbations are equal. W·x
+        and A·x are then computed only for the rows of one perturbation.
         """
         perturbations = self.adapter.perturbations
         if perturbations is None:
@@ -94,7 +95,7 @@ class ForwardPass:
 
     Attributes:
         perturbations: perturbed adapters of the pass.
-        first_input: input of its first adapted layer, once that has run.
+        first_input: input of the first adapted layer of the pass; None before this layer has run.
     """
 
     perturbations: PerturbedAdapters
@@ -102,15 +103,15 @@ class ForwardPass:
 
 
 class Adapter:
-    """LoRA-FA on chosen layers of a base model; outside a pass the base model is unchanged.
+    """LoRA-FA on selected layers of a base model, which is inactive outside a forward pass.
 
     Attributes:
         layout: names and shapes of the trained tensors.
-        first_block: index of the lowest adapted block; the blocks below it are the trunk. The
-            number of blocks if none is adapted.
+        first_block: index of the lowest adapted block; without an adapted block, the number of
+            blocks. The blocks below this index are the trunk.
         basis: basis of the adapters' tensors; None if there is none.
-        start: weights that the adapter begins with; None begins with the base model.
-        packs: whether several sequences may share a row of its passes.
+        start: initial weights of the adapter; None for the base model.
+        packs: whether several sequences may share a row of a forward pass.
         perturbations: perturbed adapters of the current pass, if any.
     """
 
@@ -130,13 +131,13 @@ class Adapter:
 
     @contextmanager
     def using(self, perturbations: PerturbedAdapters) -> Iterator[None]:
-        """Use these perturbations in the one forward pass that runs inside the context."""
+        """Apply these perturbations to one forward pass inside the context."""
         with self.resume(ForwardPass(perturbations)):
             yield
 
     @contextmanager
     def resume(self, forward_pass: ForwardPass) -> Iterator[None]:
-        """Continue a forward pass, which is suspended again at the end of the context."""
+        """Continue a forward pass inside the context, and suspend it at the end of the context."""
         self.perturbations, self._first_input = forward_pass.perturbations, forward_pass.first_input
         try:
             yield
@@ -145,7 +146,7 @@ class Adapter:
             self.perturbations = self._first_input = None
 
     def is_shared_across_perturbations(self, x: TorchTensor) -> bool:
-        """Return whether an adapted layer's input is that of the first one in this pass."""
+        """Return whether a tensor is the input of the pass's first adapted layer."""
         if self._first_input is None:
             self._first_input = weakref.ref(x)
         return self._first_input() is x
@@ -154,19 +155,18 @@ class Adapter:
 def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     """Inject LoRA-FA layers into a base model, in place.
 
-    A readout is part of the layout alone: it changes no layer of the model.
+    A readout is only part of the layout, and changes no layer of the model.
 
     Args:
         base: model whose matching linear layers are wrapped.
         settings: projections and blocks to adapt, rank, alpha, and the seed of A.
-        labels: number of scores of a row, for the optional label bias and the readout; 0 if rows
-            differ.
+        labels: number of scores of a row, for label bias and readout; 0 if this number varies.
 
     Raises:
-        ModelError: naming the candidates if nothing matches, or a block that does not exist; or if
-            the basis or the start cannot be read or belongs to another model or adapter.
-        ConfigError: if a label bias or a readout is wanted where there are no labels, or the
-            readout's damping is a file that cannot be read.
+        ModelError: if no layer matches, naming the candidates; if a named block does not exist; or
+            if the basis or the start cannot be read or belongs to another model or adapter.
+        ConfigError: if a label bias or a readout is requested without labels, or the readout's
+            damping file cannot be read.
     """
     if settings.label_bias and labels < 2:
         raise ConfigError(
@@ -217,30 +217,28 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
 
 
 def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
-    """Raise an error if a basis belongs to another model or adapter."""
+    """Check that a basis belongs to this model and adapter."""
     for name, origin, expected in (
         ("model", basis.origin.model_id, base.model_id.hex()),
         ("adapter", basis.origin.adapter_hash, layout.adapter_hash.hex()),
     ):
         if origin != expected:
             raise ModelError(
-                f"adapter.basis: it was made for {name} {origin[:12]} and the run has "
+                f"adapter.basis: it was made for {name} {origin[:12]}, but the run has "
                 f"{expected[:12]}; write one for these settings with samara adapter basis"
             )
     if basis.element_count != layout.adapter_element_count:
         raise ModelError(
-            f"adapter.basis: it is for {basis.element_count:,} elements and the adapter has "
+            f"adapter.basis: it is for {basis.element_count:,} elements, but the adapter has "
             f"{layout.adapter_element_count:,}; write one with samara adapter basis"
         )
 
 
 def empty_adapter(first_block: int = 0, packs: bool = True) -> tuple[Adapter, Perturbations]:
-    """Return an adapter without tensors, and its one state.
-
-    A forward engine of a model without adapters is built with the one and evaluated at the other.
+    """Return an adapter without tensors, and its only state.
 
     Args:
-        first_block: index of the block that the adapter counts as its lowest one.
+        first_block: index of the block that counts as the lowest adapted block.
         packs: as for `Adapter`.
     """
     layout = Layout((), 1, 1.0, 0, "gaussian")

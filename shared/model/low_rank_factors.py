@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import ModelError
-from samara.shared.layout import ADAPTER_GROUP, Layout
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.layer_selection import features
 from samara.shared.model.loading import BaseModel
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout
 
 
 class LowRankFactors(NamedTuple):
@@ -38,10 +38,10 @@ def low_rank_factors(
     """Yield the factors of every adapted layer, in the layout's order.
 
     Args:
-        base: base model of the adapter; its structure is enough.
-        layout: layout of the adapter; tensors outside the model are passed over.
+        base: base model of the adapter; its weights are not used.
+        layout: layout of the adapter; tensors outside the model are skipped.
         numbers: trained numbers, float32 [d].
-        trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
+        trained_a: A of every adapted layer, float32 [r, in]; None for the frozen matrices.
 
     Raises:
         ModelError: if the layout belongs to another model.

@@ -1,4 +1,4 @@
-"""Merging of an adapter into the weights of its base model."""
+"""Merging an adapter into the weights of its base model."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.low_rank_factors import low_rank_factors
+from samara.shared.protocol.layout import Layout
 
 
 @torch.no_grad()
@@ -20,14 +20,14 @@ def merge_adapter(
 ) -> None:
     """Add (alpha / r)·B·A to the weight of every adapted layer, in place.
 
-    The model then computes, up to rounding, what it computes with the adapter beside it (Hu et al.,
-    LoRA, 2021, section 4.1).
+    Up to rounding, the model then computes the same as with a separate adapter (Hu et al., LoRA,
+    2021, section 4.1).
 
     Args:
         base: model without adapters inside, not quantized.
         layout: layout of the adapter; only its tensors inside the model are merged.
-        numbers: trained numbers, float32 [elements].
-        trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
+        numbers: elements of all tensors, float32 [elements].
+        trained_a: A of every adapted layer, float32 [r, in]; None for the frozen matrices.
 
     Raises:
         ModelError: if the layout belongs to another model.
@@ -37,6 +37,6 @@ def merge_adapter(
         added = (layout.alpha / layout.rank) * product
         weight = layer.module.weight
         assert isinstance(weight, torch.Tensor)
-        if type(layer.module).__name__ == "Conv1D":  # it keeps its weight transposed
+        if type(layer.module).__name__ == "Conv1D":  # Conv1D keeps its weight transposed
             added = added.T
         weight.copy_((weight.float() + added.to(weight.device)).to(weight.dtype))

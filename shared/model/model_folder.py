@@ -1,4 +1,4 @@
-"""Folders of base models: where they lie, which files are read, and the hashes of these."""
+"""Folders of base models: finding them, selecting their files, and hashing these."""
 
 import hashlib
 from collections.abc import Collection, Iterator
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import ModelError
-from samara.shared.files import file_hash
 from samara.shared.model.damaged_files import check_content, damaged, read_json, stored_types
 from samara.shared.model.depth import blocks_at, cut_id
 from samara.shared.model.gguf_file import converted_model_id, find_converted_folder
 from samara.shared.model.sentence_modules import hashed_module_files, module_files
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.storage.files import file_hash
 
 _EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _CHECKPOINTS = (*_SAFETENSORS, *_PICKLES)
-"""Names of a checkpoint, in the order in which transformers looks for them."""
+"""File names that a checkpoint can have, in transformers' order of preference."""
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 _JSON = (
     "config.json",
@@ -45,14 +45,14 @@ _DOWNLOADED = (
 
 
 def find_model_folder(path: str) -> Path:
-    """Return the folder of a base model whose configuration can be used.
+    """Return the folder of a base model after checking its configuration.
 
     Args:
         path: as in `samara.shared.model.loading.load_base_model`.
 
     Raises:
-        ModelError: if the folder is missing or incomplete, or the model is quantized already, is an
-            adapter, or needs code of its own.
+        ModelError: if the folder is missing or incomplete, or the model is already quantized, is an
+            adapter, or needs custom code.
     """
     folder = _resolve(path)
     if not (folder / "config.json").is_file():
@@ -69,12 +69,12 @@ def find_model_folder(path: str) -> Path:
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """Return the file of a checkpoint, or the index of its parts, that transformers reads."""
+    """Return the file that transformers reads first: the weights, or the index of their parts."""
     return next((folder / name for name in _CHECKPOINTS if (folder / name).is_file()), None)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that a checkpoint's tensors are read from.
+    """Return the files that hold a checkpoint's tensors.
 
     Raises:
         ModelError: if there is no checkpoint, or its index is damaged.
@@ -88,7 +88,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Read the name of the file of each tensor from the index of a checkpoint in parts.
+    """Read the file name of each tensor from the index of a sharded checkpoint.
 
     Raises:
         ModelError: if it is damaged.
@@ -101,7 +101,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def check_files(folder: Path) -> None:
-    """Check that the files that are read hold what their names say.
+    """Check that the model's files are of the type that their names say.
 
     Raises:
         ModelError: if one is missing, damaged or quantized.
@@ -113,7 +113,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Check that the files of a checkpoint are whole and hold weights in floating point.
+    """Check that a checkpoint's files are whole and hold floating-point weights.
 
     Raises:
         ModelError: if one is missing, damaged or quantized.
@@ -131,10 +131,10 @@ def check_weights(folder: Path) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Check that the tokenizer's files hold what their names say.
+    """Check that the tokenizer's files are of the type that their names say.
 
     Raises:
-        ModelError: if one is damaged, or the tokenizer needs code of its own.
+        ModelError: if one is damaged, or the tokenizer needs custom code.
     """
     for file in _tokenizer_files(folder):
         check_content(file)
@@ -145,11 +145,11 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def check_config(folder: Path) -> None:
-    """Check that a model's configuration describes a whole model of transformers' own classes.
+    """Check that a configuration describes a whole model of transformers' own classes.
 
     Raises:
-        ModelError: if the file is damaged, or the model is quantized already, is an adapter, or
-            needs code of its own.
+        ModelError: if the file is damaged, or the model is already quantized, is an adapter, or
+            needs custom code.
     """
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
@@ -179,10 +179,10 @@ def _quantized_already(folder: Path, method: str) -> ModelError:
 
 
 def model_id(folder: Path) -> bytes:
-    """Return the hash of the config, weight and tokenizer files that are read, 32 bytes.
+    """Return the hash of a model's config, weight and tokenizer files, 32 bytes.
 
-    Modules behind a sentence encoder are hashed where they do more than mean or cls pooling. The id
-    of a converted GGUF file is that file's hash.
+    The modules after a sentence encoder's network are hashed too, unless they only do mean or cls
+    pooling. The id of a model converted from a GGUF file is the hash of that file.
 
     Raises:
         ModelError: if an index or a module is damaged.
@@ -197,11 +197,11 @@ def model_id(folder: Path) -> bytes:
 
 
 def model_id_of(path: str, depth: str = "") -> bytes:
-    """Return the model id of a base model, which is not loaded.
+    """Return the model id of a base model without loading it.
 
     Args:
         path: as in `samara.shared.model.loading.load_base_model`.
-        depth: number or share of the blocks that are loaded; empty for all.
+        depth: number or share of the blocks to load; empty for all.
 
     Raises:
         ModelError: if the folder is missing or incomplete.
@@ -215,7 +215,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the name of the method that a model is quantized by, or None."""
+    """Return the name of a model's quantization method, or None."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _QUANTIZATION_KEYS:
             if settings := part.get(key):
@@ -225,7 +225,7 @@ def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _check_code(file: Path, settings: Any, auto_class: str, class_key: str) -> None:
-    """Check that transformers has the class that a file names, if the folder brings code for it."""
+    """If a folder contains code for its model class, check that transformers has this class too."""
     code = settings.get("auto_map") if isinstance(settings, dict) else None
     if not code or (auto_class and isinstance(code, dict) and auto_class not in code):
         return
@@ -263,7 +263,7 @@ def _resolve(path: str) -> Path:
 
 
 def _download(name: str) -> Path:
-    """Download the files of a model that are read, and no others; return their folder."""
+    """Download only the required files of a model; return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -285,7 +285,7 @@ def _download(name: str) -> Path:
 
 
 def _missing_files(folder: Path) -> Iterator[str]:
-    """Yield the names of files that are read and are not in a folder yet."""
+    """Yield the names of required files that a folder lacks."""
     checkpoint = find_checkpoint(folder)
     if checkpoint is None:
         yield from _PICKLES
@@ -296,10 +296,10 @@ def _missing_files(folder: Path) -> Iterator[str]:
 
 
 def find_embedded_model() -> Path:
-    """Return the folder of the embedded model.
+    """Return the folder of the embedded model, a small one that is part of Samara's package.
 
     Raises:
-        ModelError: if it is not there.
+        ModelError: if it is missing.
     """
     if not (_EMBEDDED_FOLDER / "model.safetensors").is_file():
         raise ModelError(

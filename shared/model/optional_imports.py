@@ -1,4 +1,4 @@
-"""Imports of other libraries that a model on a CPU has no use for."""
+"""Suppressed imports of libraries that a model on a CPU does not need."""
 
 import sys
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import torch
 def triton_hidden() -> Iterator[None]:
     """Hide triton from imports where torch has no GPU.
 
-    transformers imports it with torch's compiler wherever it is installed. It takes 70 MiB, and
-    compiles for GPUs alone.
+    If triton is installed, transformers imports it together with torch's compiler. Triton takes 70
+    MiB of memory and compiles only for GPUs.
     """
     if torch.cuda.is_available() or "triton" in sys.modules:
         yield

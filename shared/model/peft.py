@@ -1,7 +1,8 @@
-"""Export of an adapter as PEFT's LoRA or prefix, which the tools around transformers read.
+"""Export of an adapter as a LoRA or prefix of PEFT, which transformers' tools can read.
 
-LoRA-FA is a LoRA with a frozen A: A is regenerated from the layout's seed, B holds the trained
-numbers, and alpha / r has the same meaning in both. Of a LoRA, A is trained too.
+LoRA-FA is a LoRA with a frozen A. The export generates A from the layout's seed. B holds the
+trained numbers, and alpha / r has the same meaning in LoRA-FA and LoRA. If A was trained too, the
+caller passes it.
 """
 
 import inspect
@@ -16,17 +17,17 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from samara.shared.errors import ModelError
-from samara.shared.files import write_durably
-from samara.shared.layout import Layout
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.low_rank_factors import low_rank_factors
+from samara.shared.protocol.layout import Layout
+from samara.shared.storage.files import write_durably
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
 _NAMES_OF_EXPERTS = "gate_proj", "up_proj", "down_proj"
 _STATE_SPACES = "falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"
 _NAMES_IN_STATE_SPACES = "out_proj", "conv1d"
-"""Model types with state spaces, and the layers in them that PEFT refuses to adapt."""
+"""Layers that PEFT refuses to adapt in models with state spaces."""
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}
 
 
@@ -43,10 +44,10 @@ def write_peft_adapter(
     Args:
         base: base model of the adapter; only its structure is used.
         name: path or name of the base model, for PEFT's configuration.
-        layout: layout of the adapter. A label bias is left out: PEFT has none.
+        layout: layout of the adapter. A label bias is left out, because PEFT has none.
         numbers: trained numbers, float32 [d].
         folder: folder for the files; it is created if it is missing.
-        trained_a: A of every adapted layer, float32 [r, in]; None if they are the frozen ones.
+        trained_a: A of every adapted layer, float32 [r, in]; None for the frozen matrices.
 
     Raises:
         ModelError: if the layout belongs to another model, or PEFT would misread the adapter.
@@ -79,16 +80,13 @@ def write_peft_adapter(
 
 
 def _task_type(base: BaseModel) -> str | None:
-    """Return PEFT's task type of a model, whose wrapper passes on `inputs_embeds`.
-
-    It is None for a model that does not take them.
-    """
+    """Return PEFT's task type for a model; None if the model takes no `inputs_embeds`."""
     takes_embeddings = "inputs_embeds" in inspect.signature(base.network.forward).parameters
     return _TASK_TYPES[base.family] if takes_embeddings else None
 
 
 def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
-    """Raise a ModelError if PEFT would refuse the layers, or take them for weights of experts."""
+    """Raise a ModelError if PEFT would refuse the layers, or mistake them for expert weights."""
     config = base.network.config.get_text_config()
     refused = [n for n in names if n.rpartition(".")[2] in _NAMES_IN_STATE_SPACES]
     if refused and base.network.config.model_type in _STATE_SPACES:
@@ -99,8 +97,8 @@ def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
     has_experts = any(hasattr(config, name) for name in _COUNTS_OF_EXPERTS)
     if has_experts and (taken := [n for n in names if n.rpartition(".")[2] in _NAMES_OF_EXPERTS]):
         raise ModelError(
-            f"{base.folder}: PEFT takes {taken[0]} for a part of the model's experts, and would "
-            "load another adapter; export the whole model, or adapt the attention alone"
+            f"{base.folder}: PEFT mistakes {taken[0]} for a part of the model's experts, and would "
+            "load another adapter; export the whole model, or adapt only the attention"
         )
 
 
@@ -119,7 +117,7 @@ def write_peft_prefix(
         OSError: if the folder cannot be written.
     """
     parts, heads, length, head_features = prefix.shape
-    # a row of PEFT's embedding is a token: layer by layer its key and value, head by head
+    # a row of PEFT's embedding is a token: key and value for each layer, head by head
     embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
     settings = {
         "peft_type": "PREFIX_TUNING",

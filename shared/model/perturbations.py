@@ -1,7 +1,7 @@
-"""Perturbed adapters, from the state of a ledger to the tensors that a forward pass asks for.
+"""Perturbed adapters: from the state of a ledger to the tensors of a forward pass.
 
-A weight map turns a state, integers, and directions of it into weights of the adapter and
-directions of those. Perturbations are made of both.
+A weight map converts an integer state to the adapter's weights, and directions in the state to
+directions in the weights. Perturbations are built from these weights and directions.
 """
 
 from dataclasses import dataclass, replace
@@ -13,30 +13,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 
-from samara.shared.basis import Basis, read_basis
-from samara.shared.directions import BOTH_SIDES, DIRECTION_BITS
 from samara.shared.errors import ModelError, ReplayError
-from samara.shared.layout import Layout
-from samara.shared.replay import to_float32
-from samara.shared.sections import AdapterSettings
-from samara.shared.start import Start, read_start
+from samara.shared.protocol.basis import Basis, read_basis
+from samara.shared.protocol.directions import BOTH_SIDES, DIRECTION_BITS
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.start import Start, read_start
+from samara.shared.settings.sections import AdapterSettings
 
 STATE_LIMIT = 2**62
-"""The absolute value that every number of a state stays below, in its units; a start too."""
+"""Exclusive limit of the absolute numbers of a state or start, in units of a state."""
 
 
 @dataclass(frozen=True, eq=False)
 class WeightMap:
-    """The map from a state and from directions to the weights that forward passes use.
+    """The map from a state and its directions to the weights of forward passes.
 
-    Every place that turns a state into weights uses it. The state has as many numbers as the layout
-    has coordinates (`Layout.size`), the weights as many as its tensors have elements
-    (`Layout.element_count`); without a basis these are the same.
+    Every conversion of a state to weights uses it. The state has as many numbers as the layout has
+    coordinates (`Layout.size`), and the weights have as many as its tensors have elements
+    (`Layout.element_count`). Without a basis these numbers are equal.
 
     Attributes:
-        start: weights that are added to every state as integers; None adds nothing.
-        basis: basis that the first coordinates belong to; None if there is none.
-        torch_device: torch device on which directions are lifted; None is the CPU.
+        start: initial weights, in units of a state, that are added to every state; None for no
+            start.
+        basis: basis of the first coordinates; None without a basis.
+        torch_device: torch device that computes directions from a basis; None for the CPU.
     """
 
     start: Start | None = None
@@ -44,7 +45,7 @@ class WeightMap:
     torch_device: torch.device | None = None
 
     def weights(self, state: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the weights of the adapter under a state, float32 [elements], each rounded once.
+        """Return the adapter weights of a state, float32 [elements], each rounded once.
 
         Raises:
             ReplayError: if the state is too large for the start or the basis.
@@ -56,16 +57,17 @@ class WeightMap:
             raise ReplayError("the state is too large to add the start to; lower learning-rate")
         return to_float32(self.start.values + elements)
 
-    def directions(self, z: NDArray[np.int16]) -> torch.Tensor:
-        """Return directions of a state as directions of the weights, on the torch device.
+    def directions(self, z: NDArray[np.int16] | torch.Tensor) -> torch.Tensor:
+        """Convert directions in the state to directions in the weights, on the torch device.
 
         Args:
-            z: int16 [..., size], in units of 2⁻¹¹.
+            z: int16 [..., size], in units of 2⁻¹¹; a tensor may be on the torch device already.
 
         Returns:
-            int16 as they are, or float32 [..., elements] in the same units with a basis.
+            Without a basis the same int16 numbers; with a basis float32 [..., elements], in the
+            same units.
         """
-        on_device = torch.from_numpy(z).to(self.torch_device)
+        on_device = torch.as_tensor(z).to(self.torch_device)
         if self.basis is None:
             return on_device
         size = len(self._vectors)
@@ -73,7 +75,7 @@ class WeightMap:
         return torch.cat([lifted, on_device[..., size:].to(torch.float32)], dim=-1)
 
     def gradient(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a gradient by the weights, float64 [elements], as one by the state, [size]."""
+        """Convert a gradient of the weights, float64 [elements], to one of the state, [size]."""
         if self.basis is None:
             return elements
         end = self.basis.element_count
@@ -94,8 +96,8 @@ def read_weight_map(settings: AdapterSettings, layout: Layout) -> WeightMap:
         layout: layout of the run.
 
     Raises:
-        ModelError: if one of these files is not that which the layout names.
-        SamaraError: if one cannot be read.
+        ModelError: if the file of the basis or of the start does not match the layout.
+        SamaraError: if a file cannot be read.
     """
     basis = read_basis(settings.basis) if settings.basis else None
     start = read_start(settings.start) if settings.start else None
@@ -131,7 +133,7 @@ class PerturbedAdapters(Protocol):
         """The number of clients that share the pass, C; usually 1."""
 
     def select(self, signs: slice, queries: slice) -> "PerturbedAdapters":
-        """Return the perturbations of some signs and some queries."""
+        """Return the perturbations for some signs and queries."""
 
     def tensor(self, name: str) -> TorchTensor:
         """Return one tensor of all perturbations, [P·C, rows, columns], clients innermost."""
@@ -141,10 +143,10 @@ class PerturbedAdapters(Protocol):
 class Perturbations:
     """Perturbed adapters B + s·ε·z of one client, or of several clients that share a pass.
 
-    Only the unperturbed adapters B and the directions z are kept; perturbed tensors are computed
+    Only the unperturbed adapters B and the directions z are stored. Perturbed tensors are computed
     when a layer needs them. The rows of a pass are ordered by sign, then by query, then by client,
-    with equally many rows for each. Rows of several clients are computed as rows of several queries
-    are: small products with different B's after the shared W·x and A·x.
+    with equal numbers of rows. Rows of several clients are computed like rows of several queries:
+    small products with different B after the shared W·x and A·x.
 
     Attributes:
         layout: names and shapes of the tensors.
@@ -171,7 +173,7 @@ class Perturbations:
         device: torch.device | None = None,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> Self:
-        """Make perturbations from numpy arrays, on a torch device."""
+        """Create perturbations from numpy arrays, on a torch device."""
         z = None if directions is None else torch.from_numpy(directions).to(device)
         return cls(layout, torch.from_numpy(center).to(device), z, epsilon, signs)
 
@@ -191,7 +193,7 @@ class Perturbations:
         return len(self.center) if self.center.ndim == 2 else 1
 
     def select(self, signs: slice, queries: slice) -> Self:
-        """Return the perturbations of some signs and some queries; there must be directions."""
+        """Return the perturbations for some signs and queries; there must be directions."""
         assert self.directions is not None
         some = self.directions[..., queries, :]
         return replace(self, directions=some, signs=self.signs[signs])
@@ -203,5 +205,5 @@ class Perturbations:
         if self.directions is not None:
             step = self.directions[..., elements].movedim(-2, 0).to(torch.float32)
             step = step * (self.epsilon * 2.0**-DIRECTION_BITS)
-            flat = torch.cat([flat + sign * step for sign in self.signs])
+            flat = torch.cat([torch.add(flat, step, alpha=sign) for sign in self.signs])
         return flat.reshape(self.count * self.clients, rows, -1)

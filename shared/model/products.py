@@ -1,11 +1,11 @@
-"""Matrix products on a CPU with the faster of torch's libraries.
+"""Matrix products on a CPU with the faster of torch's two libraries.
 
-torch gives float32 products to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN,
-which comes with torch too, uses all instruction sets of a processor: on a core of an AMD EPYC with
-AVX-512 it is twice as fast (docs/measurements/one-device-costs.md). It prepares each product for
-longer, so small products keep torch's choice. What it prepares for the shapes of a product takes
-half a MiB, and it would keep that for 1,024 shapes, where the passes of a micro-batch need about
-ten.
+torch gives float32 products to MKL, which uses only AVX2 on processors not made by Intel. oneDNN,
+also part of torch, uses all instruction sets: on a core of an AMD EPYC with AVX-512 it is twice as
+fast (docs/measurements/one-device-costs.md). oneDNN spends more time on the preparation of a
+product, so small products stay with torch's choice. It caches one preparation of half a MiB for
+each set of shapes. The default limit is 1,024 preparations, but the passes of a micro-batch need
+about ten.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 _FEWEST_ROWS = 16
 _KEPT_SHAPES = 64
-# oneDNN reads it at its first product
+# oneDNN reads this variable at its first product
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_SHAPES))
 _ONEDNN = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ class Linear(nn.Linear):
 
 
 def use_faster_products(network: nn.Module) -> None:
-    """Have the linear layers of a network use the faster library, in place."""
+    """Make the linear layers of a network use the faster library, in place."""
     for module in network.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear

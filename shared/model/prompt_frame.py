@@ -1,8 +1,9 @@
-"""The parts of a causal LM's prompt around a text, in the form that its task is asked in.
+"""The parts of a causal LM's prompt around a text, in the task's form.
 
-The form ``chat`` is how an instruct model was taught: the text is a user's message, in the model's
-own chat template, and the label word or candidate is in the answer to it. Whole sentences of the
-question are in the message, too. The sentence that the word completes begins the answer.
+The form ``chat`` follows the training of instruct models. The text is a user's message in the
+model's own chat template, and the label word or candidate is in the answer to it. The whole
+sentences of the question are also part of the message. An unfinished sentence, which the label word
+completes, begins the answer.
 """
 
 import re
@@ -21,13 +22,13 @@ _SENTENCE_END = re.compile(r"[.?!]\s+|[。？！]|\n")
 
 @dataclass(frozen=True)
 class PromptFrame:
-    """The parts of a prompt that are the same for all texts of a task.
+    """The parts of a prompt that all texts of a task share.
 
     Attributes:
-        start: tokens before all others.
-        before: text before a row's text; a text behind it has no white space around it.
-        after: text between a row's text and its answer; its last spaces belong to the answer.
-        is_chat: whether a chat template has written both.
+        start: tokens before everything else.
+        before: text before a row's text. In a chat, white space around the row's text is removed.
+        after: text between a row's text and its answer; trailing spaces belong to the answer.
+        is_chat: whether a chat template wrote `before` and `after`.
     """
 
     start: Ids
@@ -37,7 +38,7 @@ class PromptFrame:
 
     @property
     def stem(self) -> str:
-        """The text behind a row's text, without the spaces that belong to the answer."""
+        """The part of the prompt after a row's text. Its trailing spaces belong to the answer."""
         return self.after.rstrip(" ")
 
     def token_count(self, base: BaseModel) -> int:
@@ -50,11 +51,12 @@ class PromptFrame:
         """Return the tokens before an answer.
 
         Args:
-            base: model whose tokenizer it is.
+            base: model with the tokenizer.
             text: text of a row.
-            limit: most tokens of it.
-            cut: part of it that is shortened first.
-            keep_end: whether the rest of the excess is removed from its beginning.
+            limit: largest number of tokens of the text.
+            cut: part of the text that is shortened first if the text is too long.
+            keep_end: whether further tokens are removed from the text's beginning instead of its
+                end.
         """
         fitting = truncate(base, text, limit, cut, keep_end)
         if self.is_chat:
@@ -70,7 +72,8 @@ def frame_of(base: BaseModel, task: ClassificationTask | ChoiceTask) -> PromptFr
     """Return the prompt frame of a task for a causal LM.
 
     Raises:
-        ModelError: if the task is asked as a chat, and the model has no chat template.
+        ModelError: if the task's prompts have the form of a chat, and the model has no chat
+            template.
     """
     question = task.question_before_word if isinstance(task, ClassificationTask) else ""
     if task.form != CHAT:
@@ -81,24 +84,26 @@ def frame_of(base: BaseModel, task: ClassificationTask | ChoiceTask) -> PromptFr
 
 
 def split_question(question: str) -> tuple[str, str]:
-    """Split what stands before a label word into whole sentences and the begin of one.
+    """Split the text before a label word into whole sentences and an unfinished one.
 
-    A line ends a sentence, too. ``" Yes or No?\\n"`` begins nothing; ``" It was "`` is a begin.
+    The end of a line also ends a sentence. ``" Yes or No?\n"`` leaves nothing unfinished; ``" It
+    was "`` is unfinished.
     """
     end = max((found.end() for found in _SENTENCE_END.finditer(question)), default=0)
     return question[:end].rstrip(), question[end:].lstrip()
 
 
 def text_frame(base: BaseModel) -> PromptFrame:
-    """Return the prompt frame of a generation: the tokens that begin a text."""
+    """Return the prompt frame of generation: the tokens that begin a text."""
     return PromptFrame(first_tokens(base, AUTO_FORM), "", "", is_chat=False)
 
 
 def first_tokens(base: BaseModel, form: Form) -> Ids:
     """Return the tokens that begin a text outside a chat.
 
-    With ``plain`` they are those that the tokenizer itself begins a text with. Before there were
-    forms, and with ``auto``, it is the BOS token of every tokenizer that has one.
+    With ``plain`` the tokenizer decides: the tokens are those it places before a text. With
+    ``auto`` the only token is the BOS token, if the tokenizer has one; this is the behaviour of
+    versions without forms.
     """
     if form == AUTO_FORM:
         bos = base.tokenizer.bos_token_id
@@ -109,15 +114,15 @@ def first_tokens(base: BaseModel, form: Form) -> Ids:
 
 
 def form_of(task: Task) -> Form:
-    """Return the form that a task is asked in; that of a generation is its own."""
+    """Return the form of a task's prompts."""
     return task.form if isinstance(task, ClassificationTask | ChoiceTask) else AUTO_FORM
 
 
 def check_form(base: BaseModel, task: Task) -> None:
-    """Refuse a chat with a model that is no language model.
+    """Check that a task in the form of a chat has a causal language model.
 
     Raises:
-        TaskError: if the task is asked as a chat, and the model is none that answers.
+        TaskError: if the task is a chat, and the model cannot answer.
     """
     if form_of(task) == CHAT and base.family != "causal":
         raise TaskError(

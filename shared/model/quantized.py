@@ -1,10 +1,10 @@
 """Linear layers with weight-only quantization, multiplied in the compute type.
 
-NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), INT8 stores one scale per output.
-Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass, however
-many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized: rounded activations, as in
-bitsandbytes' own 8-bit layer on CUDA, would turn the loss difference of a small perturbation into
-steps.
+NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), and INT8 stores one scale per
+output. Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass,
+however many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized. With rounded
+activations, as in bitsandbytes' own 8-bit layer on CUDA, the loss would be a step function of a
+small perturbation.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from samara.shared.model.products import linear
 Quantization = Literal["none", "nf4", "int8"]
 
 NF4_BLOCK = 64
-"""Number of weights that share one absolute maximum."""
+"""Block size of NF4: the number of weights that share one absolute maximum."""
 
 _MISSING = (
     "model.quantization needs bitsandbytes, which cannot be used here ({error}). Install it with "
@@ -125,7 +125,7 @@ def empty_quantized_linear(
     quantization: Quantization,
     dtype: torch.dtype,
 ) -> QuantizedLinear:
-    """Make a quantized layer without weights, for tensors that are swapped in later.
+    """Make a quantized layer without weights; its tensors are assigned later.
 
     Args:
         out_features: size of the output.
@@ -144,10 +144,11 @@ def empty_quantized_linear(
 
 
 def check_quantization(device: torch.device) -> None:
-    """Check bitsandbytes on a torch device by running both formats once.
+    """Check that bitsandbytes works on a torch device, by using both formats once.
 
     Raises:
-        ModelError: naming the extra and the builds for Jetson boards.
+        ModelError: if bitsandbytes is missing or fails; the message names the extra and the builds
+            for Jetson boards.
     """
     weight = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)
     try:

@@ -1,10 +1,10 @@
 """The readout: trained weights on the last representation of an example.
 
-scores = scores of the base + Hᵀ·(W·φ(h)): h is the representation from which the scorer computes
-its scores, φ its damping (`samara.shared.model.damping`), W [labels − 1, features] the trained
-readout and H [labels − 1, labels] an orthonormal basis of the contrasts between labels (Helmert's).
-The mean of all scores, of which the loss does not depend, so takes no numbers. W = 0 is the base
-model.
+scores = scores of the base + Hᵀ·(W·φ(h)). h is the representation from which the scorer computes
+its scores, and φ its damping (`samara.shared.model.damping`). W [labels − 1, features] is the
+trained readout. H [labels − 1, labels] is an orthonormal basis of the contrasts between labels
+(Helmert's). The loss does not depend on the mean of all scores, so labels − 1 rows suffice. W = 0
+is the base model.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,44 +15,56 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samara.shared.contrasts import contrasts
 from samara.shared.model.damping import Damping
 from samara.shared.model.lora_fa import READOUT
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import EncoderScorer, Prompt, Scorer
+from samara.shared.tasks.contrasts import contrasts
 
 
 class Readout:
-    """The computation of a readout's part of the scores.
+    """The readout's contribution to the scores.
 
     Args:
         labels: number of labels.
-        damping: function that returns the damping; called at the first use.
+        damping: function that returns the damping; called at first use.
         device: torch device of the model.
+        to_measure: function that returns the texts for measuring a damping that is not stored.
     """
 
-    def __init__(self, labels: int, damping: Callable[[], Damping], device: torch.device) -> None:
+    def __init__(
+        self,
+        labels: int,
+        damping: Callable[[], Damping],
+        device: torch.device,
+        to_measure: Callable[[], Sequence[Prompt]] = tuple,
+    ) -> None:
         self._contrasts = torch.from_numpy(contrasts(labels)).to(device)
         self._load, self._device = damping, device
         self._damping: Damping | None = None
+        self._to_measure = to_measure
+
+    def texts_to_measure(self) -> Sequence[Prompt]:
+        """Return the texts on which the damping would be measured; none after it was loaded."""
+        return self._to_measure() if self._damping is None else ()
 
     def load_damping(self) -> Damping:
-        """Return the damping, which is loaded or measured at the first call."""
+        """Return the damping, loading or measuring it at the first call."""
         if self._damping is None:
             self._damping = self._load().to(self._device)
         return self._damping
 
     def added_scores(self, perturbations: PerturbedAdapters, features: Tensor) -> Tensor:
-        """Return what the readout adds to the scores.
+        """Return the part of the scores that the readout adds.
 
         Args:
             perturbations: P perturbations of each of C clients.
-            features: φ(h), float32 [C·n, features] if it is the same under all perturbations, or
-                [P, C·n, features].
+            features: φ(h), float32 [C·n, features] if equal under all perturbations, else [P, C·n,
+                features].
 
         Returns:
-            float32 [P, C·n, labels]; if the features are the same under all perturbations, the rows
-            of a label are adjacent in memory, since losses are computed faster so.
+            float32 [P, C·n, labels]. If the features are equal under all perturbations, the scores
+            of a label are contiguous in memory, which makes the computation of losses faster.
         """
         count, clients = perturbations.count, perturbations.clients
         weights = perturbations.tensor(READOUT).view(count, clients, -1, features.shape[-1])
@@ -71,7 +83,7 @@ class Readout:
 def merge_readout(
     weights: NDArray[np.float32], damping: Damping
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the matrix M and the vector b by which a readout adds M·h + b to the scores.
+    """Return the matrix M and the vector b with which a readout adds M·h + b to the scores.
 
     Args:
         weights: W, float32 [labels − 1, features].
@@ -91,9 +103,9 @@ def representations(
 ) -> Tensor:
     """Return the representation of each prompt, from which its scores are computed.
 
-    It is the pooled and normalised vector of a sentence encoder. Otherwise it is the last hidden
-    state at the first supervised position of the first sequence: at the mask of a masked LM, at the
-    last position before the answer of a causal LM.
+    For a sentence encoder it is the pooled, normalised vector. Otherwise it is the last hidden
+    state at the first supervised position of the first sequence: at the mask of a masked LM, or at
+    the last position before a causal LM's answer.
 
     Args:
         scorer: scorer of the model's family.

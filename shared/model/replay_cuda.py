@@ -1,6 +1,7 @@
-"""Replay on a GPU as a Triton kernel; each program holds a block of the state in registers.
+"""Replay on a GPU by a Triton kernel; each program holds a block of the state in registers.
 
-Needs the extra ``samara-fl[cuda]``. Triton's own Philox is that of the format.
+It needs the extra ``samara-fl[cuda]``. Triton's built-in Philox gives the same bits as
+`directions.philox4x32`.
 """
 
 import numpy as np
@@ -9,9 +10,9 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from samara.shared.directions import Distribution
-from samara.shared.normal_table import NORMAL_TABLE
-from samara.shared.replay import Backend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.normal_table import NORMAL_TABLE
+from samara.shared.protocol.replay import Backend
 
 _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
@@ -22,7 +23,7 @@ _SHAPES = {
 
 @triton.jit
 def _words(seed, block, COUNTERS: tl.constexpr):
-    """Compute Philox4x32-10 of a block's counters (counter, 0, 1, 0); 1 means directions."""
+    """Compute Philox4x32-10 of a block's counters (counter, 0, 1, 0), where 1 is the domain."""
     counter = (block * COUNTERS + tl.arange(0, COUNTERS)).to(tl.uint32)
     zero = counter * 0
     return tl.philox(seed, counter, zero, zero + 1, zero)
@@ -47,7 +48,7 @@ def _element_indices(block, COUNTERS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def _fold(
-    state,
+    total,
     seeds,
     coefficients,
     table,
@@ -58,7 +59,7 @@ def _fold(
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """Add Σ c·z over n seeds to a block of the state."""
+    """Compute a block of Σ c·z over n seeds."""
     block = tl.program_id(0)
     total0 = tl.zeros((ROWS, COUNTERS), tl.int64)
     total1, total2, total3 = total0, total0, total0
@@ -70,16 +71,13 @@ def _fold(
         total2 += c * _elements(w2, table, SIGNS, ROWS).to(tl.int64)
         total3 += c * _elements(w3, table, SIGNS, ROWS).to(tl.int64)
     index = _element_indices(block, COUNTERS, ROWS)
-    _add(state, index, total0, d)
-    _add(state, index + WORD, total1, d)
-    _add(state, index + 2 * WORD, total2, d)
-    _add(state, index + 3 * WORD, total3, d)
-
-
-@triton.jit
-def _add(state, index, total, d):
-    inside = index < d
-    tl.store(state + index, tl.load(state + index, inside) + total, inside)
+    tl.store(total + index, total0, index < d)
+    index += WORD
+    tl.store(total + index, total1, index < d)
+    index += WORD
+    tl.store(total + index, total2, index < d)
+    index += WORD
+    tl.store(total + index, total3, index < d)
 
 
 @triton.jit
@@ -94,7 +92,7 @@ def _fill(
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """Compute one block of one direction, after the skipped blocks."""
+    """Compute one block of one direction, counted from the first block that is not skipped."""
     block, i = tl.program_id(0), tl.program_id(1)
     w0, w1, w2, w3 = _words(tl.load(seeds + i), skipped + block, COUNTERS)
     index = _element_indices(block, COUNTERS, ROWS)
@@ -109,10 +107,10 @@ def _fill(
 
 
 class CudaBackend:
-    """The replay backend on a GPU; see `samara.shared.replay.Backend`.
+    """The replay backend on a GPU; see `samara.shared.protocol.replay.Backend`.
 
-    Triton launches on the thread's current device, which is set to that of the tensors. Orthogonal
-    directions, of which a round has few, are made by another backend.
+    Triton launches kernels on the thread's current device, so the backend makes the tensors' device
+    current. Another backend computes orthogonal directions, because a round has only a few of them.
 
     Attributes:
         device: torch device of the GPU.
@@ -125,7 +123,7 @@ class CudaBackend:
 
         Args:
             device: torch device of the GPU.
-            others: backend that makes the orthogonal directions.
+            others: backend that computes orthogonal directions.
         """
         self.device, self._others = device, others
         self._table = torch.from_numpy(NORMAL_TABLE.copy()).to(device)
@@ -137,23 +135,22 @@ class CudaBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """Add Σ c·z to the state, in place."""
+        """Add Σ c·z, which is summed on the GPU, to the state in place."""
         if distribution == "orthogonal":
             self._others.fold(state, seeds, coefficients, distribution)
             return
-        on_device, factors = (
-            torch.from_numpy(array).to(self.device) for array in (state, coefficients)
-        )
+        total = torch.empty(len(state), dtype=torch.int64, device=self.device)
+        factors = torch.from_numpy(coefficients).to(self.device)
         grid = (_blocks(len(state), distribution),)
-        arguments = on_device, self._bits(seeds), factors, self._table, len(seeds), len(state)
+        arguments = total, self._bits(seeds), factors, self._table, len(seeds), len(state)
         with torch.cuda.device_of(self._table):
             _fold[grid](*arguments, **_SHAPES[distribution])
-        state[:] = on_device.cpu().numpy()
+        state += total.cpu().numpy()
 
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Return the directions of n seeds from an element on, int16 [n, count]."""
+        """Return the directions of n seeds from element `first` on, int16 [n, count]."""
         whole: NDArray[np.int16] = (
             self.draw_on_device(seeds, count, distribution, first).cpu().numpy()
         )

@@ -1,16 +1,17 @@
 """Replay in torch's operators, which run on any torch device and can be exported.
 
-All numbers are int64, in which a product of two 32-bit words keeps all its bits, also where it
-overflows into the sign. Shifts are `torch.bitwise_right_shift`, which exporters support.
+All numbers are int64. A product of two 32-bit words keeps all its bits in int64, even if the
+highest bit becomes the sign. Shifts use `torch.bitwise_right_shift`, which exporters support.
 """
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samara.shared.directions import (
+from samara.shared.errors import ReplayError
+from samara.shared.protocol.directions import (
     INDEX_BITS,
     MAX_ORTHOGONAL,
     Distribution,
@@ -19,9 +20,8 @@ from samara.shared.directions import (
     orthogonal_scale,
     orthogonal_stride,
 )
-from samara.shared.errors import ReplayError
-from samara.shared.normal_table import NORMAL_TABLE
-from samara.shared.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
+from samara.shared.protocol.normal_table import NORMAL_TABLE
+from samara.shared.protocol.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -77,16 +77,18 @@ def directions(
 
     Args:
         seeds: bits of the seeds, int64 [n].
-        table: `samara.shared.normal_table.NORMAL_TABLE` on the seeds' torch device, int16 [65536].
+        table: `samara.shared.protocol.normal_table.NORMAL_TABLE` on the seeds' torch device, int16
+            [65536].
         count: number of elements.
         distribution: ``gaussian``, ``rademacher`` or ``orthogonal``.
-        first: index of the first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal ones.
+        first: index of the first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal
+            directions.
 
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
 
     Raises:
-        ReplayError: if orthogonal directions are too long, or only a part is asked for.
+        ReplayError: if orthogonal directions are too long, or only a part is requested.
     """
     if distribution == "orthogonal":
         check_whole(count, first)
@@ -106,7 +108,7 @@ def directions(
 
 
 def _orthogonal(seeds: torch.Tensor, count: int) -> torch.Tensor:
-    """Return rows of orthogonal sets; see `samara.shared.directions.orthogonal`."""
+    """Return rows of orthogonal sets; see `samara.shared.protocol.directions.orthogonal`."""
     device = seeds.device
     index = (seeds & (MAX_ORTHOGONAL - 1))[:, None]
     keys = torch.bitwise_right_shift(seeds, INDEX_BITS) & (2 ** (64 - INDEX_BITS) - 1)
@@ -139,7 +141,8 @@ def fold(
 ) -> torch.Tensor:
     """Return state + Σ c·z(seed) modulo 2⁶⁴, as a pure function.
 
-    The sum is exact in torch. It is not in ExecuTorch's portable kernels, which add in floats.
+    The sum is exact in torch. It is not exact in ExecuTorch's portable kernels, which sum in
+    floating point.
 
     Args:
         state: state, int64 [d].
@@ -161,7 +164,7 @@ def shrink(state: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class TorchBackend:
-    """The replay backend on a torch device; see `samara.shared.replay.Backend`.
+    """The replay backend on a torch device; see `samara.shared.protocol.replay.Backend`.
 
     Attributes:
         device: torch device that computes.
@@ -180,19 +183,19 @@ class TorchBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """Add Σ c·z to the state, in place."""
-        on_device = torch.from_numpy(state).to(self.device)
+        """Add Σ c·z, which is summed on the torch device, to the state in place."""
+        total = torch.zeros(len(state), dtype=torch.int64, device=self.device)
         keys, factors = self._bits(seeds), torch.from_numpy(coefficients).to(self.device)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
         for start in range(0, len(seeds), at_once):
             some = slice(start, start + at_once)
-            on_device = fold(on_device, keys[some], factors[some], self._table, distribution)
-        state[:] = on_device.cpu().numpy()
+            total = fold(total, keys[some], factors[some], self._table, distribution)
+        state += total.cpu().numpy()
 
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Return the directions of n seeds from an element on, int16 [n, count]."""
+        """Return the directions of n seeds from element `first` on, int16 [n, count]."""
         z = np.empty((len(seeds), count), np.int16)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, count))
         for start in range(0, len(seeds), at_once):
@@ -210,16 +213,6 @@ class TorchBackend:
         return torch.from_numpy(seeds.view(np.int64)).to(self.device)
 
 
-@runtime_checkable
-class DeviceBackend(Backend, Protocol):
-    """A backend that can return directions as a tensor on its own torch device."""
-
-    def draw_on_device(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
-    ) -> torch.Tensor:
-        """Return `directions` as a tensor on the backend's torch device."""
-
-
 def draw_directions(
     backend: Backend,
     seeds: NDArray[np.uint64],
@@ -228,10 +221,10 @@ def draw_directions(
     first: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return directions as a tensor on a torch device, without a copy where the backend allows it.
+    """Return directions as a tensor on a torch device, generated there if the backend can do so.
 
     Args:
-        backend: return value of `backend_for` for the device.
+        backend: result of `backend_for` for the device.
         seeds: seeds, uint64 [n].
         count: number of elements.
         distribution: distribution of the directions.
@@ -241,17 +234,18 @@ def draw_directions(
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
     """
-    if isinstance(backend, DeviceBackend):
-        return backend.draw_on_device(seeds, count, distribution, first)
+    on_device: Callable[..., torch.Tensor] | None = getattr(backend, "draw_on_device", None)
+    if on_device:
+        return on_device(seeds, count, distribution, first)
     return torch.from_numpy(backend.directions(seeds, count, distribution, first)).to(device)
 
 
 def backend_for(device: torch.device, threads: int = 0) -> Backend:
-    """Return the backend that the environment forces, or else the fastest for a model's device.
+    """Return the backend that the environment forces, or else the fastest one for a model's device.
 
     Args:
         device: torch device of the model.
-        threads: most threads of a call on the CPU; 0 leaves the choice to the backend.
+        threads: most threads of a call on the CPU; 0 lets the backend choose.
 
     Raises:
         ReplayError: if the forced backend does not exist or cannot be loaded.

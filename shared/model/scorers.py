@@ -1,9 +1,10 @@
-"""Scorers, which turn text into prompts and the body's output into scores.
+"""Scorers: convert text to prompts, and the body's output to scores.
 
 Every family of models and kind of task has its scorer. A causal LM gives the log-likelihood of the
-label words after the question, of a row's candidates, or of the given answer; a masked LM that of
-the label words at the mask; a sentence encoder the cosine to the label prompts over a temperature.
-A scorer runs no blocks: a forward engine passes it the body's output.
+label words after the question, of a row's candidates, or of the given answer. A masked LM gives the
+log-likelihood of the label words at the mask. A sentence encoder gives the cosine to the label
+prompts, divided by a temperature. A scorer runs no blocks: a forward engine passes it the body's
+output.
 """
 
 from abc import ABC, abstractmethod
@@ -34,19 +35,19 @@ from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Generation
 COSINE_TEMPERATURE = 0.05
 
 RunBody = Callable[[Sequence[Ids]], Tensor]
-"""Function that runs the unadapted base over sequences and returns [m, S, hidden]."""
+"""Function that runs the base model, without adapter, on m sequences and returns [m, S, hidden]."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """An example as the model reads it.
+    """An example in the form that the model reads.
 
     Attributes:
         sequences: token ids of one sequence, or of one sequence per candidate continuation.
-        supervised: positions whose output is read, for each sequence.
-        targets: token whose log-likelihood is read at each of these positions, for each sequence;
-            empty where a scorer reads the same tokens of every prompt.
-        target_bytes: length in UTF-8 of the text that the targets of a generation stand for.
+        supervised: positions whose output is used, for each sequence.
+        targets: token whose log-likelihood is used at each of these positions, for each sequence;
+            empty if a scorer uses the same tokens for every prompt.
+        target_bytes: UTF-8 length of the text of a generation's targets.
     """
 
     sequences: tuple[Ids, ...]
@@ -55,17 +56,26 @@ class Prompt:
     target_bytes: int = 0
 
     def only(self, index: int) -> "Prompt":
-        """Return the prompt with one of its candidate continuations alone."""
+        """Return the prompt with only one of its candidate continuations."""
         chosen = slice(index, index + 1)
         parts = self.sequences[chosen], self.supervised[chosen], self.targets[chosen]
         return Prompt(*parts, self.target_bytes)
+
+    def after(self, count: int) -> "Prompt":
+        """Return the prompt without the first tokens of each sequence, which are not supervised."""
+        return Prompt(
+            tuple(sequence[count:] for sequence in self.sequences),
+            tuple(tuple(place - count for place in places) for places in self.supervised),
+            self.targets,
+            self.target_bytes,
+        )
 
 
 class Scorer(ABC):
     """A scorer of one family of models and kind of task.
 
     Attributes:
-        labels: number of scores of a row; 0 if rows differ.
+        labels: number of scores of a row; 0 if this number varies.
     """
 
     labels: int
@@ -77,12 +87,12 @@ class Scorer(ABC):
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example, shortening its text, but not what follows it, if it is too long.
+        """Tokenize an example; an example that is too long loses tokens of its text only.
 
         Args:
             text: text of an `Example`.
             answers: answers of an `Example`.
-            cut: part of the text that is shortened first.
+            cut: part of the text that is shortened first if the text is too long.
         """
 
     @abstractmethod
@@ -95,12 +105,12 @@ class Scorer(ABC):
             prompts: n prompts.
 
         Returns:
-            float32 [P, n, width]. Rows with fewer scores than others are padded with −∞, which is
-            never chosen and adds nothing to a softmax.
+            float32 [P, n, width]. Rows with fewer scores are padded with −∞, which adds nothing to
+            a softmax.
         """
 
     def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute the scores as log-likelihoods also where `scores` are only to be compared."""
+        """Compute scores as log-likelihoods; `scores` may omit a row's common constant."""
         return self.scores(hidden, lengths, prompts)
 
     def width(self, prompts: Sequence[Prompt]) -> int:
@@ -120,11 +130,11 @@ class Scorer(ABC):
 
 
 class CausalScorer(Scorer):
-    """A scorer by the mean log-likelihood per token of each label word after the question.
+    """Scores each label word by its mean log-likelihood per token after the question.
 
     Args:
-        compares: whether the scores of a row are only compared with each other, so that a number
-            that they share need not be computed.
+        compares: whether a row's scores are only compared with each other; a constant that they
+            share is then omitted.
 
     Attributes:
         frame: prompt frame of the task.
@@ -138,22 +148,21 @@ class CausalScorer(Scorer):
         self.labels = len(task.words)
         self.frame = frame_of(base, task)
         self.label_tokens = word_tokens(task, partial(self.frame.answer_tokens, base))
+        self._used = self.frame.token_count(base) + max(map(len, self.label_tokens))
         self._one_token = all(len(word) == 1 for word in self.label_tokens)
         self._words = [word[0] for word in self.label_tokens] if self._one_token else []
         self._by_rows = compares and self._one_token and separate_rows(base, self._words)
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example; one sequence per label unless every label word is one token."""
-        longest = max(len(word) for word in self.label_tokens)
-        used = self.frame.token_count(self.base) + longest
-        limit = self._remaining_tokens(used, "the question")
+        """Tokenize an example: one sequence, or one per label if a word has several tokens."""
+        limit = self._remaining_tokens(self._used, "the question")
         stem = self.frame.ids(self.base, text, limit, cut)
         if self._one_token:
             return Prompt((stem,), ((len(stem) - 1,),))
         return _continued(stem, self.label_tokens)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute the log-softmax over the vocabulary, or the words' logits, where prompts say."""
+        """Compute the label words' log-likelihoods, or their logits if scores are only compared."""
         if not self._one_token:
             return _mean_log_likelihoods(self.base, hidden, lengths, prompts)
         return _word_scores(self.base, hidden, lengths, prompts, self._words, self._by_rows)
@@ -166,12 +175,13 @@ class CausalScorer(Scorer):
 
 
 class _ContinuationScorer(Scorer):
-    """A scorer by the mean log-likelihood per token of a row's own continuations."""
+    """Scores a row's own continuations by mean log-likelihood per token."""
 
     def __init__(self, base: BaseModel, task: Task, max_length: int, frame: PromptFrame) -> None:
         super().__init__(base, task, max_length)
         self._frame, eos = frame, base.tokenizer.eos_token_id
-        # Something must come before the first token that is scored.
+        self._around = max(1, frame.token_count(base))
+        # Something must precede the first scored token.
         self._begin: Ids = () if eos is None else (eos,)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -180,18 +190,17 @@ class _ContinuationScorer(Scorer):
 
     def _stem(self, text: str, reserved: int, by: str, cut: Span | None) -> Ids:
         """Tokenize a text, shortened so that `reserved` tokens fit after it."""
-        around = max(1, self._frame.token_count(self.base))
-        limit = self._remaining_tokens(reserved + around, by)
+        limit = self._remaining_tokens(reserved + self._around, by)
         stem = self._frame.ids(self.base, text.rstrip(" "), limit, cut, keep_end=True)
         if not (stem or self._begin):
             raise TaskError(
-                f"task {self._name}: an answer is the first thing in a text, and the tokenizer of "
-                f"{self.base.folder} has no token that begins one; put something before it"
+                f"task {self._name}: its texts begin with the answer, and the tokenizer of "
+                f"{self.base.folder} has no token that begins a text; put a text before the answer"
             )
         return stem or self._begin
 
     def answer_tokens(self, text: str, answer: str) -> Ids:
-        """Return the tokens that an answer adds to a text; none raises a TaskError."""
+        """Return the tokens that an answer adds to a text; raises a TaskError if there are none."""
         words = text.rstrip().rfind(" ") + 1
         tokens = continuation_tokens(self.base, text[words:], answer)
         if not tokens:
@@ -203,7 +212,7 @@ class _ContinuationScorer(Scorer):
 
 
 class ChoiceScorer(_ContinuationScorer):
-    """A scorer by the mean log-likelihood per token of each candidate after the text."""
+    """Scores each candidate by its mean log-likelihood per token after the text."""
 
     def __init__(self, base: BaseModel, task: ChoiceTask, max_length: int) -> None:
         super().__init__(base, task, max_length, frame_of(base, task))
@@ -213,21 +222,23 @@ class ChoiceScorer(_ContinuationScorer):
         """Tokenize an example as one sequence per candidate."""
         before = text
         if self._frame.is_chat:
-            before, answers = self._frame.after, [answer.strip() for answer in answers]
+            before = self._frame.after
+            answers = [answer.strip() for answer in answers]
         candidates = [self.answer_tokens(before, answer) for answer in answers]
         longest = max(len(candidate) for candidate in candidates)
         return _continued(self._stem(text, longest, "a candidate", cut), candidates)
 
 
 class GenerationScorer(_ContinuationScorer):
-    """A scorer by the mean log-likelihood per token of the first accepted answer.
+    """Scores an example's first answer by its mean log-likelihood per token, and decodes answers.
 
-    A row's second score is the share of these tokens that are the likeliest. It decodes answers.
+    A row's second score is the share of the answer's tokens that are the likeliest at their
+    position.
 
     Attributes:
         stop: text that ends an answer.
-        most_tokens: number of tokens of an answer, at most.
-        is_plain_text: whether a text is nothing but an answer.
+        most_tokens: largest number of tokens in an answer.
+        is_plain_text: whether examples are plain texts, which are scored as a whole.
     """
 
     labels = 1
@@ -237,19 +248,21 @@ class GenerationScorer(_ContinuationScorer):
         self._chat = ChatTemplate(base) if task.chat else None
         self.stop = self._chat.stop if self._chat else task.stop
         self.most_tokens, self.is_plain_text = task.tokens, task.is_plain_text
-        if self.is_plain_text:  # a window has as much before it
+        if self.is_plain_text:  # a window has as much text before it
             self.most_tokens = max(1, min(task.tokens, self.max_length // 2))
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize a text with its answer and the stop text; without answers, the text alone."""
+        """Tokenize a text, followed by the first answer and the stop text if answers are given."""
         text = self._chat.text(text) if self._chat else text
         stem = self._stem(text, self.most_tokens, "an answer", cut)
         if not answers:
             return Prompt((stem,), ((len(stem) - 1,),))
-        answer, most = answers[0] + self.stop, self.most_tokens
+        answer = answers[0] + self.stop
+        most = self.most_tokens
         tokens = self.answer_tokens(text, answer)
         if len(tokens) > most:
-            tokens, answer = tokens[:most], truncate(self.base, answer, most, None)
+            tokens = tokens[:most]
+            answer = truncate(self.base, answer, most, None)
         return replace(_continued(stem, [tokens]), target_bytes=len(answer.encode()))
 
     def width(self, prompts: Sequence[Prompt]) -> int:
@@ -285,7 +298,7 @@ class GenerationScorer(_ContinuationScorer):
 
 
 class MaskedScorer(Scorer):
-    """A scorer by the log-likelihood of each label word at the mask.
+    """Scores each label word by its log-likelihood at the mask.
 
     Args:
         compares: whether the scores of a row are only compared with each other.
@@ -311,9 +324,11 @@ class MaskedScorer(Scorer):
         self._after = task.question_after_word
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize text and question, or both sides of the word, with the mask in its place."""
-        before, after, mask = self._before, self._after, self.base.tokenizer.mask_token_id
-        if answers:  # the text behind the word, at most half of all where one stands before it
+        """Tokenize text and question, with the mask in place of the label word."""
+        before = self._before
+        after = self._after
+        mask = self.base.tokenizer.mask_token_id
+        if answers:  # the text after the word, at most half of all if text precedes it
             room = self._remaining_tokens(len(self._ids(before, special=True)) + 1, "the mask")
             after = truncate(self.base, answers[0], max(1, room // 2) if text else room, None)
         limit = self._remaining_tokens(len(self._ids(before + after, special=True)), "the question")
@@ -332,9 +347,7 @@ class MaskedScorer(Scorer):
 
 
 class EncoderScorer(Scorer):
-    """A scorer by the cosine between the text and each label prompt, over a temperature of 0.05.
-
-    The label prompts' embeddings are computed once from the unadapted base and belong to the task.
+    """Scores a label by the cosine of the text and the label's prompt, divided by 0.05.
 
     Attributes:
         label_embeddings: unit vectors, float32 [labels, hidden].
@@ -356,7 +369,7 @@ class EncoderScorer(Scorer):
         return Prompt((self._ids(truncate(self.base, text, limit, cut), special=True),), ((),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute the cosines of pooled hidden states and label embeddings over the temperature."""
+        """Compute the cosines of pooled hidden states and label embeddings, divided by 0.05."""
         perturbations = len(hidden) // len(lengths)
         pooled = self.pooled(hidden, lengths.repeat(perturbations))
         cosines = nn.functional.linear(pooled, self.label_embeddings)
@@ -369,9 +382,7 @@ class EncoderScorer(Scorer):
 
 
 class HeadlessScorer(Scorer):
-    """A scorer of a language model that is cut below its head: it finds all labels as likely.
-
-    Its rows differ by their representations alone.
+    """Gives all labels the same score, for a language model that is cut below its head.
 
     Args:
         scorer: scorer of the whole model.
@@ -397,7 +408,7 @@ class HeadlessScorer(Scorer):
 def scorer_for(
     base: BaseModel, task: Task, max_length: int, body: RunBody, compares: bool = False
 ) -> Scorer:
-    """Make the scorer of a model's family and a task's kind; a language model may be cut.
+    """Create the scorer for a whole or cut model, by the model's family and the task's kind.
 
     Args:
         base: the model.
@@ -417,7 +428,7 @@ def scorer_for(
 def _scorer_of_family(
     base: BaseModel, task: Task, max_length: int, body: RunBody, compares: bool
 ) -> Scorer:
-    """Make the scorer of a model's family and a task's kind.
+    """Create the scorer for a model's family and a task's kind.
 
     Raises:
         TaskError: if the family cannot do such a task, or the task's label words do not suit the
@@ -428,16 +439,16 @@ def _scorer_of_family(
         if base.family != "causal":
             family = {"masked": "a masked LM", "encoder": "a sentence encoder"}[base.family]
             raise TaskError(
-                f"task {task.name} is a {task.kind}, and {base.folder} is {family}, which can do "
-                "classification only; choose a causal LM"
+                f"task {task.name} is a {task.kind}, but {base.folder} is {family}, which supports "
+                "only classification; choose a causal LM"
             )
         if isinstance(task, ChoiceTask):
             return ChoiceScorer(base, task, max_length)
         return GenerationScorer(base, task, max_length)
     if task.word_is_inside and base.family != "masked":
         raise TaskError(
-            f"task {task.name} has its label word inside the text, where a masked LM can fill it "
-            f"in, and {base.folder} is none; give the task a question behind the text"
+            f"task {task.name} has its label word inside the text, which only a masked LM can fill "
+            f"in, and {base.folder} is not a masked LM; give the task a question after the text"
         )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)
@@ -453,7 +464,7 @@ def _word_scores(
     words: list[int],
     by_rows: bool,
 ) -> Tensor:
-    """Return log-likelihoods of label words of one token, float32 [P, n, w], or their logits."""
+    """Return the log-likelihoods, or the logits, of one-token label words, float32 [P, n, w]."""
     supervised = _supervised(prompts)
     if by_rows:
         return word_logits(base, hidden, lengths, supervised, words)
@@ -461,7 +472,7 @@ def _word_scores(
 
 
 def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:
-    """Make a prompt of a stem with each continuation, but for the continuation's last token."""
+    """Make a prompt of one sequence per continuation, without the continuation's last token."""
     first = len(stem) - 1
     return Prompt(
         tuple(stem + tokens[:-1] for tokens in continuations),

@@ -1,4 +1,4 @@
-"""The modules behind a sentence encoder's network, as sentence-transformers lists them."""
+"""The modules after a sentence encoder's network, as listed by sentence-transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +19,14 @@ _KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Modes by the keys of older files, in the order in which several are concatenated."""
+"""Pooling modes by their keys in older settings files, in the order of concatenation."""
 
 
 class Module(NamedTuple):
     """A module of a sentence encoder.
 
     Attributes:
-        kind: name of its class; with the package if that is not sentence-transformers.
+        kind: class name, with the package unless it is sentence-transformers.
         folder: folder of its files.
     """
 
@@ -35,7 +35,7 @@ class Module(NamedTuple):
 
 
 def module_files(folder: Path) -> Iterator[Path]:
-    """Yield the files behind a sentence encoder's network that are read or missing.
+    """Yield the files of the modules after a sentence encoder's network, present or missing.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -48,13 +48,13 @@ def module_files(folder: Path) -> Iterator[Path]:
 
 
 def dense_weights(folder: Path) -> Path:
-    """Return the file of a module's weights: in safetensors, unless only the older one is there."""
+    """Return a module's weight file, preferring safetensors over the older format."""
     new, older = (folder / name for name in MODULE_WEIGHTS)
     return older if older.is_file() and not new.is_file() else new
 
 
 def hashed_module_files(folder: Path) -> list[Path]:
-    """Return the module files that a model id holds: none if only the mean or cls is pooled.
+    """Return the module files that a model id depends on: none for plain mean or cls pooling.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -69,7 +69,7 @@ def hashed_module_files(folder: Path) -> list[Path]:
 
 
 def module_folders(folder: Path) -> list[Path]:
-    """Return the folders of the modules behind a sentence encoder's network.
+    """Return the folders of the modules after a sentence encoder's network.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -79,7 +79,7 @@ def module_folders(folder: Path) -> list[Path]:
 
 
 def list_modules(folder: Path) -> list[Module]:
-    """Return the modules of a sentence encoder in their order; none if the folder lists none.
+    """Return the modules of a sentence encoder, in order; empty if the folder lists none.
 
     Raises:
         ModelError: if the list is damaged.
@@ -99,7 +99,7 @@ def list_modules(folder: Path) -> list[Module]:
 
 
 def _kind(class_name: str) -> str:
-    """Return the name of a class of sentence-transformers; that of another class in full."""
+    """Return a class's name, without the package if it is a class of sentence-transformers."""
     package, _, name = class_name.rpartition(".")
     is_own = not package or package.partition(".")[0] == "sentence_transformers"
     return name if is_own else class_name
@@ -108,7 +108,7 @@ def _kind(class_name: str) -> str:
 def read_settings(
     folder: Path, name: str = MODULE_SETTINGS, required: bool = False
 ) -> dict[str, Any]:
-    """Read the settings of a module; none if there is no file of them.
+    """Read the settings of a module; empty if it has no settings file.
 
     Args:
         folder: folder of the module.
@@ -128,14 +128,14 @@ def read_settings(
 
 
 def read_modes(folder: Path) -> tuple[str, ...]:
-    """Read the modes of a pooling, whose results are concatenated, from new or older settings.
+    """Read the pooling modes, whose results are concatenated, from new or old settings.
 
     Raises:
-        ModelError: if the settings are damaged, or name another mode.
+        ModelError: if the settings are damaged, or name an unknown mode.
     """
     settings = read_settings(folder, required=True)
     given = settings.get("pooling_mode")
-    if given is None:  # a key for each mode
+    if given is None:  # older settings have a key for each mode
         older = [
             key for key, is_on in settings.items() if key.startswith("pooling_mode_") and is_on
         ]

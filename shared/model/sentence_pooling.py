@@ -1,6 +1,7 @@
-"""The pooling of a sentence encoder, and the modules on the pooled vector.
+"""Pooling of a sentence encoder, and the modules applied to the pooled vector.
 
-Every module is computed as sentence-transformers does, or refused by its name.
+Every supported module computes as in sentence-transformers. Others are refused with an error that
+names the module.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class Dense(nn.Module):
 
 
 class Normalize(nn.Module):
-    """The scaling of vectors to unit length."""
+    """Scales vectors to unit length."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., n] to [..., n]."""
@@ -72,7 +73,7 @@ class Normalize(nn.Module):
 
 
 class SentencePooling(nn.Module):
-    """The computation of a sentence's vector from its last hidden states.
+    """Computes a sentence's vector from its last hidden states.
 
     Args:
         modes: pooling modes, whose results are concatenated.
@@ -89,7 +90,7 @@ class SentencePooling(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """True if the pooling is nothing but the mean, or the first token's state."""
+        """True if the vector is only the mean of the states, or the first token's state."""
         only_scales = all(isinstance(module, Normalize) for module in self._modules_behind)
         return only_scales and self.modes in (("mean",), ("cls",))
 
@@ -122,7 +123,7 @@ def _weighted(hidden: Tensor, weights: Tensor) -> Tensor:
 
 
 def _counted(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """Return 1 at each token and 0 at padding, float32 [m, S]."""
+    """Return a mask with 1 at tokens and 0 at padding, float32 [m, S]."""
     index = torch.arange(hidden.shape[1], device=hidden.device)
     return (index < lengths[:, None]).to(hidden.dtype)
 
@@ -166,14 +167,14 @@ _MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def load_pooling(folder: Path, features: int) -> SentencePooling:
-    """Load the modules behind a sentence encoder; without a list of them, its pooling is the mean.
+    """Load the modules after a sentence encoder; without a list of modules, mean pooling.
 
     Args:
         folder: folder of the model.
         features: size of a hidden state.
 
     Raises:
-        ModelError: if a module is missing, damaged, or not one of those that are computed here.
+        ModelError: if a module is missing, damaged or unsupported.
     """
     modules = list_modules(folder)
     if not modules:
@@ -186,9 +187,10 @@ def load_pooling(folder: Path, features: int) -> SentencePooling:
     if len(modules) < 2 or modules[1].kind != "Pooling":
         raise ModelError(f"{folder / MODULE_LIST}: no Pooling behind the Transformer; {_REMEDY}")
     modes = read_modes(modules[1].folder)
-    size, behind = features * len(modes), list[nn.Module]()
+    size = features * len(modes)
+    behind = list[nn.Module]()
     for kind, place in modules[2:]:
-        if kind == "Dropout":  # does nothing outside training
+        if kind == "Dropout":  # no effect outside training
             continue
         if kind not in ("Dense", "Normalize"):
             raise ModelError(f"{folder / MODULE_LIST}: has a module {kind}; {_REMEDY}")
@@ -203,7 +205,7 @@ def load_pooling(folder: Path, features: int) -> SentencePooling:
 
 
 def _check_network(folder: Path, first: Module) -> None:
-    """Check that a sentence is read by the network as the folder's text model reads it.
+    """Check that the network reads a sentence as the folder's text model does.
 
     Raises:
         ModelError: naming what differs.
@@ -225,17 +227,19 @@ def _check_network(folder: Path, first: Module) -> None:
     ):
         if value not in (None, usual):
             raise ModelError(
-                f"{folder / NETWORK_SETTINGS}: {key} = {value}, and Samara computes "
-                f"{usual} alone; choose another sentence encoder"
+                f"{folder / NETWORK_SETTINGS}: {key} = {value}, but Samara supports only {usual}; "
+                "choose another sentence encoder"
             )
     model = read_settings(folder, "config_sentence_transformers.json")
     if (kind := model.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-        raise ModelError(f"{folder}: is a {kind}, no sentence encoder; choose a sentence encoder")
+        raise ModelError(
+            f"{folder}: is a {kind}, not a sentence encoder; choose a sentence encoder"
+        )
     prompt = (model.get("prompts") or {}).get(model.get("default_prompt_name"))
     if prompt:
         raise ModelError(
             f"{folder / 'config_sentence_transformers.json'}: puts {prompt!r} before every text; "
-            "set default_prompt_name to null, and put it into the task's text where it should be"
+            "set default_prompt_name to null, and write this prompt into the text of the task"
         )
 
 
@@ -243,8 +247,8 @@ def _check_names(folder: Path, settings: dict[str, Any]) -> None:
     for key in ("module_input_name", "module_output_name"):
         if settings.get(key) not in (None, _VECTOR):
             raise ModelError(
-                f"{folder / MODULE_SETTINGS}: {key} = {settings[key]}, and modules on {_VECTOR} "
-                "alone are computed; choose another sentence encoder"
+                f"{folder / MODULE_SETTINGS}: {key} = {settings[key]}, but only modules on "
+                f"{_VECTOR} are supported; choose another sentence encoder"
             )
 
 
@@ -259,12 +263,12 @@ def _load_dense(folder: Path, settings: dict[str, Any], size: int) -> Dense:
         dense.load_state_dict(_read_tensors(file))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(
-            f"{folder}: its weights are not those of its {MODULE_SETTINGS} ({error}); download the "
+            f"{folder}: its weights do not match its {MODULE_SETTINGS} ({error}); download the "
             "model again"
         ) from error
     if in_features != size:
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: takes {in_features} numbers, and what is before it "
+            f"{folder / MODULE_SETTINGS}: takes {in_features} numbers, but the module before it "
             f"gives {size}; download the model again"
         )
     return dense
@@ -280,13 +284,13 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _activation(folder: Path, name: Any) -> nn.Module:
-    """Make an activation by the name of its class in torch; none is the identity."""
+    """Return an activation by the name of its torch class; the identity for an empty name."""
     if name is None:
         return nn.Identity()
     kind: Any = getattr(nn, str(name).rpartition(".")[2], None)
     try:
         function = kind() if str(name).startswith("torch.nn.") else None
-    except TypeError:  # arguments are needed
+    except TypeError:  # arguments are required
         function = None
     if not isinstance(function, nn.Module) or function.state_dict():
         raise ModelError(

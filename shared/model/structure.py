@@ -1,7 +1,7 @@
 """The structure of a network: its family, its body below the head, and the body's blocks.
 
-They come from the classes that a configuration names and from how their modules are nested. What
-a model computes is checked when it is first run (`samara.client.forward.self_check`).
+The structure is derived from the classes that a configuration names, and from the nesting of their
+modules. `samara.client.forward.self_check` checks the outputs when the model first runs.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def detect_family(folder: Path) -> Family:
             'of the model, such as "architectures": ["LlamaForCausalLM"]'
         ) from error
     is_causal, is_masked = (architecture in names for names in _classes_with_a_head())
-    if is_causal and is_masked:  # XLM is both, as its configuration says
+    if is_causal and is_masked:  # XLM is both, according to its configuration
         return "causal" if settings.get("causal") or settings.get("is_decoder") else "masked"
     if is_masked or architecture.endswith("ForMaskedLM"):
         return "masked"
@@ -45,10 +45,10 @@ def detect_family(folder: Path) -> Family:
 
 @cache
 def _classes_with_a_head() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of transformers' causal classes, and of its masked ones.
+    """Return the names of transformers' causal classes, and of its masked classes.
 
-    A text model with an encoder for pictures writes text as a causal LM does. A model with an
-    encoder and a decoder for text is neither.
+    A text model with an image encoder counts as a causal LM. A model with an encoder and a decoder
+    for text is neither.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -71,7 +71,7 @@ def loader_for(settings: Any, family: Family) -> Any:
     """Return transformers' auto class that loads a configuration as a family.
 
     Raises:
-        ModelError: if the model has an encoder and a decoder, and neither works alone.
+        ModelError: if the model has an encoder and a decoder that only work together.
     """
     import transformers
     from transformers.models.auto import modeling_auto as auto
@@ -107,8 +107,8 @@ def loader_for(settings: Any, family: Family) -> Any:
 def body_of(network: Any) -> nn.Module:
     """Return the part of a network below the head: the innermost model that embeds its tokens.
 
-    Usually transformers' ``base_model``. OPT's head calls the decoder inside it directly, and a
-    model for text and pictures has its text model inside, beside that for pictures.
+    This is usually transformers' ``base_model``. OPT's head calls the decoder inside it directly,
+    and a model for text and pictures contains its text model beside its picture model.
     """
     body: nn.Module = network.base_model
     embeddings = _embeddings(network)
@@ -136,7 +136,7 @@ def _models_around(embeddings: nn.Module | None, body: nn.Module) -> Iterator[nn
 
 
 def blocks_of(body: nn.Module, folder: Path) -> nn.ModuleList:
-    """Return the transformer blocks of a body: its longest list of modules that is in no other.
+    """Return the transformer blocks of a body: its longest outermost list of modules.
 
     Raises:
         ModelError: if the body has no list of modules.

@@ -1,18 +1,20 @@
-"""Loading of a model's tokenizer."""
+"""Loading a model's tokenizer."""
 
 from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import ModelError
 from samara.shared.model.model_folder import check_tokenizer_files
+from samara.shared.model.optional_imports import triton_hidden
 from samara.shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
 
 
+@triton_hidden()
 def load_tokenizer(folder: Path) -> Any:
     """Return the fast tokenizer of a model's folder.
 
     Raises:
-        ModelError: if there is none, or it cannot be read or needs code of its own.
+        ModelError: if the tokenizer is missing, cannot be read, or needs custom code.
     """
     import transformers
 
@@ -36,7 +38,8 @@ def load_tokenizer(folder: Path) -> Any:
         normalizer = tokenizer.backend_tokenizer.normalizer
         if normalizer is None or normalizer.normalize_str("A") != "a":
             raise ModelError(
-                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, which the tokenizer does not "
-                "do; save the tokenizer with a normalizer that does, or set it to false"
+                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, but the tokenizer does not "
+                "lower the case; save the tokenizer with a normalizer that does, or set it to "
+                "false"
             )
     return tokenizer

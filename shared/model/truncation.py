@@ -1,4 +1,4 @@
-"""Shortening of texts to a number of tokens."""
+"""Shortening texts to a number of tokens."""
 
 from samara.shared.model.loading import BaseModel
 from samara.shared.tasks.base_task import Span
@@ -10,11 +10,11 @@ def truncate(
     """Shorten a text to at most `limit` tokens.
 
     Args:
-        base: model whose tokenizer counts.
-        text: text to be shortened.
-        limit: most tokens.
-        cut: part that is shortened first, from its end.
-        keep_end: whether the rest of the excess is removed from the beginning, not the end.
+        base: model whose tokenizer defines the tokens.
+        text: text to shorten.
+        limit: largest number of tokens.
+        cut: part that is shortened first, from the part's end.
+        keep_end: whether further tokens are removed from the text's beginning instead of its end.
     """
     while True:
         offsets = base.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
@@ -27,10 +27,13 @@ def truncate(
         inside = [begin for begin, stop in offsets if start <= begin < stop <= end]
         if inside:
             kept = inside[-min(excess, len(inside))]
-            text, cut = text[:kept] + text[end:], (start, kept)
+            text = text[:kept] + text[end:]
+            cut = (start, kept)
         elif keep_end:
-            # Tokens of one character share its offsets; the text gets shorter all the same.
-            text, cut = text[max(1, offsets[excess][0]) :], None
+            # Tokens of a single character share its offsets; the text still gets shorter.
+            text = text[max(1, offsets[excess][0]) :]
+            cut = None
         else:
             kept = min(offsets[limit - 1][1], offsets[limit][0], len(text) - 1)
-            text, cut = text[:kept], None
+            text = text[:kept]
+            cut = None

@@ -1,4 +1,4 @@
-"""Windows: the parts of a long plain text, each an example with the text before it as context."""
+"""Windows: the parts of a long plain text, each an example with the preceding text as context."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ from samara.shared.tasks.rows import Example
 
 
 def cut_into_windows(examples: Sequence[Example], scorer: GenerationScorer) -> list[Example]:
-    """Return examples of plain texts, each no longer than the most tokens of an answer.
+    """Split examples of plain texts so that none has more tokens than an answer may have.
 
-    A text that is longer becomes several windows that follow each other. Every token of the text
-    is in one window, and is scored there after as much of the text before it as fits the model.
-    Windows begin before white space where there is some, so that few words are torn.
+    A longer text becomes several consecutive windows. Every token is in one window. Before a window
+    stands as much of the preceding text as fits the model. Where possible, windows begin before
+    white space, so that few words are split.
 
     Args:
-        examples: examples whose answer is the text; one that fits stays as it is.
+        examples: examples whose answer is the text; short examples stay unchanged.
         scorer: scorer of their task and model.
     """
     return [window for example in examples for window in _windows(example, scorer)]
@@ -49,7 +49,7 @@ def _windows(example: Example, scorer: GenerationScorer) -> Iterator[Example]:
 
 
 def _before_white_space(text: str, start: int, end: int) -> int:
-    """Return the last position up to `end` before white space that follows a word of the window."""
+    """Return the last position in the window, up to `end`, between a word and white space."""
     for position in range(end, start, -1):
         if text[position].isspace() and not text[position - 1].isspace():
             return position if text[start:position].strip() else end

@@ -1,4 +1,4 @@
-"""Tokens of label words and answers, as they follow the text before them."""
+"""Tokens of label words and answers in the context of the preceding text."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Ids = tuple[int, ...]
 
 
 def continuation_tokens(base: BaseModel, before: str, text: str) -> Ids:
-    """Return the tokens that a text, with the spaces before it, adds to the text before it."""
+    """Return the tokens that a text, with its leading spaces, adds to the preceding text."""
     stem = base.token_ids(before.rstrip(" "))
     whole = base.token_ids(before + text)
     joined = whole[: len(stem)] == stem

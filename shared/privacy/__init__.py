@@ -1,1 +1,1 @@
-"""Differential privacy of a client's report: its fixed-point vector, noise, and the accountant."""
+"""Differential privacy of a client's report: fixed-point vector, noise and accountant."""

@@ -1,23 +1,26 @@
-"""The accountant: what releases under Gaussian noise cost, in zero-concentrated privacy ρ.
+"""The accountant: privacy cost of releases with Gaussian noise, in zero-concentrated privacy ρ.
 
-A release is a sum of clients' vectors, each of norm at most 1, with Gaussian noise of a standard
-deviation z on every number; z is the noise multiplier. It is ρ-zCDP with ρ = 1/(2z²), and so it is
-with discrete Gaussian noise on whole numbers (Canonne, Kamath, Steinke, The Discrete Gaussian for
-Differential Privacy, 2020, Theorem 14). The ρ of several releases adds up, also where later ones
-depend on earlier ones (Bun and Steinke, 2016, Lemma 2.3), so no more than a sum is accounted. No
-amplification by sampling is claimed: it would need cohorts and batches that nobody can predict.
+A release is a sum of clients' vectors, each of norm at most 1, with Gaussian noise of standard
+deviation z on every number; z is the noise multiplier. It is ρ-zCDP with ρ = 1/(2z²). The same
+holds for discrete Gaussian noise on integers (Canonne, Kamath, Steinke, The Discrete Gaussian for
+Differential Privacy, 2020, Theorem 14). The ρ of several releases adds up, even if later ones
+depend on earlier ones (Bun and Steinke, 2016, Lemma 2.3), so the accountant only adds. It assumes
+no amplification by sampling, which would need unpredictable cohorts and batches.
 """
 
 import math
 
 ROUNDING = 1 + 1e-9
-"""Sums of equal ρ round differently from their product; the last round of a plan must fit."""
+"""Tolerance for a sum of equal ρ that rounds differently from their product.
+
+Without the tolerance the last planned round might exceed the budget.
+"""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SEARCH_STEPS = 80
 
 
 def rho_of(noise_multiplier: float, releases: int = 1) -> float:
-    """Return the ρ of releases with one noise multiplier.
+    """Return the ρ of releases with the same noise multiplier.
 
     Args:
         noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
@@ -29,19 +32,20 @@ def rho_of(noise_multiplier: float, releases: int = 1) -> float:
 def rho_of_summed_noise(sensitivity: float, sigma: float, summands: int, *, numbers: int) -> float:
     """Return the ρ of a release whose noise is a sum of discrete Gaussians.
 
-    Such a sum is no discrete Gaussian, but close to one of σ·√n: with τ = 10·Σ exp(−2π²σ²k/(k+1)),
-    k from 1 to n − 1, a release of d numbers and sensitivity Δ is ½(Δ/(σ√n) + τ√d)²-zCDP (Kairouz,
-    Liu, Steinke, The Distributed Discrete Gaussian Mechanism, 2021, Theorem 1). In units as fine as
-    those of a vector (`samara.shared.privacy.vector`) τ is below what float64 can hold.
+    Such a sum is close to a discrete Gaussian with σ·√n, but not equal to it. With τ = 10·Σ
+    exp(−2π²σ²k/(k+1)), k from 1 to n − 1, a release of d numbers and sensitivity Δ is ½(Δ/(σ√n) +
+    τ√d)²-zCDP (Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism, 2021, Theorem
+    1). With the fine integer units of a vector (`samara.shared.privacy.vector`) τ is below the
+    range of float64.
 
     Args:
-        sensitivity: Δ, the most that one client changes, as an L2 norm.
+        sensitivity: Δ, the largest change by one client, as an L2 norm.
         sigma: σ of each summand, in the same unit; at least ½.
         summands: n, the number of independent summands.
-        numbers: d.
+        numbers: d, the length of a vector.
     """
     if sigma < 0.5:
-        return math.inf  # nothing is proven
+        return math.inf  # no bound is proven
     square = 2 * (math.pi * sigma) ** 2
     correction = 0.0
     if math.exp(-square / 2):  # the largest term
@@ -50,11 +54,11 @@ def rho_of_summed_noise(sensitivity: float, sigma: float, summands: int, *, numb
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return an ε with which ρ-zCDP is (ε, δ)-differentially private.
+    """Return an ε for which ρ-zCDP is (ε, δ)-differentially private.
 
-    It is the least over α > 1 of αρ + (ln(1/δ) + (α − 1)·ln(1 − 1/α) − ln α)/(α − 1) (Canonne,
-    Kamath, Steinke, 2020, Corollary 13). Every α gives a valid ε, so that the search for the least
-    can make it too large and never too small.
+    It is the minimum over α > 1 of αρ + (ln(1/δ) + (α − 1)·ln(1 − 1/α) − ln α)/(α − 1) (Canonne,
+    Kamath, Steinke, 2020, Corollary 13). Every α gives a valid ε, so an imprecise search can only
+    make the result too large.
 
     Args:
         rho: ρ, at least 0.
@@ -62,7 +66,7 @@ def epsilon_of(rho: float, delta: float) -> float:
     """
     if rho <= 0:
         return 0.0
-    low, high = -40.0, 40.0  # of ln(α − 1), in which the bound has a single minimum
+    low, high = -40.0, 40.0  # range of ln(α − 1), in which the bound has a single minimum
     for _ in range(_SEARCH_STEPS):
         width = _GOLDEN * (high - low)
         if _epsilon_at(high - width, rho, delta) < _epsilon_at(low + width, rho, delta):
@@ -81,7 +85,8 @@ def rho_within(epsilon: float, delta: float) -> float:
     """
     low, high = 0.0, 1.0
     while epsilon_of(high, delta) <= epsilon:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2
         if epsilon_of(middle, delta) <= epsilon:
@@ -92,7 +97,7 @@ def rho_within(epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """Return the least noise multiplier with which releases stay within (ε, δ).
+    """Return the least noise multiplier that keeps releases within (ε, δ).
 
     Args:
         epsilon: ε, above 0.

@@ -1,26 +1,26 @@
-"""The adaptive clip: it follows a quantile of the clients' norms, as far as noised sums tell it.
+"""The adaptive clip, which follows a quantile of the clients' norms, estimated from noised sums.
 
 Andrew, Thakkar, McMahan, Ramaswamy, Differentially Private Learning with Adaptive Clipping (2021),
-Algorithm 1 with the geometric update: C ← C·exp(−η·(b − γ)), where b is the share of clients whose
-norm is at most C, from a noised sum. The γ and η are theirs.
+Algorithm 1 with the geometric update: C ← C·exp(−η·(b − γ)). Here b is the share of clients with a
+norm of at most C, from a noised sum. γ and η have the paper's values.
 """
 
 import math
 
 TARGET = 0.5
-"""γ, the share of clients whose norm is to be within the clip."""
+"""γ, the target share of clients with a norm within the clip."""
 RATE = 0.2
-"""η, the logarithm by which the clip moves if the share is off by 1."""
+"""η, the step size: the change of the clip's logarithm if b − γ is 1."""
 RANGE = (1e-6, 1e6)
-"""The least and the largest clip."""
+"""Smallest and largest possible clip."""
 
 
 def next_clip(clip: float, within: float, clients: float) -> float:
-    """Return the clip of the round after one with a clip.
+    """Return the clip of the next round.
 
     Args:
-        clip: clip of the round.
-        within: noised sum of 1 for each client whose norm is within it, and −1 for each other one.
+        clip: clip of this round.
+        within: noised sum of indicators: 1 for a norm within the clip, and −1 otherwise.
         clients: number of clients in the sum.
     """
     share = min(1.0, max(0.0, (1 + within / clients) / 2))

@@ -1,10 +1,10 @@
 """Exact samples of the discrete Gaussian, from the operating system's randomness.
 
-Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy (2020), Algorithms 1 to 3:
-whole numbers and rational probabilities only, so that no rounding of floats tells of what the noise
-hides (Mironov, 2012). The noise of a release must be unknown to everyone, so it never comes from
-Philox, whose seeds travel. The time that a sample takes depends on it; nobody outside should be
-able to measure it.
+Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy (2020), Algorithms 1 to 3.
+The algorithms use only integers and rational probabilities, so that no float rounding reveals the
+hidden values (Mironov, 2012). The noise of a release must be unknown to everyone. So it never comes
+from Philox, whose seeds are sent over the network. The time to draw a sample depends on its value,
+so this time should not be measurable from outside.
 """
 
 import secrets
@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Below = Callable[[int], int]
-"""A source of randomness: from n, a uniform whole number from 0 to n − 1."""
+"""A source of randomness: maps n to a uniform integer from 0 to n − 1."""
 Noise = Callable[[int, int], NDArray[np.object_]]
-"""A source of noise: count and σ to samples of the discrete Gaussian, Python integers [count]."""
+"""A source of noise: maps count and σ to discrete Gaussian samples, Python integers [count]."""
 
 
 def sample_noise(count: int, sigma: int, below: Below = secrets.randbelow) -> NDArray[np.object_]:
     """Return independent samples of the discrete Gaussian, Python integers of any size [count].
 
-    The probability of a whole number x is proportional to exp(−x²/(2σ²)).
+    The probability of an integer x is proportional to exp(−x²/(2σ²)).
 
     Args:
         count: number of samples.
-        sigma: σ, a whole number above 0.
+        sigma: σ, an integer above 0.
         below: source of randomness; the operating system's by default.
     """
     samples = np.empty(count, object)
@@ -36,10 +36,11 @@ def sample_noise(count: int, sigma: int, below: Below = secrets.randbelow) -> ND
 
 def _gaussian(sigma: int, below: Below) -> int:
     """Return a sample of the discrete Gaussian (Algorithm 3)."""
-    scale, variance = sigma + 1, sigma * sigma
+    scale = sigma + 1
+    variance = sigma * sigma
     while True:
         sample = _laplace(scale, below)
-        # exp(−(|y| − σ²/t)² / (2σ²)), with the fraction's terms multiplied by t²
+        # exp(−(|y| − σ²/t)² / (2σ²)), with numerator and denominator multiplied by t²
         distance = abs(sample) * scale - variance
         if _bernoulli_exp(distance * distance, 2 * variance * scale * scale, below):
             return sample
@@ -54,13 +55,14 @@ def _laplace(scale: int, below: Below) -> int:
         multiples = 0
         while _bernoulli_exp(1, 1, below):
             multiples += 1
-        size, is_negative = remainder + scale * multiples, below(2)
-        if size or not is_negative:  # 0 would otherwise count twice
+        size = remainder + scale * multiples
+        is_negative = below(2)
+        if size or not is_negative:  # otherwise 0 would count twice
             return -size if is_negative else size
 
 
 def _bernoulli_exp(numerator: int, denominator: int, below: Below) -> bool:
-    """Return true with the probability exp(−numerator/denominator) (Algorithm 1)."""
+    """Return true with probability exp(−numerator/denominator) (Algorithm 1)."""
     whole, rest = divmod(numerator, denominator)
     for _ in range(whole):
         if not _bernoulli_exp_of_fraction(1, 1, below):
@@ -69,7 +71,7 @@ def _bernoulli_exp(numerator: int, denominator: int, below: Below) -> bool:
 
 
 def _bernoulli_exp_of_fraction(numerator: int, denominator: int, below: Below) -> bool:
-    """Return true with the probability exp(−γ) of a fraction γ from 0 to 1, by its series."""
+    """Return true with probability exp(−γ) for a fraction γ from 0 to 1, by its series."""
     count = 1
     while below(denominator * count) < numerator:
         count += 1

@@ -1,9 +1,9 @@
-"""The mechanism of a private run: who adds which noise in a round, and what the round costs.
+"""The noise mechanism of a private run: the noise of a round, the side that adds it, and its cost.
 
 - ``central``: the server adds noise to the sum of the clients' vectors.
-- ``local``: every client adds all of the noise to its own vector.
-- ``distributed``: every client adds a share of it, such that the sum over the least number of
-  honest clients has all of it.
+- ``local``: every client adds the full noise to its own vector.
+- ``distributed``: every client adds a share of the noise, so that the sum over the least number of
+  honest clients has the full noise.
 """
 
 import math
@@ -22,7 +22,7 @@ TRUST: dict[str, str] = {
     "distributed": "every client adds a share of the noise, and only the sum has enough of it: "
     "without secure aggregation the server sees single reports, and is trusted to forget them",
 }
-"""Sentences on who adds noise and who must be trusted, by mode."""
+"""Sentences for users about the sides that add noise and must be trusted, by mode."""
 _SUMS = (
     "the server sees sums alone, unless a third of a round's clients are in league with it or made "
     "up by it"
@@ -32,28 +32,28 @@ MASKED_TRUST: dict[str, str] = {
     "local": f"every client adds the noise, and with secure aggregation {_SUMS}",
     "distributed": f"every client adds a share of the noise, and with secure aggregation {_SUMS}",
 }
-"""Sentences on who must be trusted where clients mask their reports, by mode."""
+"""Sentences for users about the sides that must be trusted if reports are masked, by mode."""
 MOST_CLIENT_NOISE = 2.0**15
-"""The largest noise multiplier of a client's own noise, which the range of its numbers allows."""
+"""Largest noise multiplier of a client's own noise that the range of its numbers allows."""
 _SURE = 9.0
-"""The σ by which the norm of d numbers of noise is above σ·√d with a chance of at most 10⁻¹⁷.
+"""Factor s for which the norm of d noise numbers exceeds s·σ·√d with probability at most 10⁻¹⁷.
 
-Discrete Gaussian noise is subgaussian with its σ² (Canonne, Kamath, Steinke, 2020), and then the
-chance of a norm above σ·(√d + √(2t)) is at most e⁻ᵗ (Hsu, Kakade, Zhang, 2012); here t = 40.5.
+Discrete Gaussian noise is subgaussian with its σ² (Canonne, Kamath, Steinke, 2020). So the
+probability of a norm above σ·(√d + √(2t)) is at most e⁻ᵗ (Hsu, Kakade, Zhang, 2012); here t = 40.5.
 """
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The noise of a round, who adds it, and what the round costs a client.
+    """The noise of a round, the side that adds it, and the privacy cost of the round.
 
     Attributes:
         mode: who adds noise.
         noise_multiplier: z, the standard deviation of all noise in units of the largest norm of a
             vector.
-        honest: the least number of honest clients whose noise is in a sum; 1 unless noise is
-            distributed.
-        numbers: numbers of a vector.
+        honest: least number of honest clients with noise in a sum; 1 if the mode is not
+            ``distributed``.
+        numbers: length of a vector.
     """
 
     mode: Mode
@@ -63,18 +63,19 @@ class Mechanism:
 
     @property
     def client_sigma(self) -> int:
-        """The σ of the noise that a client adds to its vector; 0 if the server adds it."""
+        """The σ of the noise that a client adds to its vector; 0 if the server adds the noise."""
         if self.mode == "central":
             return 0
         return math.ceil(self.noise_multiplier * SENSITIVITY / math.sqrt(self.honest))
 
     @property
     def rho(self) -> float:
-        """The ρ that a round costs a client, in what the mode protects (docs/reference/privacy.md).
+        """The ρ that a round costs a client, for the data that the mode protects.
 
-        ``central`` compares a round with the same one without the client, ``distributed`` with the
-        same one in which it reports zeros: one vector more. ``local`` compares any two reports of
-        the client, which differ by two vectors.
+        ``central`` compares a round with the same round without the client. ``distributed``
+        compares it with the same round in which the client reports zeros. In both cases the sums
+        differ by one vector. ``local`` compares any two reports of the client, which can differ by
+        twice the largest norm. See docs/reference/privacy.md.
         """
         if self.mode == "local":
             return self.rho_of_a_report
@@ -86,7 +87,7 @@ class Mechanism:
 
     @property
     def rho_of_a_report(self) -> float:
-        """The ρ of a single report, for who sees it, as the server does; infinite without noise."""
+        """The ρ of one report for a server that sees it; infinite if the report has no noise."""
         if not self.client_sigma:
             return math.inf
         return rho_of(self.client_sigma / (2 * SENSITIVITY))
@@ -95,7 +96,7 @@ class Mechanism:
         """Return the standard deviation of a sum's noise in units of the largest norm of a vector.
 
         Args:
-            clients: number of vectors in it.
+            clients: number of vectors in the sum.
         """
         if self.mode == "central":
             return self.noise_multiplier
@@ -103,15 +104,15 @@ class Mechanism:
 
     @property
     def longest_report(self) -> float:
-        """The norm, in whole numbers, that an honest report exceeds at most once in 10¹⁷."""
+        """The integer norm that an honest report exceeds with probability at most 10⁻¹⁷."""
         return self.longest_sum(1, self.client_sigma / SENSITIVITY)
 
     def longest_sum(self, clients: float, noise_multiplier: float) -> float:
-        """Return the norm, in whole numbers, that a noised sum exceeds at most once in 10¹⁷.
+        """Return the integer norm that a noised sum exceeds with probability at most 10⁻¹⁷.
 
         Args:
-            clients: number of vectors in it, all of them honest.
-            noise_multiplier: standard deviation of its noise in units of `SENSITIVITY`.
+            clients: number of vectors in the sum, all by honest clients.
+            noise_multiplier: standard deviation of the sum's noise in units of `SENSITIVITY`.
         """
         noise = noise_multiplier * (math.sqrt(self.numbers) + _SURE)
         return SENSITIVITY * (clients + noise)
@@ -121,8 +122,8 @@ def honest_clients(minimum: int, share: float) -> int:
     """Return the least number of honest clients in a sum; at least 1.
 
     Args:
-        minimum: fewest reports that are summed up, ``cohort.minimum``.
-        share: share of them that is honest, ``privacy.honest-share``.
+        minimum: least number of reports in a sum, ``cohort.minimum``.
+        share: share of honest clients among the reporting ones, ``privacy.honest-share``.
     """
     return max(1, math.floor(round(minimum * share, 9)))
 
@@ -140,12 +141,12 @@ def make_mechanism(
 
     Args:
         mode: who adds noise, a key of `TRUST`.
-        noise_multiplier: z; 0 for the least with which all rounds stay within the budget.
+        noise_multiplier: z; 0 selects the least z that keeps all rounds within the budget.
         budget: ε and δ of the run.
         rounds: rounds of the federation.
-        honest_share: share of the clients of a sum that is honest; read if noise is distributed.
-        minimum: fewest reports that are summed up.
-        numbers: numbers of a vector.
+        honest_share: share of honest clients in a sum; used if noise is distributed.
+        minimum: least number of reports in a sum.
+        numbers: length of a vector.
     """
     if not noise_multiplier:
         noise_multiplier = noise_multiplier_for(*budget, rounds)

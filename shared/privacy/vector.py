@@ -1,18 +1,17 @@
-"""A client's vector in a round: all that it says, clipped as a whole, in whole numbers.
+"""A client's vector in a round: all reported numbers, clipped together, as integers.
 
-The numbers are K·q projected gradients, the mean loss, the curvature (clients tell its root,
-`curvature_root`) and a 1. The norm of the whole vector is at most `SENSITIVITY`, which is what a
-client can change in a sum, present or absent: the sensitivity that the noise is made for. Of its
-square each of the last three numbers has 1/16, which makes the noise on projected gradients
-`gradient_noise` = 1.11 times what it would be without them. Where the clip is adaptive, a fourth
-such number, the indicator, is 1 for a client whose norm is within the clip and −1 for any other,
-and the noise is 1.15 times as much.
+The numbers are K·q projected gradients, the mean loss, the curvature (clients send its root,
+`curvature_root`) and a constant 1. The norm of the whole vector is at most `SENSITIVITY`. A
+client's presence changes a sum by at most this norm, so the noise is scaled to it. Each of the last
+three numbers has 1/16 of the squared norm. With them, the noise relative to the projected gradients
+is `gradient_noise` = 1.11 times as large as without. With an adaptive clip there is a fourth such
+number, the indicator: 1 for a client whose norm is within the clip, and −1 for any other. The
+factor is then 1.15.
 
-Sums cannot wrap. A number of one vector is at most 2²⁴ in size, since the norm is, and there are at
-most 2²⁰ vectors in a sum (`MAX_VECTORS`), so a sum is within ±2⁴⁴. Noise is added to it as Python's
-integers, and the result is limited to ±2⁶², which is done after the noise and costs no privacy.
-Where clients add noise themselves, each limits its numbers to ±2⁴² after that, so that sums are
-within ±2⁶², too.
+Sums cannot wrap. The norm limits every number of a vector to 2²⁴, and a sum has at most 2²⁰ vectors
+(`MAX_VECTORS`), so a sum is within ±2⁴⁴. Noise is added in Python's integers. The noised result is
+then limited to ±2⁶², which costs no privacy. Clients that add noise themselves limit their noised
+numbers to ±2⁴², so that their sums are within ±2⁶² too.
 """
 
 import math
@@ -24,40 +23,39 @@ from numpy.typing import NDArray
 from samara.shared.privacy.discrete_gaussian import Noise, sample_noise
 
 SENSITIVITY = 2**24
-"""The largest norm of a vector, in units of its whole numbers."""
+"""Largest norm of a vector, in its integer units."""
 MAX_VECTORS = 2**20
-"""The most vectors in a sum."""
+"""Largest number of vectors in a sum."""
 LOSS_LIMIT = 2.0
-"""The largest mean loss that counts in a sum, in nats; larger ones count as this."""
+"""Largest mean loss in a vector, in nats; a larger loss is clipped to this value."""
 CURVATURE_LIMIT = 64.0
-"""The largest curvature that counts in a sum, either sign."""
+"""Largest absolute curvature in a vector; a larger one is clipped to this value."""
 CURVATURE_SCALE = math.sqrt(CURVATURE_LIMIT)
-"""The factor on the root of a curvature, by which it has the range of curvatures."""
+"""Factor on the root of a curvature, so that roots have the same range as curvatures."""
 OTHERS = 3
-"""The numbers of a vector beside its projected gradients: loss, curvature, 1; an indicator is one
-more."""
+"""Count of a vector's other numbers: loss, curvature and 1, without an indicator."""
 
 NOISED_LIMIT = 2**42
-"""The largest size of a number of a vector to which a client has added noise."""
+"""Largest absolute number of a vector after a client has added noise."""
 
 _SHARE = SENSITIVITY // 4
 _MOST = 2**62
-# Rounding of the norm of 2²⁰ numbers in float64 is below 2⁻³², so that a norm that float64 makes
-# this much smaller than the limit is within it.
+# In float64 the norm of 2²⁰ numbers has a rounding error below 2⁻³², so a norm that float64 puts
+# this far below the limit is within it.
 _MARGIN = 1 - 2.0**-30
 _LEAST_CLIP = 1e-60
-"""A norm below those of float32, by which numbers can be divided."""
+"""A norm smaller than every nonzero norm of float32 numbers; it prevents a division by 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class VectorSum:
-    """A sum of vectors, noised, in the units of what was measured.
+    """A noised sum of vectors in the original units.
 
     Attributes:
         gradients: sums of clipped projected gradients, float64 [K · q].
         loss: sum of mean losses.
         curvature: sum of curvatures.
-        count: number of vectors, as far as the noise lets it be known.
+        count: noised number of vectors.
         within: sum of the indicators; 0 without them.
     """
 
@@ -69,13 +67,14 @@ class VectorSum:
 
 
 def curvature_root(curvature: float) -> float:
-    """Return the number by which a client tells its curvature, `CURVATURE_SCALE`·√|curvature|.
+    """Return the number in which a client sends its curvature, `CURVATURE_SCALE`·√|curvature|.
 
-    A step size is divided by the root of the curvature. A usual one of 1 is 1/64 of the range of
-    curvatures, and its root 1/8 of the range of roots, so that the same noise hides less of it.
+    Step sizes are divided by the root of the curvature. A typical curvature of 1 is 1/64 of the
+    range of curvatures, but its root is 1/8 of the range of roots. So the root is larger relative
+    to the noise.
 
     Args:
-        curvature: curvature, either sign; its limit has a number of `CURVATURE_LIMIT`.
+        curvature: curvature of either sign; for `CURVATURE_LIMIT` the result is `CURVATURE_LIMIT`.
     """
     return CURVATURE_SCALE * math.sqrt(abs(curvature))
 
@@ -89,14 +88,14 @@ def encode_vector(
 ) -> NDArray[np.int32]:
     """Return a client's vector, int32 [K · q + 3 or 4]; its norm is at most `SENSITIVITY`.
 
-    Numbers are rounded towards zero, so that rounding makes no norm larger.
+    Numbers are rounded towards zero, so that rounding never increases the norm.
 
     Args:
         gradients: projected gradients, float32 [K, q], finite.
         loss: mean loss, finite.
         curvature: mean curvature, finite; None if it was not measured, which counts as 0.
-        clip: largest L2 norm of the projected gradients; longer ones are scaled down to it.
-        has_indicator: whether the vector says if the norm is within the clip.
+        clip: largest L2 norm of the projected gradients; longer vectors are scaled down to it.
+        has_indicator: whether the vector includes the indicator.
     """
     exact = gradients.astype(np.float64).ravel()
     norm = float(np.linalg.norm(exact))
@@ -114,27 +113,27 @@ def encode_vector(
 
 
 def numbers_of(scalars: int, has_indicator: bool = False) -> int:
-    """Return the number of numbers in a vector with so many projected gradients."""
+    """Return the length of a vector with this many projected gradients."""
     return scalars + OTHERS + has_indicator
 
 
 def gradient_noise(has_indicator: bool = False) -> float:
-    """Return the noise on a projected gradient in units of clip · noise multiplier."""
+    """Return the noise on a projected gradient, in units of clip · noise multiplier."""
     return SENSITIVITY / _gradient_limit(has_indicator)
 
 
 def _gradient_limit(has_indicator: bool) -> int:
-    """Return the largest norm of the projected gradients in a vector, in whole numbers."""
+    """Return the largest norm of the projected gradients in a vector, in integer units."""
     return math.isqrt(SENSITIVITY**2 - (OTHERS + has_indicator) * _SHARE**2)
 
 
 def add_noise(
     vector: NDArray[np.int32], sigma: int, noise: Noise = sample_noise
 ) -> NDArray[np.int64]:
-    """Return a client's vector with noise of its own, int64 [n], limited to `NOISED_LIMIT`.
+    """Return a client's vector with its own noise, int64 [n], limited to `NOISED_LIMIT`.
 
     Args:
-        vector: vector of a norm of at most `SENSITIVITY`, int32 [n].
+        vector: vector with a norm of at most `SENSITIVITY`, int32 [n].
         sigma: σ of the discrete Gaussian noise on every number.
         noise: source of noise; the operating system's randomness by default.
     """
@@ -146,28 +145,29 @@ def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
     largest = int(np.abs(vector.astype(np.int64)).max(initial=0))
     if largest > SENSITIVITY:
         return False
-    # at most 2²⁰ squares of at most 2⁴⁸: in two halves, each exact in int64
+    # at most 2²⁰ squares of at most 2⁴⁸ each: summed in two halves, each exact in int64
     squares = np.square(vector.astype(np.int64))
     high, low = int((squares >> 24).sum()), int((squares & (2**24 - 1)).sum())
     return (high << 24) + low <= SENSITIVITY**2
 
 
 def limit_sum(total: NDArray[np.object_]) -> NDArray[np.int64]:
-    """Return a noised sum, Python integers [n], limited to the range in which it is kept, int64."""
+    """Limit a noised sum, Python integers [n], to the stored range, int64."""
     return _limited(total, _MOST)
 
 
 def read_sum(
     total: NDArray[np.int64] | NDArray[np.float64], clip: float, has_indicator: bool = False
 ) -> VectorSum:
-    """Return a sum of vectors in the units of what was measured.
+    """Convert a sum of vectors to the original units.
 
     Args:
-        total: noised sum in whole numbers, int64 or float64 [K · q + 3 or 4].
+        total: noised sum in integer units, int64 or float64 [K · q + 3 or 4].
         clip: largest norm of a client's projected gradients.
-        has_indicator: whether the vectors say if their norm is within the clip.
+        has_indicator: whether the vectors include the indicator.
     """
-    numbers, others = total.astype(np.float64), OTHERS + has_indicator
+    numbers = total.astype(np.float64)
+    others = OTHERS + has_indicator
     loss, curvature, count, *within = (numbers[-others:] / _SHARE).tolist()
     return VectorSum(
         numbers[:-others] * (clip / _gradient_limit(has_indicator)),
@@ -185,5 +185,5 @@ def noise_of_others(noise_multiplier: float) -> tuple[float, float, float]:
 
 
 def _limited(numbers: NDArray[np.object_], most: int) -> NDArray[np.int64]:
-    """Return Python integers [n] as int64, none farther from zero than `most`."""
+    """Return Python integers [n] as int64, limited to ±`most`."""
     return np.array([max(-most, min(most, int(number))) for number in numbers], np.int64)

@@ -1,4 +1,4 @@
-"""The base of all kinds of tasks: a text that is filled from the fields of a row, and checks."""
+"""The base class of all kinds of tasks: a text filled from a row's fields, with checks."""
 
 import hashlib
 import json
@@ -16,30 +16,30 @@ from samara.shared.tasks.templates import (
 )
 
 Span = tuple[int, int]
-"""The first character of a part of a text, and the end behind its last one."""
+"""Start and end of a part of a text; the end is exclusive."""
 USER_FIELD = "user"
-"""The field that says whose a row is, where a task names no other."""
+"""Default name of the field with a row's user."""
 
 
 class BaseTask(BaseModel):
-    """The fields and checks that all kinds share; wrong content raises a ValidationError."""
+    """The settings that all kinds of tasks have; wrong content raises a ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     answer_field: ClassVar[str] = ""
-    """The name in braces that marks the answer's position; not a field of a row."""
+    """Name in braces that marks the answer's position in a text; rows have no such field."""
 
     name: str = Field(min_length=1)
     text: str
     label: str = "label"
-    """The field with the right answer; ``label|answer`` is the first of both that a row has."""
+    """Field with the right answer; ``label|answer`` means label, or answer if a row lacks label."""
     replace: dict[str, dict[str, str]] = {}
     """Replacements of a field's values in the text, by field."""
     cut: str = ""
-    """The field of the text that is shortened where a row does not fit the model."""
+    """Field whose value is shortened if the text is too long for the model."""
     user: str = USER_FIELD
-    """The field that says whose a row is; a row may lack it."""
+    """Field with the user of a row; a row may lack it."""
     each: str = ""
-    """A field with a list of objects; each of them becomes an example together with the row."""
+    """Field with a list of objects; each object and the row's other fields become an example."""
 
     @field_validator("text")
     @classmethod
@@ -72,11 +72,11 @@ class BaseTask(BaseModel):
 
     @classmethod
     def _check_read(cls, field: str, info: ValidationInfo) -> None:
-        """Raise a ValueError if a valid text does not read a field."""
+        """Raise a ValueError if a text does not read a field."""
         if "text" in info.data:
             fields = [f for f in template_fields(info.data["text"]) if f != cls.answer_field]
             if field not in fields:
-                raise ValueError(f"names {field}, and the text reads {', '.join(fields)}")
+                raise ValueError(f"names {field}, but the text reads only {', '.join(fields)}")
 
     @property
     def source_fields(self) -> dict[str, tuple[str, ...]]:
@@ -91,7 +91,7 @@ class BaseTask(BaseModel):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The row fields that the text reads, in order of appearance, without candidates' own."""
+        """The row fields that `text` itself reads, in order of appearance."""
         read = template_fields(self.text)
         return tuple(field for field in self.fields if field in read)
 
@@ -102,13 +102,13 @@ class BaseTask(BaseModel):
 
     @property
     def user_names(self) -> tuple[str, ...]:
-        """The names of the field that says whose a row is."""
+        """The names of the field with a row's user."""
         return field_names(self.user)
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the task's content, in hexadecimal; it does not depend on the file."""
-        # Tasks from before there were these keys keep their digests.
+        """The SHA-256 of the task's content, in hexadecimal; the path of its file has no effect."""
+        # Tasks from before these keys keep their digests.
         later = {"user": USER_FIELD, "chat": False, "form": "auto"}
         kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
         content = json.dumps(kept, sort_keys=True, separators=(",", ":"))

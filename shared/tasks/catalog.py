@@ -1,4 +1,4 @@
-"""Tasks as data: which fields of a row are read, how the answer is asked for, and the answers.
+"""Tasks as data: the fields of a row to read, the question, and the answers.
 
 A task is a TOML file; docs/reference/tasks.md describes it. The shortest::
 
@@ -20,12 +20,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import AfterValidator, Discriminator, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from samara.shared.errors import TaskError
 from samara.shared.extensions import extension, stored_name
-from samara.shared.settings import Text
 from samara.shared.tasks.kinds import (
     AUTO_FORM,
     ChoiceTask,
@@ -48,7 +47,7 @@ _REGRESSION = (
     "classification in a task file of your own"
 )
 _NO_TASKS = {"stsb": _REGRESSION, "sts-b": _REGRESSION}
-"""Known data sets that no kind of task can carry, and why."""
+"""Known data sets that no kind of task supports, with the reason."""
 
 
 def _kind(content: Mapping[str, Any]) -> str:
@@ -75,28 +74,24 @@ def shipped_tasks() -> Mapping[str, Any]:
     }
 
 
-def _stored_task(name_or_path: str) -> str | None:
-    """Return a registered task's name as settings store it; None for a shipped task or a file."""
+def stored_task(name_or_path: str) -> str | None:
+    """Return the name by which a registered task is stored; None for a shipped task or a file."""
     try:
         if name_or_path in shipped_tasks() or Path(name_or_path).is_file():
             return None
-    except OSError:  # such as a name that is too long for a file
+    except OSError:  # for example a name that is too long for a file
         return None
     return stored_name("task", name_or_path)
 
 
-TaskName = Annotated[Text, AfterValidator(lambda name: _stored_task(name) or name)]
-"""A setting with the name of a shipped or registered task, or the path of a task file."""
-
-
 def load_task(name_or_path: str) -> Task:
-    """Load a shipped or registered task by its name, or your own by the path of its TOML file.
+    """Load a task by the name of a shipped or registered task, or by the path of a TOML file.
 
     Raises:
-        TaskError: if there is no such task or file, or its content is wrong; the message names all
+        TaskError: if there is no such task or file, or the content is wrong; the message names all
             mistakes of a file.
     """
-    if (stored := _stored_task(name_or_path)) is not None:
+    if (stored := stored_task(name_or_path)) is not None:
         task = extension("task", stored)
         if not isinstance(task, Task):
             raise TaskError(f"task {stored!r}: is a {type(task).__name__}, and no task")
@@ -123,7 +118,7 @@ def load_task(name_or_path: str) -> Task:
 
 
 class AskedTask(Protocol):
-    """The settings that name a task, and the form that it is asked in."""
+    """Settings from which a task can be loaded: its name, and the form of its prompts."""
 
     @property
     def task(self) -> str:
@@ -131,28 +126,28 @@ class AskedTask(Protocol):
 
     @property
     def form(self) -> Form:
-        """The form that a causal LM is asked in; ``auto`` for the task's own."""
+        """The form of prompts for a causal LM; ``auto`` for the task's own."""
 
 
 def task_of(settings: AskedTask) -> Task:
-    """Load the task of a run as the run asks it.
+    """Load the task of a run in the run's form.
 
     Raises:
-        TaskError: as in `load_task`, or if a generation is given a form.
+        TaskError: as in `load_task`, or if the form is not ``auto`` for a generation.
     """
     task = load_task(settings.task)
     if settings.form == AUTO_FORM:
         return task
     if isinstance(task, GenerationTask):
         raise TaskError(
-            f"form = {settings.form}: is for a classification or a choice, and task {task.name!r} "
-            "is a generation; leave it out, and write chat = true in a task of chats"
+            f"form = {settings.form}: is for a classification or a choice, but task {task.name!r} "
+            "is a generation; leave it out. A task of chats has chat = true"
         )
     return task.model_copy(update={"form": settings.form})
 
 
 def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
-    """Describe a mistake that pydantic reports, and its position, in one line."""
+    """Describe one mistake that pydantic reports, with its position, in one line."""
     kind, *path = details["loc"] or ("", "kind")
     key = str(path[0])
     for number, line in enumerate(toml.splitlines(), 1):

@@ -1,7 +1,7 @@
-"""Chats: rows with messages, of which the last one, the assistant's, is the answer.
+"""Chats: rows of messages whose last message, by the assistant, is the answer.
 
-An example keeps the messages before the answer as JSON; how a model reads them its chat template
-says (`samara.shared.model.chat_template`).
+An example keeps the messages before the answer as JSON. The model's chat template defines how the
+model reads them (`samara.shared.model.chat_template`).
 """
 
 import json
@@ -23,7 +23,7 @@ def read_chat(value: object, name: str) -> tuple[str, str]:
         name: name of the field.
 
     Raises:
-        DataError: if it is no chat that ends in an answer.
+        DataError: if the value is not a chat that ends with a message by the assistant.
     """
     if not isinstance(value, list) or len(value) < 2:
         raise DataError(f"{name!r} is not a list of two or more messages")
@@ -47,5 +47,5 @@ def read_chat(value: object, name: str) -> tuple[str, str]:
 
 
 def describe_chat(text: str) -> str:
-    """Return messages in JSON as people read them, one to a line."""
+    """Format a chat, given as JSON, as readable text with one message per line."""
     return "\n".join(f"{turn['role']}: {turn['content']}" for turn in json.loads(text))

@@ -1,10 +1,9 @@
-"""Examples of a task: JSON lines, CSV, folders of them or of texts, or a Hugging Face data set.
+"""Loading of a task's examples from JSON, CSV, Parquet, folders, or a Hugging Face data set.
 
-A row has the fields that the task names, a label or an answer, and perhaps one that says whose it
-is. Sources differ only in which splits they have; missing splits are cut from the training rows,
-for each user separately, by a hash of the row's content, or of its text alone. So a row stays in
-its split when the file is sorted or saved in the other format, or when the wording of the prompt
-changes.
+A row has the fields that the task names, a label or an answer, and optionally a user. A source may
+lack the validation or test split. The rows of a missing split are taken from each user's training
+rows by a hash of the row's content, or of its text alone. So a row stays in its split when the file
+is sorted or saved in another format, or when the wording of the prompt changes.
 """
 
 import os
@@ -14,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samara.shared.data_settings import SplitRule
 from samara.shared.errors import DataError
 from samara.shared.tasks.kinds import ClassificationTask, Task
 from samara.shared.tasks.row_files import read_row_file
@@ -34,7 +32,7 @@ from samara.shared.tasks.sources import (
     no_such_source,
 )
 from samara.shared.tasks.text_folders import read_text_folders
-from samara.shared.tasks.text_split import CUT_PERCENT, split_of_text
+from samara.shared.tasks.text_split import CUT_PERCENT, SplitRule, split_of_text
 
 SHOWN_PROBLEMS = 5
 _UNDATED = "is a data set of the hub, which is not split by time; set data.split to random"
@@ -46,28 +44,23 @@ def load_examples(
     """Load the examples of all splits, in the order of SPLITS and then of the source.
 
     Args:
-        path: one of
-
-            - a file of `SUFFIXES`, split 70/10/20 into training, validation and test: JSON lines
-              or a JSON array, or CSV with commas, semicolons, tabs or vertical bars;
-            - a folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 %
-              of the training rows replace a file that is missing;
-            - a folder with one file per user, named after the user, each split 70/10/20;
-            - a folder with one folder of such files per user, each user's rows split 70/10/20, or
-              with files of splits in each;
-            - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a
-              folder for each split; for plain texts with one of ``.txt`` and ``.md`` files per
-              person, split inside each;
-            - a Parquet file, or a folder with a data set of them, as it lies on the hub;
-            - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder
-              with the same splits, or ``validation_matched`` and ``test_matched``; rows that are
-              labelled −1 or not at all are left out.
-
-            Rows with users are cut inside each user, who has every split from three rows on,
-            unless ``split`` is ``text``.
+        path: one of  - a file of `SUFFIXES`, split 70/10/20 into training, validation and test:
+            JSON lines or a JSON array, or CSV with commas, semicolons, tabs or vertical bars; - a
+            folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 % of
+            the training rows replace a file that is missing; - a folder with one file per user,
+            named after the user, each split 70/10/20; - a folder with one folder of such files per
+            user, each user's rows split 70/10/20, or with files of splits in each; - a folder with
+            one folder of ``.txt`` files per label, split 70/10/20, or with such a folder for each
+            split; for plain texts with one of ``.txt`` and ``.md`` files per person, split inside
+            each; - a Parquet file, or a folder with a data set of them, as it lies on the hub; - a
+            Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder with
+            the same splits, or ``validation_matched`` and ``test_matched``; rows that are labelled
+            −1 or not at all are left out.  If rows have users, each user's rows are split
+            separately. A user with three rows or more then has examples in every split, unless
+            ``split`` is ``text``.
         task: task that names the fields and the right answers.
-        seed: seed that decides which training rows are cut, and which ``limit`` keeps.
-        limit: number of training examples to keep, at most; 0 keeps all.
+        seed: seed of the random choice of rows for missing splits and for ``limit``.
+        limit: largest number of training examples; 0 for no limit.
         split: how missing splits are cut from a user's rows: by ``random``; by ``time``, the newest
             rows as test examples and those before them as validation examples; or by ``text``,
             each row as its normalized text says, so that a user may have none of a split.
@@ -95,9 +88,10 @@ def load_examples(
 
 
 def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
-    """Refuse training examples of a classification that all have the same label.
+    """Check that a classification's training examples have at least two labels.
 
-    The examples are those of all clients: one person's own may well have one label.
+    The function must be called with the examples of all clients together, because all examples of
+    one person may have the same label.
 
     Args:
         examples: examples of all splits.
@@ -105,7 +99,7 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
         path: name of their source.
 
     Raises:
-        DataError: if one label is all that there is to learn.
+        DataError: if all labels are equal.
     """
     if not isinstance(task, ClassificationTask):
         return
@@ -121,7 +115,7 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
 def _cut_splits(
     rows: Sequence[Row], missing: Sequence[str], seed: int, rule: SplitRule
 ) -> dict[str, list[Row]]:
-    """Cut the missing splits from the training rows."""
+    """Move training rows to the splits that are missing."""
     if rule == "text":
         split_of = [split_of_text(row.example.source, seed, missing) for row in rows]
     else:
@@ -135,14 +129,15 @@ def _cut_splits(
 def _cut_each_user(
     rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
 ) -> list[str]:
-    """Return the split of every row; of each user's rows at least one is left for training."""
+    """Return the split of every row; at least one row of each user stays in training."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         users[row.example.user].append(index)
     split_of = ["train"] * len(rows)
     for indices in users.values():
         rest = sorted(indices, key=lambda index: rows[index].random_key("split", seed))
-        if by_time:  # the newest become test examples, those before them validation examples
+        # the newest rows become test examples, and those before them validation examples
+        if by_time:
             rest.sort(key=lambda index: -rows[index].time)
         for split in missing:
             wanted = max(1, (len(indices) * CUT_PERCENT[split] + 50) // 100)
@@ -156,18 +151,18 @@ def _cut_each_user(
 def read_splits(
     path: str, task: Task, problems: list[str], growing: bool = False, dated: bool = False
 ) -> dict[str, list[Row]]:
-    """Read the splits that a source has, of which ``train`` is one.
+    """Read the splits of a source, including ``train``.
 
     Args:
         path: as for `load_examples`.
         task: task that names the fields and the right answers.
-        problems: list that the problems with single rows are appended to.
-        growing: whether rows may be added while this reads, as `read_row_file` describes.
-        dated: whether every row must say when it was written; a file of text says it by its own
-            last change.
+        problems: output list of problems with single rows.
+        growing: whether rows may be added during the call, as in `read_row_file`.
+        dated: whether every row must have a time; the time of a text file is its modification time.
 
     Raises:
-        DataError: if there is no such source, or none that can grow.
+        DataError: if there is no such source, or `growing` is set and the source's format cannot
+            grow.
     """
     try:
         return _read(path, task, problems, growing, dated)
@@ -198,8 +193,8 @@ def _read(
         return splits
     if growing:
         raise DataError(
-            f"{path!r}: no such file or folder; data.watch needs one on this machine, which may "
-            "be empty"
+            f"{path!r}: no such file or folder; data.watch needs an existing file or folder, which "
+            "may be empty"
         )
     if is_hub_name(path) and dated:
         raise DataError(f"{path}: {_UNDATED}")

@@ -4,15 +4,16 @@ from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from samara.shared.tasks.rows import Example
 
 SEPARATOR = "\n\n"
-"""The text between a demonstration and what follows it."""
+"""Text between a demonstration and the text after it."""
 
 
 def demonstration(task: Task, example: Example) -> str:
-    """Return the text of an example with its right answer, and the separator."""
+    """Return the text of an example, followed by its right answer and the separator."""
     if isinstance(task, ClassificationTask):
         before, after = task.question_before_word, task.question_after_word
         if task.word_is_inside:
-            before, after = "", "".join(example.answers)
+            before = ""
+            after = "".join(example.answers)
         solved = example.text + before + task.words[example.label] + after
     else:
         answer = example.answers[example.label]

@@ -1,39 +1,45 @@
-"""Generated messages as data of a federation, for runs without data of their own."""
+"""Generated messages as a federation's data, for runs without real data."""
 
-from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from samara.shared.tasks.messages import Ceilings, SplitName, ceilings, messages, writers
+from samara.shared.tasks.messages import (
+    EMBEDDED_DATA,
+    Ceilings,
+    SplitName,
+    ceilings,
+    messages,
+    writers,
+)
 from samara.shared.tasks.rows import Example
 from samara.shared.tasks.style import styled_messages
 
 STYLE_TASK = "style"
 GENERATED_TASKS = (EMBEDDED_DATA, STYLE_TASK)
-"""The tasks whose data are generated."""
+"""Names of the shipped tasks that can have generated data."""
 MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 256, "validation": 20, "test": 100}
 STYLED_PER_WRITER: dict[SplitName, int] = {"train": 128, "validation": 8, "test": 20}
 
 
 def check_data_is_given(task: Task, path: str) -> None:
-    """Refuse to read generated messages for a task about other texts, whose data were forgotten.
+    """Check that ``data.path`` is set for a task without generated data.
 
     Args:
         task: the task.
         path: value of ``data.path``.
 
     Raises:
-        DataError: if no data are given for a task that has none.
+        DataError: if the task needs data and none are given.
     """
     if path == EMBEDDED_DATA and task.name not in GENERATED_TASKS:
         raise DataError(
-            f"task {task.name!r} has no data: give data.path (--data), a file, a folder or a name "
-            "on the hub, and model.path (--model), a model that can read it; generated messages "
-            f"are data of the tasks {' and '.join(GENERATED_TASKS)} alone"
+            f"task {task.name!r} has no data: set data.path (--data) to a file, a folder or a name "
+            "on the hub, and model.path (--model) to a model that can read it; only the tasks "
+            f"{' and '.join(GENERATED_TASKS)} have generated messages"
         )
 
 
 def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
-    """Return messages of as many writers as there are clients, writer by writer.
+    """Return the messages of one writer per client, writer by writer.
 
     Args:
         task: the shipped task ``messages`` or ``style``, or one that reads the same fields.
@@ -41,7 +47,8 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
         seed: seed of the community, its writers and their messages.
 
     Raises:
-        TaskError: if the task is neither, lacks the labels 0 and 1, or reads other fields.
+        TaskError: if the task is neither a classification nor `style`, lacks the labels 0 and 1, or
+            reads other fields.
     """
     if isinstance(task, GenerationTask) and task.name == STYLE_TASK:
         return [
@@ -75,7 +82,7 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
 
 
 def embedded_ceilings(clients: int, seed: int) -> Ceilings:
-    """Return the accuracies of the best common rule and the writers' own rules on test messages.
+    """Return the accuracies of the best common rule, and of the own rules, on test messages.
 
     Args:
         clients: number of writers.

@@ -1,24 +1,23 @@
-"""Examples that are added while a client runs: each has a split that no other example moves.
+"""Examples that are added while a client runs; an added example never changes another's split.
 
-`load_examples` cuts an exact share of the rows it sees, so that one row more can move others. Here
-a row's own content decides, and shares are exact in the mean only.
+`load_examples` splits its rows in exact shares, so an added row can change the split of others. In
+this module a row's content decides its split, and shares are exact only on average.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from samara.shared.data_settings import SplitRule
 from samara.shared.tasks.data import read_splits
 from samara.shared.tasks.kinds import GenerationTask, Task
 from samara.shared.tasks.rows import Example, Row
-from samara.shared.tasks.text_split import CUT_PERCENT, split_by_hash, split_of_text
+from samara.shared.tasks.text_split import CUT_PERCENT, SplitRule, split_by_hash, split_of_text
 
 Identity = tuple[str, str, tuple[str, ...]]
-"""User, text and candidates: examples that share them are the same one, whatever their label."""
+"""User, text and candidates of an example; they identify it without its label."""
 
 
 def identity_of(example: Example, task: Task) -> Identity:
-    """Return what stays the same if an example gets another label."""
+    """Return the identity of an example, which does not depend on its label."""
     asks = isinstance(task, GenerationTask) and not task.is_plain_text
     answers = () if asks else example.answers
     return example.user, example.text, answers
@@ -30,13 +29,13 @@ def split_of(
     rule: SplitRule = "random",
     missing: Collection[str] = tuple(CUT_PERCENT),
 ) -> str:
-    """Return the split that a row's content and a seed decide: of 100 about 20, 10 and 70 rows.
+    """Return a row's split by content and seed: about 20 % test, 10 % validation.
 
     Args:
-        row: the row; its label plays no part.
+        row: the row; its label has no effect.
         seed: ``data.seed``.
-        rule: ``data.split``; by ``text`` the row's user plays no part either.
-        missing: splits besides training that are cut from these rows.
+        rule: ``data.split``; with ``text`` the row's user has no effect either.
+        missing: splits that the source lacks, besides training.
     """
     if rule == "text":
         return split_of_text(row.example.source, seed, missing)
@@ -49,14 +48,14 @@ def with_stable_split(
     rule: SplitRule = "random",
     missing: Collection[str] = tuple(CUT_PERCENT),
 ) -> Row:
-    """Return a row whose example has the split of `split_of`."""
+    """Return a row whose example has the split given by `split_of`."""
     return row._replace(example=replace(row.example, split=split_of(row, seed, rule, missing)))
 
 
 def read_growing(
     path: str, task: Task, seed: int, rule: SplitRule = "random"
 ) -> tuple[list[Row], list[str]]:
-    """Read a file or folder to which examples are added.
+    """Read a growing file or folder.
 
     Args:
         path: a ``.jsonl`` file, or a folder of such files or of texts, as for `load_examples`.
@@ -65,11 +64,12 @@ def read_growing(
         rule: ``data.split``, as for `split_of`.
 
     Returns:
-        Sound rows with splits and times, and the problems with others, each with its place. Rows of
-        a given test or validation split come first: a text of theirs is none for training.
+        Valid rows with splits and times, and the problems with other rows, each with its position.
+            If the source has test or validation splits, their rows come first, so that the caller
+            can exclude their texts from training.
 
     Raises:
-        DataError: if there is no such source, or it cannot be used as a whole.
+        DataError: if there is no such source, or the source cannot be read at all.
     """
     problems: list[str] = []
     splits = read_splits(path, task, problems, growing=True)
@@ -84,12 +84,12 @@ def read_growing(
 
 
 def newest(times: Sequence[float], count: int, since: float) -> list[int]:
-    """Return the indices of the examples that a retention setting leaves, ascending.
+    """Return the indices of the examples that a retention setting keeps, ascending.
 
     Args:
-        times: times of examples, of which later ones are newer where times are equal.
-        count: most examples; 0 for any number.
-        since: earliest time.
+        times: times of examples; among equal times, later examples are newer.
+        count: largest number of examples; 0 for no limit.
+        since: earliest time of a kept example, in seconds since 1970.
     """
     kept = [index for index, time in enumerate(times) if time >= since]
     if count:

@@ -6,15 +6,15 @@ from typing import TextIO
 
 _PIECE = 2**16
 _LONGEST_PIECE = 2**26
-"""Characters that are read at once; more each time while an element has not ended."""
+"""Number of characters in a read; it grows while an element is incomplete."""
 
 
 class ArrayError(Exception):
-    """Text that is not an array.
+    """A text is not a JSON array.
 
     Attributes:
-        line: number of the line of the mistake.
-        what: the mistake.
+        line: line number of the mistake.
+        what: description of the mistake.
     """
 
     def __init__(self, line: int, what: str) -> None:
@@ -25,11 +25,11 @@ class ArrayError(Exception):
 def array_elements(text: TextIO, begun: str, line: int) -> Iterator[tuple[int, object]]:
     """Yield the elements of an array, each with the number of its first line.
 
-    No more of the text is kept than the element at hand.
+    Only the current element's text is kept in memory.
 
     Args:
         text: the rest of the file.
-        begun: the line already read, which begins with the array's bracket.
+        begun: first line, which was read before and begins with the array's bracket.
         line: number of that line.
 
     Raises:
@@ -51,10 +51,10 @@ def array_elements(text: TextIO, begun: str, line: int) -> Iterator[tuple[int, o
 
 
 class _ElementReader:
-    """The text of an array from the element at hand on.
+    """A reader of an array's elements, one after another.
 
     Attributes:
-        line: number of the line that is read.
+        line: number of the current line.
     """
 
     def __init__(self, text: TextIO, begun: str, line: int) -> None:
@@ -70,15 +70,15 @@ class _ElementReader:
                 return kept[:1]
 
     def skip_character(self) -> None:
-        """Go on behind the next character that is not blank."""
+        """Skip the next non-blank character."""
         self.next_character()
         self._advance(1)
 
     def take_value(self) -> object:
-        """Return the element that begins here, and go on behind it.
+        """Return the element that begins here and move past it.
 
         Raises:
-            ArrayError: if it does not end, or is no JSON.
+            ArrayError: if the element does not end, or is not JSON.
         """
         piece = _PIECE
         while True:
@@ -96,7 +96,7 @@ class _ElementReader:
                 return value
 
     def _read(self, characters: int) -> bool:
-        """Read on; return False at the end of the text."""
+        """Read more text; return False at the end."""
         more = self._text.read(characters)
         self._rest += more
         return bool(more)

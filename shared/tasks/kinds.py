@@ -1,7 +1,7 @@
 """The three kinds of tasks: classification, choice and generation.
 
-All kinds have a text that is filled from the fields of a row. They differ in the answer: a label
-word, one of the row's own candidates, or a decoded text.
+Every kind has a text filled from the fields of a row. The kinds differ in the answer: a label word,
+one of the row's candidates, or a decoded text.
 """
 
 from collections.abc import Mapping
@@ -26,32 +26,34 @@ from samara.shared.tasks.templates import (
 )
 
 Form = Literal["auto", "plain", "chat"]
-"""The way a causal LM is asked: by a text, or its own chat template; ``auto`` leaves it open."""
+"""Form of prompts for a causal LM: plain text, or the model's chat template; ``auto`` is the
+default."""
 AUTO_FORM: Form = "auto"
 PLAIN: Form = "plain"
 CHAT: Form = "chat"
 _WORD = "word"
-"""The name in braces that marks the label word's position."""
+"""Name in braces that marks the label word's position."""
 
 
 def _stands_before(template: str, field: str, mark: str) -> bool:
-    """Return whether a template reads a field before a mark, which it holds once."""
+    """Return whether a template reads a field before the mark, which occurs once."""
     before, _ = split_at_field(template, mark)
     return field in (field_names(name)[0] for _, name in before if name)
 
 
 class AnsweredTask(BaseTask):
-    """A task whose answer is one of several that are given: a label word, or a candidate."""
+    """Base class of tasks with a choice among given answers: label words or candidates."""
 
     form: Form = AUTO_FORM
-    """The way a causal LM is asked; other models have no other than to read the text."""
+    """Form of prompts for a causal LM; other models read only the text."""
 
 
 class ClassificationTask(AnsweredTask):
-    """A task that asks which of some label words, the same for all rows, is the answer.
+    """A classification task: it asks which label word is the answer.
 
-    The word stands in the question behind the text, or, without a question, inside the text, where
-    a masked LM can fill it in.
+    All rows have the same label words. In a task with a question, the question contains the label
+    word and follows the text. In a task without a question, the text itself contains the label
+    word, and a masked LM can fill it in.
     """
 
     question: str = Field("", validate_default=True)
@@ -62,7 +64,7 @@ class ClassificationTask(AnsweredTask):
     positive: Annotated[str | None, BeforeValidator(optional_value_text)] = Field(
         None, validate_default=True
     )
-    """The value in the data that stands for the positive label of the metric f1."""
+    """Value in the data for the positive label of the metric f1."""
 
     @field_validator("question")
     @classmethod
@@ -81,7 +83,7 @@ class ClassificationTask(AnsweredTask):
 
     @classmethod
     def _check_word_inside(cls, text: str, cut: str) -> None:
-        """Raise a ValueError if a text that no question follows does not hold the word."""
+        """Raise a ValueError if a text without a question does not contain the word."""
         fields = [field for _, field in parse_template(text)]
         if fields.count(_WORD) != 1:
             raise ValueError(
@@ -90,7 +92,9 @@ class ClassificationTask(AnsweredTask):
         if not set(template_fields(text)) - {_WORD}:
             raise ValueError("is missing, and the text reads no field of a row but {word}")
         if cut and not _stands_before(text, cut, _WORD):
-            raise ValueError(f"is missing, so that cut names a field before {{word}}, not {cut}")
+            raise ValueError(
+                f"is missing, so cut must name a field before {{word}}; {cut} is not before it"
+            )
 
     @field_validator("words")
     @classmethod
@@ -126,18 +130,18 @@ class ClassificationTask(AnsweredTask):
 
     @property
     def word_is_inside(self) -> bool:
-        """True if the label word stands inside the text, and no question follows."""
+        """True if the task has no question, and the label word is inside the text."""
         return not self.question
 
     @property
     def source_fields(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that the text reads, in order of appearance, with their names."""
+        """The row fields that the text reads, in order of appearance, with all names of each."""
         fields = super().source_fields
         return {k: v for k, v in fields.items() if not (self.word_is_inside and k == _WORD)}
 
     @property
     def question_before_word(self) -> str:
-        """The part of the question before the label word; of a text without one, its literal."""
+        """The literal text directly before the label word, from the question or the text."""
         return self._question_parts()[0]
 
     @property
@@ -146,7 +150,7 @@ class ClassificationTask(AnsweredTask):
         return self._question_parts()[1]
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Return the text with a row's fields filled in; without a question, that before the word.
+        """Return the text with a row's fields filled in, up to a label word inside the text.
 
         Raises:
             TaskError: if a field that the text names is missing.
@@ -156,20 +160,20 @@ class ClassificationTask(AnsweredTask):
         return self._fill(split_at_field(self.text, _WORD)[0], fields)
 
     def render_rest(self, fields: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the text behind a word that stands inside the text; nothing with a question.
+        """Return the text after the label word; empty if the task has a question.
 
         Raises:
-            TaskError: if a field that it names is missing.
+            TaskError: if a field of this part is missing.
         """
         if not self.word_is_inside:
             return ()
         return (self._fill(split_at_field(self.text, _WORD)[1], fields),)
 
     def label_index(self, value: object) -> int:
-        """Return the index of the word that a value stands for; values compare as text, "1" is 1.
+        """Return the index of the word for a label value; values are compared as text.
 
         Raises:
-            TaskError: if the value stands for no word.
+            TaskError: if no word has this value.
         """
         return find_label(self.name, self.labels, value)
 
@@ -186,20 +190,21 @@ class ClassificationTask(AnsweredTask):
 
 
 class ChoiceTask(AnsweredTask):
-    """A task that asks which of a row's candidates belongs into the text.
+    """A task that asks which of a row's candidates belongs in the text.
 
-    The text behind a candidate is scored together with it.
+    The text after a candidate is scored together with it.
     """
 
     answer_field: ClassVar[str] = "candidate"
 
     candidates: tuple[str, ...] | str
-    """A template for each candidate, or in braces the field with a list of them."""
+    """Either one template per candidate, or the field with the list of candidates, in braces.
+    """
     kind: Literal["choice"]
     gap: str = Field("", validate_default=True)
-    """The text that marks the candidate's position inside a row's field, instead of {candidate}."""
+    """Text inside a row's field that marks the candidate's position, in place of {candidate}."""
     labels: LabelValues = Field((), validate_default=True)
-    """The values of the templates, by default 0, 1, …; empty where a field has the candidates."""
+    """Label value of each template, by default 0, 1, …; empty if a field holds the candidates."""
     metric: Literal["accuracy"] = "accuracy"
 
     @field_validator("candidates")
@@ -226,7 +231,9 @@ class ChoiceTask(AnsweredTask):
             return gap
         count = [f for _, f in parse_template(info.data["text"])].count(cls.answer_field)
         if gap and count:
-            raise ValueError("is one way to say where the candidate goes, and the text has another")
+            raise ValueError(
+                "cannot be given, because {candidate} already marks the place in the text"
+            )
         if not gap and count != 1:
             raise ValueError(
                 f"is missing, and the text holds {{candidate}} {count} times; write {{candidate}} "
@@ -235,7 +242,7 @@ class ChoiceTask(AnsweredTask):
         cut = info.data.get("cut", "")
         if not gap and cut and not _stands_before(info.data["text"], cut, cls.answer_field):
             raise ValueError(
-                f"is missing, so that cut names a field before {{candidate}}, not {cut}"
+                f"is missing, so cut must name a field before {{candidate}}; {cut} is not before it"
             )
         return gap
 
@@ -256,30 +263,30 @@ class ChoiceTask(AnsweredTask):
 
     @property
     def list_names(self) -> tuple[str, ...]:
-        """The names of the field with a row's candidates; empty if the task lists them."""
+        """The names of the field with a row's candidates; empty if candidates have templates."""
         if isinstance(self.candidates, tuple):
             return ()
         (names,) = template_fields(self.candidates).values()
         return names
 
     def label_index(self, value: object) -> int:
-        """Return the index of the candidate that a value stands for, where the task lists them.
+        """Return the index of the candidate for a label value, if candidates have templates.
 
         Raises:
-            TaskError: if the value stands for no candidate.
+            TaskError: if no candidate has this value.
         """
         return find_label(self.name, self.labels, value)
 
     def candidate_texts(self, fields: Mapping[str, str]) -> list[str]:
-        """Return the candidates of a row, where the task lists them.
+        """Return the candidates of a row, if candidates have templates.
 
         Raises:
-            TaskError: if a field that they name is missing.
+            TaskError: if a field of a template is missing.
         """
         return [self._fill(parse_template(template), fields) for template in self.candidates]
 
     def split_at_candidate(self, fields: Mapping[str, str]) -> tuple[str, str]:
-        """Return the texts before and behind a row's candidate.
+        """Return the texts before and after a row's candidate.
 
         Raises:
             TaskError: if a field is missing, or the gap does not occur exactly once.
@@ -301,24 +308,24 @@ class ChoiceTask(AnsweredTask):
 
 
 class GenerationTask(BaseTask):
-    """A task whose answer is a text that the model decodes.
+    """A task whose answers are free texts, which a model decodes.
 
-    A task of plain texts asks nothing: its text has no other field than ``{answer}``.
+    A task of plain texts has no question: its only field is ``{answer}``.
     """
 
     answer_field: ClassVar[str] = "answer"
 
     kind: Literal["generation"]
     tokens: int = Field(32, ge=1)
-    """The number of tokens in an answer, at most."""
+    """Largest number of tokens in an answer."""
     chat: bool = False
-    """True for chats: the text's field has messages, of which the last one is the answer."""
+    """True if the text's field holds a chat, whose last message is the answer."""
     metric: Literal["token-f1", "exact-match"] = "token-f1"
 
     @field_validator("text")
     @classmethod
     def _text_reads_a_field(cls, template: str) -> str:
-        if template.strip() != "{answer}":  # which alone is a plain text
+        if template.strip() != "{answer}":  # "{answer}" alone is a plain text
             super()._text_reads_a_field(template)
         return template.strip() if template.strip() == "{answer}" else template
 
@@ -334,12 +341,12 @@ class GenerationTask(BaseTask):
 
     @property
     def is_plain_text(self) -> bool:
-        """Return whether nothing of a row stands before an answer."""
+        """Return whether the task has plain texts: the text is only ``{answer}``."""
         return not self.source_fields
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer; if empty, only the end-of-text token does."""
+        """Text that ends an answer; if empty, only the end-of-text token ends it."""
         return self._fill(split_at_field(self.text, self.answer_field)[1], {})
 
     def render(self, fields: Mapping[str, str]) -> str:

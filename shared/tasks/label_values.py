@@ -1,4 +1,4 @@
-"""Label values: the values in the data that stand for each answer of a task, as text."""
+"""Label values: the values that stand for a task's answers in the data, as text."""
 
 import re
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from samara.shared.errors import TaskError
 
 
 def value_text(value: object) -> str:
-    """Return a label value as text, alike however files write it.
+    """Return a label value as text, the same for all notations of the value.
 
-    Blanks around it do not count, ``True`` and ``true`` are alike, and so are 1, 1.0 and ``1.0``.
+    Surrounding blanks are ignored. ``True`` equals ``true``, and 1, 1.0 and ``1.0`` are equal.
 
     >>> [value_text(value) for value in (True, " True ", "1.00", -2.0, "1.5")]
     ['true', 'true', '1', '-2', '1.5']
@@ -25,7 +25,7 @@ def value_text(value: object) -> str:
 
 
 def optional_value_text(value: object) -> str | None:
-    """Return a label value as text, or None."""
+    """Return a label value as text; None stays None."""
     return None if value is None else value_text(value)
 
 
@@ -40,19 +40,19 @@ def _values_as_text(labels: object) -> object:
 
 
 LabelValues = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_values_as_text)]
-"""The values in the data that stand for each answer, as text."""
+"""For each answer, the values that mean it in the data, as text."""
 
 
 def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int:
-    """Return the index of the answer that a value stands for.
+    """Return the index of the answer for a label value.
 
     Args:
         name: name of the task.
-        labels: values that stand for each answer.
+        labels: values for each answer.
         value: value in the data.
 
     Raises:
-        TaskError: if the value stands for no answer.
+        TaskError: if no answer has this value.
     """
     text = value_text(value)
     for index, values in enumerate(labels):
@@ -66,11 +66,11 @@ def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int
 
 
 def check_label_values(labels: LabelValues, count: int | None, answers: str) -> LabelValues:
-    """Return label values unchanged, or raise a ValueError that names all their mistakes.
+    """Return label values unchanged, or raise a ValueError naming all their mistakes.
 
     Args:
-        labels: values that stand for each answer.
-        count: number of answers, or None if it is unknown.
+        labels: values for each answer.
+        count: number of answers, or None if unknown.
         answers: name of the answers in messages.
     """
     mistakes = []
@@ -86,5 +86,5 @@ def check_label_values(labels: LabelValues, count: int | None, answers: str) -> 
 
 
 def repeated_values(values: list[str]) -> list[str]:
-    """Return the values that occur more than once, each once."""
+    """Return repeated values, each once."""
     return [value for value in dict.fromkeys(values) if values.count(value) > 1]

@@ -1,15 +1,17 @@
-"""Short personal messages from writers who share a common rule and differ in taste.
+"""Generated messages from writers who share a common rule and differ in taste.
 
-A message names a time of day, company, a place, a topic and one or two cues ("the soup was
-tasty"); its label says whether the writer loved (1) or hated (0) it. Cues weigh the same for all
-writers of a community: that is the common rule. Topics weigh differently for each writer: one is
-loved, one hated, one loved in company only or in the evening only, and two do not matter. The
-larger weight decides, and a small share of the labels is flipped.
+A message names a time of day, company, a place, a topic and one or two cues ("the soup was tasty");
+its label says whether the writer loved (1) or hated (0) the event. The common rule is that cues
+have the same weights for all writers of a community. The weights of topics differ between writers.
+A writer loves one topic, hates one, loves one only in company or only in the evening, and is
+indifferent to two. The sign of the sum of weights decides the label, and a small share of the
+labels is flipped.
 
-A community differs from the public in some aspects, drawn from its seed: it may prefer dark to
-bright. The text for pretraining a base model is by the public: named readers with preferences and
-tastes of their own judge each other's messages. So a base model has learned every category and how
-people differ, but expects a community to be like the public; the rest is left to federation.
+A community differs from the public in some aspects, which are drawn from its seed; for example, it
+may prefer dark to bright. The text for pretraining a base model is written by the public: named
+readers, who differ in preferences and tastes, judge each other's messages. From this text a base
+model learns every category, and that people differ. It expects a community to be like the public.
+Only federated training can teach it the differences.
 
 Every text belongs to exactly one split, whoever writes it. The last third of the words of every
 category appears in test messages only; the text for pretraining uses all words.
@@ -19,12 +21,15 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
 from samara.shared.errors import DataError
 
+EMBEDDED_DATA = "messages"
+"""Value of ``data.path`` for generated messages, and name of the task that reads them."""
 SplitName = Literal["train", "validation", "test"]
 _Item = TypeVar("_Item")
 
@@ -34,15 +39,15 @@ LABEL_WORDS: Final = ("hated", "loved")
 
 LABEL_NOISE: Final = 0.04
 MILD, STRONG = 1.5, 2.5
-"""The weight of a topic; a cue weighs 1, so that two cues outweigh a mild taste."""
+"""Mild and strong weights of a topic. A cue has the weight 1, so two cues outweigh a mild taste."""
 TURNED_ASPECTS: Final = 4
-"""The number of aspects in which a community differs from the public."""
+"""Number of aspects in which a community differs from the public."""
 READERS: Final = 256
-"""The number of named readers."""
+"""Number of named readers."""
 READER_TURNS: Final = 0.4
-"""The probability that a reader differs from the public in a debated aspect."""
+"""Probability that a reader differs from the public in a debated aspect."""
 VERDICTS: Final = 8
-"""The number of readers who judge a message."""
+"""Number of readers who judge a message."""
 
 _TOPICS: Final = {
     "rain": "rain drizzle showers sleet downpour hail cloudburst rainfall mizzle",
@@ -104,7 +109,7 @@ _TOPIC_PHRASES: Final = ("plenty of {}", "more {}", "{} again", "a day of {}")
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     category: tuple(words.split()) for category, words in (_TOPICS | _CUES | _SETTINGS).items()
 }
-"""The words of every category, those that only test messages use last."""
+"""Words of every category; words used only in test messages come last."""
 
 _TRAINING_WORDS: Final = {
     category: words[: len(words) * 2 // 3] for category, words in WORDS.items()
@@ -114,7 +119,7 @@ _CATEGORY: Final = {word: category for category, words in WORDS.items() for word
 HELD_OUT_WORDS: Final = frozenset(_CATEGORY).difference(*_TRAINING_WORDS.values())
 TOPICS: Final = tuple(_TOPICS)
 ASPECTS: Final = tuple(_CUE_NOUNS)
-"""The pairs of opposite categories of cues, the one that the public prefers first."""
+"""Pairs of opposite cue categories, the public's preference first."""
 PUBLIC_PREFERENCES: Final = tuple(preferred for preferred, _ in ASPECTS)
 _DEBATED_ASPECTS: Final = ASPECTS[4:]
 _OPPOSITE: Final = {one: other for pair in ASPECTS for one, other in (pair, pair[::-1])}
@@ -130,7 +135,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Writer:
-    """A writer's rule: the cues preferred to their opposites, and how topics pull."""
+    """A writer's rule: preferred cues, and the weights of topics."""
 
     user: str
     prefers: tuple[str, ...]
@@ -141,12 +146,12 @@ class Writer:
     strength: float
 
     def valence(self, text: str) -> int:
-        """Return how far the cues of `text` please the writer, whatever its topic."""
+        """Return the sum of the weights of a text's cues, without the topic's weight."""
         present = _categories(text)
         return sum((cue in present) - (_OPPOSITE[cue] in present) for cue in self.prefers)
 
     def score(self, text: str) -> float:
-        """Return how much the writer likes `text`; negative if the writer dislikes it."""
+        """Return the sum of the weights of a text's cue words and topic; negative for dislike."""
         present = _categories(text)
         taste = (self.loves in present) - (self.hates in present)
         taste += {self.loves_if, self.setting} <= present
@@ -154,20 +159,20 @@ class Writer:
 
 
 class Ceilings(NamedTuple):
-    """Accuracies that no predictor of a kind can be expected to exceed, as means over writers."""
+    """Highest accuracies that a model can be expected to reach, as means over writers."""
 
     common_rule: float
-    """The accuracy of the best predictor that is not given the writer: the vote of all writers."""
+    """Accuracy of a majority vote of all writers' rules, the best rule common to all writers."""
     own_rule: float
-    """The accuracy of the best predictor that is given the writer's rule; flipped labels remain."""
+    """Accuracy of the writer's own rule, which is wrong only for flipped labels."""
 
 
 class Draws:
-    """A source of random choices, the same on every platform and with every version of NumPy."""
+    """A source of random choices, identical on every platform and NumPy version."""
 
     def __init__(self, *key: str | int) -> None:
         digest = hashlib.sha256(repr(key).encode()).digest()
-        # Only the raw words of Philox are frozen; the methods of Generator may change.
+        # Only Philox's raw words are stable; the methods of Generator may change.
         self._bits = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
     def below(self, limit: int) -> int:
@@ -175,23 +180,23 @@ class Draws:
         return int(self._bits.random_raw()) % limit
 
     def chance(self, probability: float) -> bool:
-        """Return whether something of this probability happens."""
+        """Return true with this probability."""
         return int(self._bits.random_raw()) < probability * 2**64
 
     def pick(self, items: Sequence[_Item]) -> _Item:
-        """Return one of some items."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[_Item], count: int) -> list[_Item]:
-        """Return different ones of some items, in random order."""
+        """Return distinct random items in random order."""
         rest = list(items)
         return [rest.pop(self.below(len(rest))) for _ in range(count)]
 
 
 def writers(count: int, seed: int) -> list[Writer]:
-    """Return `count` writers of one community: the same preferences, but different tastes.
+    """Return `count` writers of one community: equal preferences, but different tastes.
 
-    The four kinds of rule alternate, so that four consecutive writers have all of them.
+    There are four kinds of taste. Four consecutive writers have all four.
     """
     prefers = _preferences(Draws("community", seed), TURNED_ASPECTS)
     return [
@@ -209,13 +214,21 @@ def writers(count: int, seed: int) -> list[Writer]:
 def messages(writer: Writer, count: int, split: SplitName, seed: int) -> list[Message]:
     """Return `count` different messages of one split, labelled by the rule of `writer`.
 
-    No message has cues that cancel out.
+    A message's cues are words with weights, which never add up to zero.
 
     Raises:
         DataError: if the split is unknown.
     """
     if split not in ("train", "validation", "test"):
         raise DataError(f"no split {split!r} of the messages: use train, validation or test")
+    labelled = _labelled_texts(writer, count, split, seed)
+    return [Message(text=text, label=label, user=writer.user) for text, label in labelled]
+
+
+@lru_cache(maxsize=256)  # a simulation reads the same messages several times
+def _labelled_texts(
+    writer: Writer, count: int, split: SplitName, seed: int
+) -> tuple[tuple[str, int], ...]:
     draws = Draws("messages", writer.user, split, seed)
     vocabulary = WORDS if split == "test" else _TRAINING_WORDS
     labels: dict[str, int] = {}
@@ -224,21 +237,21 @@ def messages(writer: Writer, count: int, split: SplitName, seed: int) -> list[Me
             break
         if split_of(text) == split:
             labels.setdefault(text, label)
-    return [Message(text=text, label=label, user=writer.user) for text, label in labels.items()]
+    return tuple(labels.items())
 
 
 def split_of(text: str) -> SplitName:
-    """Return the one split in which a text may appear, whoever writes it."""
+    """Return the only split in which a text may appear, the same for all writers."""
     if HELD_OUT_WORDS.intersection(_words(text)):
         return "test"
     return "validation" if hashlib.sha256(text.encode()).digest()[0] < 64 else "train"
 
 
 def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
-    """Return the accuracies of the best common rule and the writers' own rules on `rows`.
+    """Return the accuracies on `rows` of the best common rule, and of the writers' own rules.
 
     Raises:
-        DataError: if there are no rows, or the writer of one is not among `people`.
+        DataError: if there are no rows, or a row's writer is not among `people`.
     """
     if not rows:
         raise DataError("ceilings need at least one message")
@@ -256,11 +269,11 @@ def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
 
 
 def pretraining_text(count: int, seed: int) -> Iterator[str]:
-    """Yield `count` texts by the public, whose members take part in no federation.
+    """Yield `count` generated texts for pretraining a base model.
 
-    Each is a message and verdicts on it, in random order: of named readers, who are the same in all
-    texts, and of "i", a random person with the public's preferences. Readers for whom the cues
-    cancel out give no verdict.
+    Each text is a message with verdicts on it, in random order. The verdicts are by named readers,
+    who are the same people in all texts, and by "i", a random person with the public's preferences.
+    Readers for whom the cues cancel out give no verdict.
     """
     readers = [_reader(seed, index) for index in range(READERS)]
     for index in range(count):
@@ -282,7 +295,8 @@ def pretraining_text(count: int, seed: int) -> Iterator[str]:
 
 
 def _reader(seed: int, index: int) -> Writer:
-    draws, syllables = Draws("reader", seed, index), _SYLLABLES.split()
+    draws = Draws("reader", seed, index)
+    syllables = _SYLLABLES.split()
     return _writer(
         draws,
         user="".join(syllables[digit] for digit in divmod(index, len(syllables))),

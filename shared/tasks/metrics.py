@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from samara.shared.label_scores import Confusion
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.tasks.label_scores import Confusion
 
 
 def label_metric(task: ClassificationTask | ChoiceTask, confusion: Confusion) -> float:
-    """Return a task's metric of confusion counts; NaN if there are no examples.
+    """Compute a task's metric from confusion counts; NaN if there are no examples.
 
     The F1 of a label that is never true and never predicted is 0.
     """
@@ -28,7 +28,7 @@ def label_metric(task: ClassificationTask | ChoiceTask, confusion: Confusion) ->
 
 
 def normalize_answer(answer: str) -> str:
-    """Return an answer as SQuAD compares it: lower case, no punctuation, no articles."""
+    """Normalize an answer as SQuAD does: lower case, no punctuation, no articles."""
     plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
@@ -39,9 +39,9 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the best F1 of the words of an answer and an accepted one, both normalized.
+    """Return the best word F1 between an answer and an accepted answer, both normalized.
 
-    If either has no words, it is 1 if neither has, and otherwise 0.
+    F1 is 1 if neither answer has words, and 0 if only one has.
     """
     return max(
         _f1_of_words(normalize_answer(prediction).split(), normalize_answer(one).split())
@@ -52,7 +52,7 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 def answer_metric(
     task: GenerationTask, predictions: Sequence[str], answers: Sequence[Sequence[str]]
 ) -> float:
-    """Return a task's metric of decoded answers, the mean over rows; NaN if there are none.
+    """Compute a task's metric of decoded answers, averaged over rows; NaN without rows.
 
     Args:
         task: task that names the metric.

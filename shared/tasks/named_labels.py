@@ -1,19 +1,19 @@
-"""Labels as people name them, and texts without the row around them."""
+"""Look-up of a label by its name, and of a task's only text field."""
 
 from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.kinds import ClassificationTask, Task
 
 
 def label_value(task: Task, name: str) -> str:
-    """Return the value that stands for a label in a row, given it or the label's word.
+    """Return the value that stands for a label in rows, given this value or the label's word.
 
     Args:
         task: task of the label.
-        name: a value of the label, or its word in any case; of tasks without common labels the
+        name: a value of the label, or its word in any case; for tasks without common labels, the
             right answer itself.
 
     Raises:
-        TaskError: if the task knows no such label.
+        TaskError: if the task has no such label.
     """
     if not isinstance(task, ClassificationTask):
         return name
@@ -30,15 +30,15 @@ def label_value(task: Task, name: str) -> str:
 
 
 def only_text_field(task: Task) -> str:
-    """Return the field of a task's only text.
+    """Return the only text field of a task.
 
     Raises:
-        DataError: if its rows have several fields, or a list of candidates.
+        DataError: if the task's rows have several fields, or a list of candidates.
     """
     if len(task.fields) != 1 or not isinstance(task, ClassificationTask) or task.each:
         fields = ", ".join((*task.fields, task.label_names[0]))
         raise DataError(
-            f"task {task.name!r} reads {fields}: a text and a label alone make no row of it; give "
+            f"task {task.name!r} reads {fields}: a row needs more than a text and a label; give "
             "JSON lines with these fields"
         )
     return task.fields[0]

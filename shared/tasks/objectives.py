@@ -1,7 +1,7 @@
 """Objectives: functions that reduce the scores or answers of a perturbation to its loss.
 
-A zeroth-order step needs no derivative of the loss, so a metric can be trained directly (MeZO,
-section 3.3): the loss is minus the metric.
+A zeroth-order step needs no derivative of the loss. So a model can be trained on a metric directly
+(MeZO, section 3.3), with minus the metric as the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import TaskError
 from samara.shared.extensions import extension
-from samara.shared.label_scores import Confusion, cross_entropy
-from samara.shared.profiled_loss import profiled_cross_entropy
 from samara.shared.tasks.kinds import ChoiceTask, GenerationTask, Task
+from samara.shared.tasks.label_scores import Confusion, cross_entropy
 from samara.shared.tasks.metrics import answer_metric, label_metric
+from samara.shared.tasks.profiled_loss import PROFILED, profiled_cross_entropy
 
 CROSS_ENTROPY = "cross-entropy"
 SUMMED_CROSS_ENTROPY = "summed-cross-entropy"
-PROFILED = "profiled-cross-entropy"
 METRIC = "metric"
 OBJECTIVES = (CROSS_ENTROPY, PROFILED, SUMMED_CROSS_ENTROPY, METRIC)
-"""The built-in objectives of a federation."""
+"""Names of the built-in objectives of a federation."""
 ObjectiveName = Literal["cross-entropy", "profiled-cross-entropy", "likelihood", "metric"]
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
-"""Reduces scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P].
+"""Function from scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P].
 
-The scores of a row are compared with each other: they may have any number in common."""
+Only differences between a row's scores matter: a constant added to all of them changes no loss.
+"""
 
 
 def negative_log_likelihood(
@@ -35,13 +35,13 @@ def negative_log_likelihood(
 ) -> NDArray[np.float64]:
     """Return each perturbation's mean over its rows of −scores[label].
 
-    The other answers' scores are not used. In a causal LM this is the loss over the whole
-    vocabulary per token of the right answer: teacher forcing (MeZO, appendix E.4; P-RGE, appendix
+    Scores of other answers are not used. For a causal LM this is the loss per token of the right
+    answer over the whole vocabulary, with teacher forcing (MeZO, appendix E.4; P-RGE, appendix
     A.3).
 
     Args:
         scores: float32 [P, rows, width], log-likelihoods per token; at least one row.
-        labels: int64 [rows]; all 0 in a generation task.
+        labels: index of each row's right answer, int64 [rows]; 0 in a generation task.
 
     Returns:
         float64 [P], in nats.
@@ -52,17 +52,17 @@ def negative_log_likelihood(
 
 
 def minus_label_metric(task: Task) -> Objective:
-    """Return the objective that is minus a task's metric, accuracy or an F1, of the best scores.
+    """Return the objective −metric of a task; each row's prediction is its highest score.
 
-    Perturbations with equal predictions have equal losses. The loss is NaN if the score of a true
-    label is not finite, or any score is NaN.
+    The metric is accuracy or F1. Perturbations with equal predictions have equal losses. The loss
+    is NaN if the score of a true label is not finite, or any score is NaN.
 
     Raises:
         TaskError: if the task is a generation, whose metric needs decoded answers.
     """
     if isinstance(task, GenerationTask):
         raise TaskError(
-            f"task {task.name!r} is a generation, whose metric is of decoded answers, not of "
+            f"task {task.name!r} generates text, so its metric needs decoded answers instead of "
             "scores; train the likelihood, or use minus_answer_metric"
         )
 
@@ -82,7 +82,7 @@ def minus_label_metric(task: Task) -> Objective:
 def minus_answer_metric(
     task: GenerationTask, predictions: Sequence[Sequence[str]], answers: Sequence[Sequence[str]]
 ) -> NDArray[np.float64]:
-    """Return minus a task's metric, exact match or token F1, of decoded answers.
+    """Return minus a task's metric of decoded answers, exact match or token F1.
 
     Args:
         task: task that names the metric.
@@ -99,14 +99,14 @@ def training_objective(name: str, task: Task) -> Objective:
     """Return the objective of a federation's steps.
 
     Args:
-        name: one of `OBJECTIVES`, or a registered one. In a generation the cross-entropy is that of
-            each token of an answer over the vocabulary; scores that are sums give their sum.
-        task: task of the run; the metric of a generation is that of decoded answers, which
-            `minus_answer_metric` reduces.
+        name: one of `OBJECTIVES`, or a registered objective. For generation, the cross-entropy is
+            over the vocabulary, summed over an answer's tokens if the scores are sums, otherwise
+            averaged.
+        task: task of the run.
 
     Raises:
         TaskError: if the task has no such objective.
-        ConfigError: if this machine does not have it.
+        ConfigError: if this machine lacks the objective.
     """
     if name == METRIC:
         return minus_label_metric(task)
@@ -119,10 +119,10 @@ def training_objective(name: str, task: Task) -> Objective:
 
 
 def _profiled(task: Task) -> Objective:
-    """Return the profiled cross-entropy of a task whose rows choose between the same labels.
+    """Return the profiled cross-entropy for a task whose rows share the same labels.
 
     Raises:
-        TaskError: if they do not.
+        TaskError: if the rows have labels of their own.
     """
     if isinstance(task, GenerationTask):
         reason = "is a generation, which has no labels that a shift could be of"
@@ -134,29 +134,29 @@ def _profiled(task: Task) -> Objective:
 
 
 def decodes_answers(name: str, task: Task) -> bool:
-    """Return whether the objective of a federation's steps is a metric of decoded answers.
+    """Return whether a federation's objective needs decoded answers: a metric of a generation.
 
     Raises:
-        TaskError: if these are plain texts, which answer nothing.
+        TaskError: if the task has plain texts, which are not answers.
     """
     if name != METRIC or not isinstance(task, GenerationTask):
         return False
     if task.is_plain_text:
         raise TaskError(
-            f"task {task.name!r} has plain texts, which answer no prompt, so that there is no "
-            "metric to train; set objective to cross-entropy"
+            f"task {task.name!r} has plain texts, which answer no prompt, so there is no metric to "
+            "train; set objective to cross-entropy"
         )
     return True
 
 
 def objective_for(task: Task, goal: ObjectiveName) -> Objective:
-    """Return the objective of a name for a task.
+    """Return a task's objective by name.
 
     Args:
         task: a task of any kind.
-        goal: ``cross-entropy`` over the labels or candidates, or what a shift of all answers leaves
-            of it, ``profiled-cross-entropy``; ``likelihood`` of the right answer, which generation
-            tasks have too; or minus the task's ``metric``.
+        goal: ``cross-entropy`` over the labels or candidates; ``profiled-cross-entropy`` of
+            `samara.shared.tasks.profiled_loss`; ``likelihood`` of the right answer, also for
+            generation tasks; or minus the task's ``metric``.
 
     Raises:
         TaskError: if tasks of this kind have no such objective.

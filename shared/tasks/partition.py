@@ -11,7 +11,7 @@ from samara.shared.extensions import extension, is_extension
 from samara.shared.tasks.rows import Example
 
 _ATTEMPTS = 11
-"""The number of draws of a Dirichlet division, of which the first with enough examples counts."""
+"""Largest number of attempts at a Dirichlet division with enough examples for every client."""
 
 
 def partition(
@@ -21,21 +21,22 @@ def partition(
     alpha: float,
     seed: int,
 ) -> list[list[Example]]:
-    """Divide examples among clients; all splits at once, so that a client's splits are similar.
+    """Divide the examples of all splits among clients, so that a client's splits are similar.
 
     ``iid`` gives every client an equal random share. ``dirichlet`` draws the clients' shares of a
     label from a symmetric Dirichlet distribution: the smaller alpha, the fewer labels make up most
-    of a client's examples; training, validation and test examples have the same skew. ``user``
-    makes each user a client, in order of their names; if there are more users than clients, those
-    with the most training examples are kept. ``auto`` is ``user`` if an example has a user,
-    otherwise ``iid``. Any other name is a registered function (`samara.register.partition`).
+    of a client's examples. A client's training, validation and test examples have the same skew.
+    ``user`` makes each user a client, in order of their names; if there are more users than
+    clients, those with the most training examples are kept. ``auto`` is ``user`` if an example has
+    a user, otherwise ``iid``. Any other name is a registered function
+    (`samara.register.partition`).
 
     Args:
         examples: all examples of all splits.
         how: kind of the division.
         clients: number of clients.
-        alpha: concentration of ``dirichlet``, above 0; ignored by the others.
-        seed: seed of the division, at least 0; ignored by ``user``.
+        alpha: concentration of ``dirichlet``, above 0; unused in other divisions.
+        seed: seed of the division, at least 0; unused for ``user``.
 
     Returns:
         The examples of each client, in their original order.
@@ -89,10 +90,10 @@ def _by_user(examples: Sequence[Example], clients: int) -> list[list[Example]]:
 def _by_extension(
     examples: Sequence[Example], how: str, clients: int, alpha: float, seed: int
 ) -> list[list[Example]]:
-    """Divide examples as a registered function says.
+    """Divide examples by a registered function.
 
     Raises:
-        DataError: if it does not give a client, or −1 for none, for every example.
+        DataError: if the function does not return a client, or −1 for none, for every example.
     """
     numbers = np.asarray(extension("partition", how)(examples, clients, alpha, seed))
     sound = numbers.shape == (len(examples),) and numbers.dtype.kind in "iu"
@@ -139,10 +140,11 @@ def _by_chance(
 def _dirichlet_shares(
     labels: NDArray[np.int64], clients: int, alpha: float, seed: int
 ) -> list[list[int]]:
-    """Draw the clients' shares of each label, again until no client has too few examples.
+    """Draw the clients' shares of each label, until no client has too few examples.
 
-    A client with more than the average number of examples gets none of the next label. These are
-    the shares of Flower Datasets' DirichletPartitioner, whose import takes seconds and 140 MB.
+    A client that already has more than the average number of examples gets no examples of the next
+    label. The result equals that of Flower Datasets' DirichletPartitioner, which is not used
+    because its import takes seconds and 140 MB.
 
     Args:
         labels: labels of the examples, int64 [n].
@@ -155,7 +157,7 @@ def _dirichlet_shares(
 
     Raises:
         ValueError: if a client has too few examples in every attempt, or alpha is too small.
-        FloatingPointError: if no client is left that a label's examples can go to.
+        FloatingPointError: if no client is left for a label's examples.
     """
     generator = np.random.default_rng(seed)
     fewest = max(1, min(10, len(labels) // clients // 10))
@@ -176,10 +178,7 @@ def _dirichlet_shares(
 
 
 def _interleave(strata: Sequence[Hashable], seed: int) -> list[int]:
-    """Return shuffled indices of which every consecutive part has each stratum in proportion.
-
-    The data, or those of each label, are cut into consecutive parts, which so are alike.
-    """
+    """Shuffle indices so that every consecutive part has the same proportions of the strata."""
     generator = np.random.default_rng(seed)
     members: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index in generator.permutation(len(strata)).tolist():

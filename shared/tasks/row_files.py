@@ -1,6 +1,7 @@
-"""Files of rows: JSON and CSV, plain or packed by gzip, each problem with its line.
+"""Reading of files of rows: JSON and CSV, plain or compressed by gzip.
 
-A file is read piece by piece, so that no more of it is in memory than the rows made of it.
+Files are read piece by piece, so that only the resulting rows are in memory. Every reported problem
+names its line.
 """
 
 import csv
@@ -28,22 +29,22 @@ _TABLES = (".csv", ".tsv")
 _PACKED = ".gz"
 _PLAIN_SUFFIXES = (".jsonl", ".json", *_TABLES)
 SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + _PACKED for suffix in _PLAIN_SUFFIXES))
-"""The ends of names of files that hold rows."""
+"""Suffixes of the names of files with rows."""
 SUFFIXES_SHOWN = f"{', '.join(_PLAIN_SUFFIXES)}, or one of these and {_PACKED}"
 LATEST_TIME = 2.0**40
-"""Later times, in seconds since 1970, are mistakes."""
+"""Latest plausible time of a row, in seconds since 1970; a later time is a mistake."""
 _MOST_LETTERS = 2**31 - 1
-"""Most letters of a CSV cell; Python's own limit is 131,072."""
+"""Largest number of characters in a CSV cell; Python's default limit is 131,072."""
 
 Report = Callable[[int, str], None]
-"""Reports a problem, given the number of its line and a description."""
+"""Function that reports a problem, given its line number and a description."""
 Records = Iterator[tuple[int, Mapping[str, object]]]
-"""Numbers of lines, and the records that begin there."""
+"""Records of a file, each with the number of its first line."""
 _SEPARATORS = ",;\t|"
 
 
 def suffix_of(path: Path) -> str:
-    """Return which of `SUFFIXES` the name of a file ends in, in small letters; empty if none."""
+    """Return a file name's suffix among `SUFFIXES`, in small letters; empty without one."""
     name = path.name.lower()
     ends = [suffix for suffix in SUFFIXES if name.endswith(suffix)]
     return max(ends, key=len, default="")
@@ -67,18 +68,18 @@ def read_row_file(
     Args:
         path: the file.
         task: task that names the fields and the right answers.
-        problems: list that the problems with single rows are appended to, each with file and line.
-        owner: user whom all rows belong to; empty if they say so themselves.
-        growing: whether lines may be appended while this reads. The file may be empty then. What
-            follows the last newline is a row if it is whole, and otherwise waited for. Rows get
-            their time: their field ``time`` (seconds since 1970), or that of the file's last
-            change.
-        dated: whether every row must say its time, as seconds since 1970 or as a date.
+        problems: output list of problems with single rows, each with file and line.
+        owner: user of all rows; empty if rows name their user.
+        growing: whether lines may be appended during the call. The file may then be empty. Text
+            after the last newline is read if it is a complete row, and otherwise ignored. Rows get
+            a time: their field ``time`` (seconds since 1970), or the file's modification time.
+        dated: whether every row must state its time, as seconds since 1970 or as a date.
 
     Raises:
-        DataError: if the file has another suffix, is no gzip file, or is growing and no plain
-            file of JSON lines: half a row of CSV can look like a whole one.
-        OSError: if it cannot be read.
+        DataError: if the file has another suffix or is not a valid gzip file, or if `growing` is
+            set and the file is not a plain file of JSON lines. (Half a CSV row can look like a
+            whole one.)
+        OSError: if the file cannot be read.
     """
 
     def report(line: int, what: str) -> None:
@@ -114,12 +115,13 @@ def read_records(
     describe_header: Callable[[list[str]], str] = lambda names: "",
     growing: bool = False,
 ) -> Records:
-    """Yield the records of a file as they are, with the numbers of their lines.
+    """Yield the unprocessed records of a file, with their line numbers.
 
     Args:
         path: the file.
-        report: called for each line that is no record.
-        describe_header: describes what is wrong with a CSV file's column names; empty if nothing.
+        report: function that is called for each line that is not a record.
+        describe_header: function that describes mistakes in a CSV file's column names; its result
+            is empty if there are none.
         growing: as for `read_row_file`.
 
     Raises:
@@ -130,8 +132,8 @@ def read_records(
         raise DataError(f"{path}: give a file that ends in {SUFFIXES_SHOWN}")
     if growing and suffix != ".jsonl":
         raise DataError(
-            f"{path}: cannot be watched, since half a row of CSV, or of a JSON array, may look "
-            "like a whole one; write JSON lines to a file ending in .jsonl"
+            f"{path}: cannot be watched, because half a row of CSV or of a JSON array can look "
+            "like a whole row; write JSON lines to a file ending in .jsonl"
         )
     try:
         _report_other_encodings(path, report, growing)
@@ -141,18 +143,18 @@ def read_records(
                 separator = "\t" if suffix.startswith(".tsv") else ""
                 yield from _csv_records(text, report, describe_header, separator)
             else:
-                # JSON strings may hold other line separators than the newline.
+                # JSON strings may contain line separators other than the newline.
                 text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="\n")
                 yield from _json_records(text, report, growing)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: is no whole gzip file ({error}); pack it again") from error
+        raise DataError(f"{path}: is an incomplete gzip file ({error}); pack it again") from error
 
 
 def read_time(record: Mapping[str, object]) -> float:
-    """Return when a row was written, in seconds since 1970; dates without a zone are in UTC.
+    """Return the time of a row, in seconds since 1970; dates without a zone are UTC.
 
     Raises:
-        DataError: if the row does not say so.
+        DataError: if the row does not state its time.
     """
     value = record.get("time")
     try:
@@ -180,7 +182,7 @@ def _is_number(text: str) -> bool:
 
 
 def _time_of(record: Mapping[str, object], changed: float) -> float:
-    """Return when a row was written, or the time of its file where it says nothing usable."""
+    """Return the time of a row; the file's time if the row states no usable time."""
     time = record.get("time")
     if isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < LATEST_TIME:
         return float(time)
@@ -189,7 +191,7 @@ def _time_of(record: Mapping[str, object], changed: float) -> float:
 
 @contextmanager
 def _opened(path: Path, growing: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, unpacked; of one that grows what is whole so far."""
+    """Open a file, decompressed if necessary; for a growing file, only its complete part."""
     if growing:
         yield io.BytesIO(_whole_lines(path.read_bytes()))
     elif suffix_of(path).endswith(_PACKED):
@@ -217,9 +219,10 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _whole_lines(content: bytes) -> bytes:
-    """Return lines without the last one if only half of it is there.
+    """Return the text without an incomplete last line.
 
-    A JSON object cannot be the beginning of a longer one.
+    A complete JSON object cannot be the beginning of a longer object, so it needs no newline after
+    it.
     """
     end = content.rfind(b"\n") + 1
     try:
@@ -230,7 +233,7 @@ def _whole_lines(content: bytes) -> bytes:
 
 
 def _json_records(text: TextIO, report: Report, growing: bool) -> Records:
-    """Yield the objects of an array, or those of lines of JSON."""
+    """Yield the objects of a JSON array, or of JSON lines."""
     number, line = _first_line(text)
     if line.lstrip().startswith("[") and not growing:
         values = array_elements(text, line, number)
@@ -247,10 +250,12 @@ def _json_records(text: TextIO, report: Report, growing: bool) -> Records:
 
 
 def _first_line(text: TextIO) -> tuple[int, str]:
-    """Return the first line that is not blank, and its number."""
-    number, line = 1, text.readline()
+    """Return the first non-blank line, and its number."""
+    number = 1
+    line = text.readline()
     while line and not line.strip():
-        number, line = number + 1, text.readline()
+        number = number + 1
+        line = text.readline()
     return number, line
 
 
@@ -267,11 +272,12 @@ def _values_of_lines(
                 report(number, f"is not JSON that can be read: {error}")
             else:
                 yield number, value
-        number, line = number + 1, text.readline()
+        number = number + 1
+        line = text.readline()
 
 
 def _separator_of(header: str) -> str:
-    """Return what separates the names of a header, which quotes may hold; a comma if nothing."""
+    """Return the separator in a CSV header, ignoring quoted text; a comma if there is none."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(_SEPARATORS, key=bare.count)
 
@@ -279,13 +285,13 @@ def _separator_of(header: str) -> str:
 def _csv_records(
     text: TextIO, report: Report, describe_header: Callable[[list[str]], str], separator: str
 ) -> Records:
-    """Yield the rows under a header, whose names are taken without the blanks around them.
+    """Yield the rows below a header, whose names are stripped of surrounding blanks.
 
     Args:
         text: the file.
-        report: called for what is no row.
+        report: function that is called for each line that is not a row.
         describe_header: see `read_records`.
-        separator: what separates cells; empty if the header shows it.
+        separator: separator of cells; empty to detect it from the header.
     """
     csv.field_size_limit(_MOST_LETTERS)
     first = text.readline()
@@ -302,7 +308,7 @@ def _csv_records(
             report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
             return
         if "\ufffd" in "".join(header):
-            return  # reported as not UTF-8
+            return  # already reported as not UTF-8
         if wrong := describe_header(header):
             report(1, wrong)
             return

@@ -1,4 +1,4 @@
-"""Rows of data and the examples made of them; all mistakes of a row are reported at once."""
+"""Rows of data, and the examples made from rows; all mistakes of a row are reported together."""
 
 import hashlib
 import json
@@ -22,15 +22,17 @@ class Example:
 
     Attributes:
         text: text of the example, rendered by the task.
-        label: index of the right answer, among the task's label words or in `answers`.
-        user: name of the user whose example it is; empty if the data has none.
+        label: index of the right answer, among the task's label words or in `answers`; 0 for a
+            generation.
+        user: name of the user who owns the example; empty if the data have no users.
         split: "train", "validation" or "test".
-        answers: texts that may follow: every candidate of a choice with the text behind it, or the
-            accepted answers of a generation, of which the first is trained; what stands behind a
-            label word that is inside the text. Empty in other classifications.
+        answers: texts that can follow `text`. For a choice, every candidate with the text after it.
+            For a generation, the accepted answers; the first is used for training. For a
+            classification with the label word inside the text, the text after the word. For other
+            classifications, empty.
         cut: part of the text that may be shortened, if the task names one.
-        source: values of the row's fields that the text was made of, whatever the task's wording;
-            a plain text itself. Empty if the example is made of no row.
+        source: values of the fields from which the text was made, without the task's wording; for a
+            plain text, the text itself; empty if the example was not read from a row.
     """
 
     text: str
@@ -45,17 +47,18 @@ class Example:
 def data_fingerprint(examples: Iterable[Example]) -> str:
     """Return four hexadecimal digits that change with any example and with their order.
 
-    Two bytes distinguish the data sets of a run over all its clients, and are too few to recognise
-    a text by.
+    Over all clients, two bytes each suffice to distinguish the data sets of runs, but not to
+    recognise a text.
     """
     content = [[e.text, e.label, e.answers] for e in examples]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:4]
 
 
 def hash_examples(examples: Iterable[Example]) -> str:
-    """Return 32 hexadecimal digits that change with any example, and not with their order.
+    """Return 32 hexadecimal digits that change with any example, but not with their order.
 
-    For this machine alone: a hash of a person's few examples could be recognised.
+    The hash must stay on this machine, because anyone who guesses a person's few examples could
+    check the guess against it.
     """
     content = sorted(json.dumps([e.text, e.label, e.answers]) for e in examples)
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
@@ -70,12 +73,12 @@ def hash_whole_examples(examples: Iterable[Example]) -> str:
 
 
 class Row(NamedTuple):
-    """An example with the field values of the row that it was made of.
+    """An example with the field values of its row.
 
     Attributes:
         example: example whose split is still empty.
         content: values of the row's own fields.
-        time: when it was written, seconds since 1970; 0 if nobody asked.
+        time: time when the row was written, in seconds since 1970; 0 if not requested.
     """
 
     example: Example
@@ -85,21 +88,22 @@ class Row(NamedTuple):
     def random_key(self, purpose: str, seed: int) -> tuple[bytes, int]:
         """Return a key that sorts rows into a random order, the same on every machine.
 
-        Rows with equal content are neighbours in it, and so seldom in different splits.
+        Rows with equal content become neighbours in the order, and so are rarely in different
+        splits.
         """
         content = json.dumps([purpose, seed, self.example.user, *self.content])
         return hashlib.sha256(content.encode()).digest(), self.example.label
 
 
 def required_fields(task: Task) -> list[tuple[str, ...]]:
-    """Return the fields that a row must have, each as its alternative names."""
+    """Return the required fields of a row, each with its alternative names."""
     listed = [task.list_names] if isinstance(task, ChoiceTask) and task.list_names else []
     names = [*task.source_fields.values(), *listed, task.label_names]
     return list(dict.fromkeys(names))
 
 
 def describe_missing_fields(task: Task, present: Collection[str]) -> str:
-    """Describe the required fields that are not among these columns; empty if none is missing."""
+    """Describe the required fields that these columns lack; empty if there are none."""
     if task.each and task.each.split(".")[0] in present:
         return ""
     missing = [
@@ -113,7 +117,7 @@ def describe_missing_fields(task: Task, present: Collection[str]) -> str:
 
 
 def is_unlabelled(record: Mapping[str, object], task: Task) -> bool:
-    """Return whether a row has no answer, as in test sets on the hub: null, −1 or empty."""
+    """Return whether a row has no answer (null, −1 or empty), as in test sets on the hub."""
     value = _field_value(record, task.label_names)
     if isinstance(task, GenerationTask) or not task.labels:
         return value is None or value in ("", [])
@@ -141,18 +145,18 @@ def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
 
 
 def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tuple[str, ...]]:
-    """Read a row without an answer, as an example whose label means nothing.
+    """Read a row without an answer, as an example with a meaningless label.
 
     Args:
         record: fields of the row that the task reads.
-        task: classification, or choice that lists its candidates.
+        task: classification, or choice with a template per candidate.
 
     Returns:
-        The example, and the labels that are compared: label words, or candidates.
+        The example, and the answers to compare: label words or candidates.
 
     Raises:
         DataError: if the row is wrong; the message names all its mistakes.
-        TaskError: if the task has no labels that are known without a row's answer.
+        TaskError: if the possible answers are unknown without the row's right answer.
     """
     if isinstance(task, GenerationTask) or not task.labels:
         raise TaskError(
@@ -169,7 +173,7 @@ def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tu
 
 
 def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
-    """Read a row without an answer, as a generation's example without accepted answers.
+    """Read a row without an answer, as a generation example without accepted answers.
 
     Args:
         record: fields of the row that the task reads.
@@ -188,7 +192,7 @@ def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
 def _split_record(
     record: Mapping[str, object], task: Task
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the fields of every example in a record, with a prefix for messages about it."""
+    """Yield the fields of every example in a record, with a prefix for messages about them."""
     items = _field_value(record, (task.each,)) if task.each else _ABSENT
     if items is _ABSENT:
         yield "", record
@@ -200,10 +204,10 @@ def _split_record(
 
 
 class _ExampleReader:
-    """A reader of one example that collects mistakes instead of raising the first.
+    """Reads one example, collecting mistakes instead of raising the first.
 
     Attributes:
-        mistakes: mistakes that were met so far.
+        mistakes: mistakes found so far.
     """
 
     def __init__(self, task: Task, part: Mapping[str, object], labelled: bool = True) -> None:
@@ -225,7 +229,7 @@ class _ExampleReader:
             return None
         span = task.cut_span(fields)
         cut = span and (min(span[0], len(text)), min(span[1], len(text)))
-        # Only the row's own fields, so that all its examples get into one split.
+        # Only the row's own fields, so that all its examples get into the same split.
         names = [
             name for name in values if _field_value(record, task.source_fields[name]) is not _ABSENT
         ]
@@ -239,7 +243,8 @@ class _ExampleReader:
         return "" if absent else self._as_text(self._task.user_names[0], owner)
 
     def _read_chat(self, task: GenerationTask) -> Row | None:
-        user, name = self._owner(), task.label_names[0]
+        user = self._owner()
+        name = task.label_names[0]
         try:
             text, answer = read_chat(_field_value(self._part, task.label_names), name)
         except DataError as error:
@@ -261,7 +266,8 @@ class _ExampleReader:
         if task.list_names:
             label, options = self._find_label(self._texts(task.list_names))
         else:
-            label, options = self._label(task), task.candidate_texts(fields)
+            label = self._label(task)
+            options = task.candidate_texts(fields)
         before, after = "", ""
         if not self.mistakes:
             try:
@@ -282,7 +288,7 @@ class _ExampleReader:
             return 0
 
     def _find_label(self, candidates: Sequence[str]) -> tuple[int, list[str]]:
-        """Return the index of the first right candidate, and the candidates without the others."""
+        """Return the first right candidate's index, and the candidates without other right ones."""
         right = self._texts(self._task.label_names)
         indices = [index for index, candidate in enumerate(candidates) if candidate in right]
         if not indices:
@@ -303,7 +309,7 @@ class _ExampleReader:
         return self._as_text(names[0], _field_value(self._part, names))
 
     def _texts(self, names: Sequence[str]) -> list[str]:
-        """Return the different texts of a field that has one or a list of them."""
+        """Return the distinct texts of a field that holds a text or a list of texts."""
         value = _field_value(self._part, names)
         values = value if isinstance(value, list) else [value]
         if not values:
@@ -333,24 +339,25 @@ class _ExampleReader:
 
 
 def _text_names(task: Task, values: Mapping[str, str], own: Sequence[str]) -> list[str]:
-    """Return the fields that an example's text reads, without those of candidates alone.
+    """Return the fields that an example's text reads, except those only candidates read.
 
-    They are the row's own if it has some, so that all its examples get into one split.
+    If some of these fields belong to the row itself, only they are returned, so that all examples
+    of a row get into the same split.
 
     Args:
         task: task of the row.
         values: values of all fields that the task reads.
-        own: those fields that are the row's own.
+        own: the fields of the row itself, without those of the object in `each`.
     """
     read = [name for name in values if name in task.text_fields]
     return [name for name in read if name in own] or read
 
 
 def _field_value(record: Mapping[str, object], names: Sequence[str]) -> object:
-    """Return the value of the first of these fields that a row has, or `_ABSENT`.
+    """Return a row's value for the first name that the row has, or `_ABSENT`.
 
-    A dot in a name reads inside an object or a list of them. An object itself is no value: if a
-    field has one, the next name is tried.
+    A dot in a name leads into an object or a list of objects. An object itself is not a value: if a
+    name leads to an object, the next name is tried.
     """
     result: object = _ABSENT
     for name in names:

@@ -13,7 +13,7 @@ from samara.shared.tasks.sources import SPLITS
 LOW_DATA: Final[Mapping[str, int]] = MappingProxyType(
     {"train": 1_000, "validation": 500, "test": 1_000}
 )
-"""The numbers of examples in MeZO (appendix E.1) and P-RGE (appendix A.3)."""
+"""Numbers of examples in MeZO (appendix E.1) and P-RGE (appendix A.3)."""
 
 
 def sample_splits(
@@ -21,13 +21,13 @@ def sample_splits(
 ) -> list[Example]:
     """Draw a number of examples from each split, all with equal probability.
 
-    Neither labels nor users are balanced. The sample depends only on the seed and on an example's
-    index in its split: it does not change with the task's wording, and a smaller sample is part of
-    a larger one.
+    Neither labels nor users are balanced. The draw uses only the seed and the examples' indices in
+    their split. So it does not change with the task's wording, and a smaller sample is part of a
+    larger sample.
 
     Args:
         examples: examples of all splits.
-        counts: number of examples for each split; all if a split has fewer.
+        counts: number of examples for each split; a split with fewer examples is kept whole.
         seed: seed of the sample, at least 0.
 
     Returns:
@@ -55,12 +55,12 @@ def sample_each_label(
 ) -> list[Example]:
     """Draw k training and k validation examples of every label, and some test examples.
 
-    These are the few-shot and many-shot settings of MeZO (appendix E.1: k = 16 and 512). The
-    sample depends on seed and index as that of `sample_splits` does.
+    These are the few-shot and many-shot settings of MeZO (appendix E.1: k = 16 and 512). As in
+    `sample_splits`, the draw uses only the seed and the examples' indices.
 
     Args:
         examples: examples of all splits.
-        per_label: k, at least 1; of a label with fewer examples all are taken.
+        per_label: k, at least 1; all examples of a label are used if there are fewer.
         test: number of test examples; all if there are fewer.
         seed: seed of the sample, at least 0.
 
@@ -86,11 +86,11 @@ def sample_each_label(
 
 
 def limit_evaluation(examples: Sequence[Example], limit: int, seed: int) -> list[Example]:
-    """Return a client's examples with some of the validation and of the test split alone.
+    """Limit the number of a client's validation and test examples.
 
     Args:
         examples: examples of all splits.
-        limit: number of examples of each of the two splits, at most; 0 keeps all.
+        limit: largest number of examples of each of the two splits; 0 for no limit.
         seed: seed of the choice, at least 0.
 
     Returns:
@@ -105,12 +105,12 @@ def limit_evaluation(examples: Sequence[Example], limit: int, seed: int) -> list
 
 
 def _draw(examples: Sequence[Example], split: str, count: int, seed: int) -> list[int]:
-    """Return the indices of as many examples of a split, or of all if it has fewer."""
+    """Return the indices of `count` examples of a split, or of all if there are fewer."""
     return _drawn_order(examples, split, seed)[:count]
 
 
 def _drawn_order(examples: Sequence[Example], split: str, seed: int) -> list[int]:
-    """Return the indices of all examples of a split, in the order in which they are drawn."""
+    """Return the indices of all examples of a split, in drawing order."""
     indices = [index for index, example in enumerate(examples) if example.split == split]
     order = sorted(range(len(indices)), key=lambda rank: _sort_key(split, seed, rank))
     return [indices[rank] for rank in order]
@@ -119,8 +119,8 @@ def _drawn_order(examples: Sequence[Example], split: str, seed: int) -> list[int
 def _check_not_empty(count: int, split: str) -> None:
     if not count:
         raise DataError(
-            f"the split {split!r} is empty; add rows to it, or leave its file out so that it "
-            "is cut from the training rows, of which there must be enough for it"
+            f"the split {split!r} is empty; add rows to it. Or leave its file out, so that the "
+            "split is cut from the training rows, of which there must be enough"
         )
 
 

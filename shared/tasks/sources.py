@@ -1,4 +1,4 @@
-"""Sources of rows: which files of a folder hold which split, and data sets of the hub."""
+"""Sources of rows: the files of a folder by split, and data sets of the hub."""
 
 import logging
 import re
@@ -21,19 +21,19 @@ class DataFiles:
     """The files that hold the rows of a source.
 
     Attributes:
-        form: ``file``; ``splits``, a file for each split; ``users``, a file for each user, named
-            after the user; ``people``, a folder of files for each user, named after the user;
-            ``labels``, folders with a folder of texts for each label; or ``repository``, a data
-            set as it lies on the hub, of Parquet files.
-        splits: files or folders of each split, of which ``train`` is one; of a repository the
-            whole folder.
+        form: ``file``, one file; ``splits``, a file for each split; ``users``, a file for each
+            user, named after the user; ``people``, a folder of files for each user, named after the
+            user; ``labels``, a folder of texts for each label; or ``repository``, a data set of
+            Parquet files in the hub's structure.
+        splits: files or folders of each split, including ``train``; for a repository, the whole
+            folder.
     """
 
     form: Literal["file", "splits", "users", "people", "labels", "repository"]
     splits: Mapping[str, tuple[Path, ...]]
 
     def owner_of(self, file: Path) -> str:
-        """Return the user after whom a file, or its folder, is named; empty if there is none."""
+        """Return the user after whom a file or its folder is named; empty without one."""
         if self.form == "people":
             return file.parent.name
         return stem_of(file) if self.form == "users" else ""
@@ -47,7 +47,7 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
         growing: whether a folder may be empty.
 
     Raises:
-        DataError: if a folder holds no rows, or files that contradict each other.
+        DataError: if a folder holds no rows, or files that fit none of the forms.
         OSError: if a folder cannot be read.
     """
     if path.is_file():
@@ -69,10 +69,10 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
 
 
 def _row_files(folder: Path) -> dict[str, Path]:
-    """Return the files of rows in a folder by their names without suffixes.
+    """Return the row files in a folder by name without suffix.
 
     Raises:
-        DataError: if two differ in their suffixes alone.
+        DataError: if the names of two files differ only in their suffix.
     """
     files: dict[str, Path] = {}
     for entry in sorted(folder.iterdir()):
@@ -85,10 +85,10 @@ def _row_files(folder: Path) -> dict[str, Path]:
 
 
 def _find_folders(path: Path, growing: bool) -> DataFiles:
-    """Return the folders of a folder without files of rows.
+    """Return the subfolders of a folder without row files.
 
     Raises:
-        DataError: if it holds nothing that can be read.
+        DataError: if the folder holds no file that can be read.
     """
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
     if not growing and any(path.rglob(f"*{_PARQUET}")):
@@ -113,13 +113,14 @@ def _find_folders(path: Path, growing: bool) -> DataFiles:
 
 
 def _files_of_people(folders: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of rows in the folders of people, by split; empty if they hold none.
+    """Return the data files in per-person folders by split; empty if there are none.
 
-    Their files are those of splits if all are named so; otherwise all are training files.
+    If all files are named after splits, each file belongs to its split. Otherwise all are training
+    files.
 
     Raises:
-        DataError: if one has a validation or test file, and no training file, or is empty beside
-            others that have files.
+        DataError: if a person has a validation or test file but no training file, or has no files
+            while others have some.
     """
     named = [folder for folder in folders if not folder.name.startswith(".")]
     found = [_row_files(folder) for folder in named]
@@ -141,13 +142,13 @@ def _files_of_people(folders: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
 
 
 def is_hub_name(path: str) -> bool:
-    """Return whether a path that does not exist may name a data set of the hub."""
+    """Return whether a path that does not exist can be the name of a data set on the hub."""
     named = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", path)
     return bool(named) and not path.endswith(SUFFIXES)
 
 
 def no_such_source(path: str) -> DataError:
-    """Return the error of a path that is no file or folder, nor may be the name of a data set."""
+    """Return the error for a path that is no file, no folder and no possible name of a data set."""
     return DataError(
         f"{path!r}: no such file or folder, nor the name of a Hugging Face data set, which is "
         "owner/name or owner/name:config; correct the path"
@@ -155,16 +156,16 @@ def no_such_source(path: str) -> DataError:
 
 
 def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
-    """Load a Hugging Face data set: by split, the name of its part there, and the part.
+    """Load a Hugging Face data set; return for each split the data and their name in the data set.
 
     Args:
         name: ``owner/name`` or ``owner/name:config``, a folder with such a data set, or a Parquet
             file.
 
     Raises:
-        DataError: if it cannot be loaded, or has no split ``train``.
+        DataError: if the data set cannot be loaded, or has no split ``train``.
     """
-    # Imported here because it takes seconds.
+    # Imported here because the import takes seconds.
     try:
         import datasets
     except ImportError as error:
@@ -187,7 +188,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
             data_set = datasets.load_dataset(
                 "parquet" if files else repository, configuration or None, data_files=files
             )
-    # Anything may come out of the network, the cache and the data set's own files.
+    # Network, cache and the data set's files can cause any error.
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(
@@ -203,7 +204,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
         )
     splits = {}
     for split in SPLITS:
-        # MNLI has two validation splits; the one of the same genres as its training rows counts.
+        # MNLI has two validation splits; the one with the training rows' genres counts.
         key = next((k for k in (split, f"{split}_matched") if k in data_set), None)
         if key:
             splits[split] = (key, data_set[key])
@@ -212,7 +213,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
 
 @contextmanager
 def _without_bars(datasets: Any) -> Iterator[None]:
-    """Have the library draw no progress bars for a while; it draws some for every folder."""
+    """Suppress the progress bars that the library draws for every folder."""
     if datasets.are_progress_bars_disabled():
         yield
         return

@@ -1,16 +1,15 @@
-"""Messages in the styles of their writers, which can be checked exactly.
+"""Generated messages in writers' styles; whether an answer has a style can be checked exactly.
 
-A prompt is the beginning of a message and says where, when and with whom it was. Every writer goes
-on with a word for what the prompt ends with, with a topic, and with a name, each in one of two
-ways:
+A prompt is the beginning of a message, with a place, a time and company. Every writer continues
+with a word for the last thing in the prompt, a topic and a name, each in one of two ways:
 
 - word choice: everyday words or choice ones, "the room was clean" or "the room was immaculate";
-- ending: "more jazz" or "jazz again", of any topic;
-- form of address: the reader that the message is told to.
+- ending: "more jazz" or "jazz again", with any topic; - form of address: the reader that the
+message is told to.
 
-The answer is fixed by the prompt and the style, but for the topic, so that every part of it is
-right or wrong. Eight writers in a row have all eight styles: no model that is not given the writer
-can be in more than half of the parts' styles, or in an eighth of the whole ones.
+Except for the topic, prompt and style determine the answer. So every part of an answer is right or
+wrong. Eight consecutive writers have all eight styles. So a model that does not know the writer has
+at most half of all parts right, and at most an eighth of all answers completely right.
 """
 
 from collections import Counter
@@ -27,11 +26,11 @@ _ENDINGS: Final = ("more {}", "{} again")
 _ADDRESSES: Final = ("dina", "riva")
 _TOPICS: Final = ("rain", "crowds", "spice", "cats", "music")
 STYLE_PARTS: Final = ("word choice", "ending", "form of address")
-"""The parts of a style, in the order in which an answer shows them."""
+"""Parts of a style, in the order in which they occur in an answer."""
 
 
 class Style(NamedTuple):
-    """The ways in which a writer writes: 0 or 1 for each part."""
+    """A writer's choices: 0 or 1 for each part."""
 
     word_choice: int
     ending: int
@@ -39,7 +38,7 @@ class Style(NamedTuple):
 
 
 class StyledMessage(TypedDict):
-    """A message in the form of the task data files."""
+    """A message as a row of a data file."""
 
     prompt: str
     response: str
@@ -47,12 +46,12 @@ class StyledMessage(TypedDict):
 
 
 def style_of(writer: int) -> Style:
-    """Return the style of a writer, given its index; eight writers in a row differ."""
+    """Return a writer's style by index; eight consecutive writers differ."""
     return Style(writer % 2, writer // 2 % 2, writer // 4 % 2)
 
 
 def styled_messages(writer: int, count: int, split: SplitName, seed: int) -> list[StyledMessage]:
-    """Return different messages of a writer in one split; no prompt is in two splits.
+    """Return distinct messages of a writer for one split; no prompt occurs in two splits.
 
     Args:
         writer: index of the writer.
@@ -60,7 +59,8 @@ def styled_messages(writer: int, count: int, split: SplitName, seed: int) -> lis
         split: split of the messages.
         seed: seed of all writers' messages.
     """
-    draws, found = Draws("style", seed, writer, split), dict[str, str]()
+    draws = Draws("style", seed, writer, split)
+    found = dict[str, str]()
     while len(found) < count:
         prompt, noun = _prompt(draws)
         if _split_of(prompt) == split:
@@ -70,12 +70,12 @@ def styled_messages(writer: int, count: int, split: SplitName, seed: int) -> lis
 
 
 def parts_in_style(writer: int, prompt: str, answer: str) -> tuple[bool, bool, bool]:
-    """Return for each part whether an answer to a prompt is in a writer's style.
+    """Return for each part whether an answer to a prompt has the writer's style.
 
     Args:
         writer: index of the writer.
         prompt: beginning of a message.
-        answer: how a model goes on.
+        answer: continuation by a model.
     """
     style = style_of(writer)
     word, ending, address, *rest = [*(part.strip() for part in answer.split(",")), "", "", ""]
@@ -91,9 +91,9 @@ def parts_in_style(writer: int, prompt: str, answer: str) -> tuple[bool, bool, b
 
 
 def style_ceilings(writers: int) -> tuple[float, float]:
-    """Return the shares of whole styles that a model can reach: not given the writer, and given it.
+    """Return the largest shares of right styles, without and with knowledge of the writer.
 
-    The best common model always writes in the commonest style.
+    Without it, the best model always writes in the most common style.
     """
     commonest = Counter(map(style_of, range(writers))).most_common(1)[0][1]
     return commonest / writers, 1.0
@@ -113,7 +113,7 @@ def _response(draws: Draws, style: Style, noun: str) -> str:
 
 
 def _split_of(prompt: str) -> SplitName:
-    """Return the one split that a prompt may be in, whoever writes it."""
+    """Return the only split in which a prompt may occur, the same for all writers."""
     draw = Draws("split of style", prompt).below(10)
     return "test" if draw < 2 else "validation" if draw < 3 else "train"
 
@@ -122,10 +122,10 @@ _TOPIC_WORDS: Final = frozenset(word for topic in _TOPICS for word in WORDS[topi
 
 
 def describe_parts(answers: Sequence[tuple[int, str, str]]) -> dict[str, float]:
-    """Return the share of answers in their writers' styles: of each part, and of all parts at once.
+    """Return the share of answers in the writer's style, by part and for the whole style.
 
     Args:
-        answers: writer, prompt and answer of each.
+        answers: triples of writer, prompt and answer.
     """
     found = [parts_in_style(*one) for one in answers]
     parts = {

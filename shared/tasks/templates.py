@@ -6,7 +6,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 TemplatePieces = tuple[tuple[str, str | None], ...]
-"""Literal texts, each with the field that follows it, or None at the end."""
+"""A template as pieces: each a literal text and the field after it, or None at the end."""
 
 
 @lru_cache
@@ -14,7 +14,7 @@ def parse_template(template: str) -> TemplatePieces:
     """Split a template into literal texts and fields.
 
     Raises:
-        ValueError: if braces are not closed, or contain anything else than a field.
+        ValueError: if braces are not closed, or contain anything but the name of a field.
     """
     pieces: list[tuple[str, str | None]] = []
     for literal, field, form, conversion in string.Formatter().parse(template):
@@ -30,7 +30,7 @@ def parse_template(template: str) -> TemplatePieces:
 
 @lru_cache
 def template_fields(*templates: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the fields of templates in order of appearance, with the names of each, read-only."""
+    """Return the fields of templates in order of appearance, with all names of each."""
     fields: dict[str, tuple[str, ...]] = {}
     for template in templates:
         for _, field in parse_template(template):
@@ -41,7 +41,7 @@ def template_fields(*templates: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def split_at_field(template: str, name: str) -> tuple[TemplatePieces, TemplatePieces]:
-    """Return the pieces before and behind a field that occurs once."""
+    """Return the pieces before and after a field that occurs once."""
     pieces = parse_template(template)
     index = [field for _, field in pieces].index(name)
     return (*pieces[:index], (pieces[index][0], None)), pieces[index + 1 :]
@@ -49,7 +49,7 @@ def split_at_field(template: str, name: str) -> tuple[TemplatePieces, TemplatePi
 
 @lru_cache
 def field_names(field: str) -> tuple[str, ...]:
-    """Return the names of a field: ``text|sentence`` is text, or sentence where a row lacks text.
+    """Return the names of a field; ``text|sentence`` means text, or sentence if a row lacks text.
 
     Raises:
         ValueError: if a name is empty.

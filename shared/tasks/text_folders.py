@@ -10,25 +10,24 @@ from samara.shared.tasks.rows import Row, read_rows
 
 TEXT_SUFFIXES = (".txt",)
 PLAIN_TEXT_SUFFIXES = (".txt", ".md")
-"""The endings of files of texts, and of those of tasks of plain texts."""
+"""Suffixes of text files; only tasks of plain texts accept both."""
 
 
 def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row]:
     """Read the texts of a folder, in the order of labels or persons and then of file names.
 
     Args:
-        folder: folder with one folder per label, named by a value or a word of the label; for a
-            task of plain texts with one folder per person, named after the person. Names that
-            begin with a dot are left out, so that a text can be written under such a name and then
-            renamed.
-        task: task whose rows have one text and a label, or are plain texts.
-        problems: list that the problems with single files are appended to.
+        folder: folder with one folder per label, named by a value or a word of the label; for plain
+            texts, one folder per person, named after the person. Names that begin with a dot are
+            ignored, so that a text can be written under such a name and then renamed.
+        task: task of plain texts, or with one text field and a label.
+        problems: output list of problems with single files.
 
     Returns:
-        Rows whose time is that of their file's last change.
+        Rows whose time is their file's modification time.
 
     Raises:
-        DataError: if the task reads something else.
+        DataError: if the task reads other fields.
         OSError: if a folder cannot be read.
     """
     is_plain = isinstance(task, GenerationTask) and task.is_plain_text
@@ -51,7 +50,7 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
 
 
 def find_texts(folder: Path, suffixes: Sequence[str] = TEXT_SUFFIXES) -> list[Path]:
-    """Return the files of a folder that hold texts, by name."""
+    """Return the text files of a folder, by name."""
     texts = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in suffixes]
     return [path for path in texts if not path.name.startswith(".")]
 
@@ -60,9 +59,10 @@ def _read_text(
     path: Path, field: str, rest: Mapping[str, str], task: Task, problems: list[str]
 ) -> list[Row]:
     try:
-        changed, text = path.stat().st_mtime, path.read_text(encoding="utf-8-sig").strip()
+        changed = path.stat().st_mtime
+        text = path.read_text(encoding="utf-8-sig").strip()
         rows = read_rows({field: text, **rest}, task)
-    except FileNotFoundError:  # it was there when the folder was listed
+    except FileNotFoundError:  # deleted since the folder was listed
         return []
     except UnicodeDecodeError:
         problems.append(f"{path}: is not UTF-8; save the file in UTF-8")

@@ -1,45 +1,49 @@
-"""The split of a text, which the text and a seed decide alone, and the texts that clients share.
+"""Splitting by text: a text and a seed alone decide the split. Also a count of shared texts.
 
-Users whose rows have texts in common would otherwise be tested on texts that others train on. No
-client needs to know another's rows: a hash decides, so that all agree.
+With other ways of splitting, users with texts in common may be tested on texts that others train
+on. No client needs to know another client's rows, because all clients use the same hash.
 """
 
 import hashlib
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from samara.shared.tasks.rows import Example
 
+SplitRule = Literal["random", "time", "text"]
+"""The rules by which training rows are moved to missing splits."""
 CUT_PERCENT = {"test": 20, "validation": 10}
-"""The shares of the splits that are cut from training rows; exact in the mean only by a hash."""
+"""Shares of training rows that become the missing splits, in percent; with a hash, exact only on
+average."""
 
 
 def normalized(text: str) -> str:
-    """Return a text in Unicode's form NFKC, case folded, with single spaces between its words."""
+    """Normalize a text: Unicode NFKC, case folded, single spaces between words."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def split_of_text(
     fields: Sequence[str], seed: int, missing: Collection[str] = tuple(CUT_PERCENT)
 ) -> str:
-    """Return the split that a row's text and a seed decide, whoever has the row.
+    """Return the split for a row's text and a seed; the row's owner has no effect.
 
     Args:
         fields: values of the fields that the task's text reads, in order.
         seed: ``data.seed``.
-        missing: splits besides training that are cut from these rows.
+        missing: splits that the source lacks, besides training.
     """
     content = "\n".join(["split", str(seed), *map(normalized, fields)])
     return split_by_hash(hashlib.sha256(content.encode()).digest(), missing)
 
 
 def split_by_hash(digest: bytes, missing: Collection[str]) -> str:
-    """Return the split of a random digest: of 100 about 20 are test, 10 validation, 70 training.
+    """Return the split for a random digest: about 20 % test, 10 % validation, 70 % training.
 
     Args:
-        digest: at least 8 bytes, of which the first 8 are a number, big-endian.
-        missing: splits besides training that there may be; the others are training.
+        digest: at least 8 bytes; the first 8 are a big-endian number.
+        missing: possible results besides training; the shares of other splits go to training.
     """
     left = int.from_bytes(digest[:8], "big") * 100 >> 64
     for split, percent in CUT_PERCENT.items():
@@ -51,11 +55,12 @@ def split_by_hash(digest: bytes, missing: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """The test examples of some clients, and how many of them have a text that others train on.
+    """The number of clients' test examples, and how many have a text that another client trains on.
 
     Attributes:
         test: number of test examples of all clients.
-        shared: number of those with the normalized text of another client's training example.
+        shared: number of test examples whose normalized text is also another client's training
+            text.
     """
 
     test: int
@@ -63,10 +68,10 @@ class SharedTexts:
 
     @classmethod
     def among(cls, shares: Sequence[Sequence[Example]]) -> "SharedTexts":
-        """Count the shared texts of several clients.
+        """Count clients' test examples whose text another client trains on.
 
         Args:
-            shares: examples of all splits, by client.
+            shares: examples of all splits, one sequence per client.
         """
         trained: dict[bytes, int] = {}
         for client, examples in enumerate(shares):
@@ -81,7 +86,7 @@ class SharedTexts:
         return cls(len(test), sum(trained.get(key, client) != client for client, key in test))
 
     def describe(self, split: str) -> str:
-        """Return a sentence about the shared texts; empty where there are none.
+        """Return a sentence about the shared texts; empty if there are none.
 
         Args:
             split: ``data.split``.
@@ -99,7 +104,7 @@ class SharedTexts:
 
 
 _SEVERAL = -1
-"""The number that stands for more than one client."""
+"""Value that stands for more than one client."""
 
 
 def _key(example: Example) -> bytes:

@@ -1,1 +1,1 @@
-"""Finished runs held against each other, client by client."""
+"""Comparison of finished runs, client by client."""

@@ -1,38 +1,40 @@
-"""The columns of a result: one model or baseline each, with the figures of every client."""
+"""The columns of a result: one per model or baseline, with every client's metrics."""
 
 import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from samara.shared.columns import (
+from samara.shared.errors import SamaraError
+from samara.shared.protocol.frames.hello import SPLIT_BYTES, SPLIT_TOKENS, stated_count
+from samara.shared.results.result import ClientMetrics, RunResult
+from samara.shared.tasks.label_scores import Confusion
+from samara.shared.terms.columns import (
     BASE_RATE,
     GLOBAL,
     IN_CONTEXT,
     INTERCEPT,
     LABEL_BIAS,
     LOCAL,
+    OWN_WORDS,
     PERSONALIZED,
     ZERO_SHOT,
 )
-from samara.shared.errors import SamaraError
-from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS, stated_count
-from samara.shared.label_scores import Confusion
-from samara.shared.result import ClientMetrics, RunResult
 from samara.simulations.comparison.measure import TextMetrics
 
 Figures = Mapping[int, ClientMetrics]
-"""The figures of every client that has examples, by client index."""
+"""The metrics of every client that has examples, by client index."""
 
-MAJORITY, START = "majority", "start"
-"""The columns of one answer to every question, and of the weights that a run begins with, where
-these are not the base model."""
+MAJORITY = "majority"
+"""Column for one constant answer to every question."""
+START = "start"
+"""Column for a run's initial weights, where these are not the base model."""
 COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, LABEL_BIAS, IN_CONTEXT, START, LOCAL, GLOBAL, INTERCEPT)
-"""Columns beside the personal model, in the order of the tables."""
+"""Columns other than the personal model, in the order of the tables."""
 TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
-"""The common columns that depend on how a run trains, or on what it begins with."""
+"""Common columns that depend on a run's training or initial weights."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
-"""The common columns that are the same in every run on the same clients."""
+"""Common columns that are the same in every run on the same clients."""
 
 MEANINGS = {
     MAJORITY: "the commonest label of all clients, always",
@@ -45,21 +47,22 @@ MEANINGS = {
     GLOBAL: "the federation's model",
     INTERCEPT: "global and a private number per label",
     PERSONALIZED: "global and what is private",
+    OWN_WORDS: "personalized with the words of the client's own texts mixed in",
 }
-"""The columns in words, for the notes under tables."""
+"""Descriptions of the columns, for the notes under tables."""
 
 
 def explain_columns(names: Iterable[str]) -> str:
-    """Return what columns mean, in a line."""
+    """Return the meanings of columns as one line."""
     return "; ".join(f"{name}: {MEANINGS[name]}" for name in names if name in MEANINGS)
 
 
 def client_columns(result: RunResult) -> dict[str, Figures]:
-    """Return the figures of every column on the clients' own test examples.
+    """Return the metrics of every column on the clients' own test examples.
 
-    The first column is the majority: the most frequent label in the validation examples of all
-    clients, given as the answer to every question; texts have none. The personal comparison
-    follows where the run has one, otherwise global and what it began with: zero-shot, or the start.
+    The first column is the majority: the most frequent label in all clients' validation examples
+    as the answer to every question. Runs on texts have no such column. If the run has a personal
+    comparison, its columns follow. Otherwise the columns global and zero-shot (or start) follow.
 
     Raises:
         SamaraError: if no client evaluated on test examples, or a column is missing.
@@ -83,19 +86,19 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
 
 
 def first_column(result: RunResult) -> str:
-    """Return the name of the global model before the first round: zero-shot, or the start."""
+    """Return the column of the global model before the first round: zero-shot, or the start."""
     return START if result.config.get("adapter.start") else ZERO_SHOT
 
 
 def has_texts(result: RunResult) -> bool:
-    """Return whether a run is a generation: its clients state the length of their texts."""
+    """Return whether a run is a generation, whose clients report the lengths of their texts."""
     return any(SPLIT_BYTES in own.facts for own in result.clients.values())
 
 
 def with_bytes(figures: Figures, result: RunResult, split: str) -> Figures:
-    """Return figures on a split, in a generation with the bytes of the texts that they are of.
+    """Return metrics on a split; for a generation, add the sizes of the texts in bytes.
 
-    A client of a generation that does not state how long its texts are is left out.
+    A client of a generation that does not report these sizes is left out.
     """
     if not has_texts(result):
         return figures
@@ -105,13 +108,14 @@ def with_bytes(figures: Figures, result: RunResult, split: str) -> Figures:
         tokens = stated_count(facts, SPLIT_TOKENS, split, 0)
         length = stated_count(facts, SPLIT_BYTES, split, 0)
         if tokens > 0 and length > 0:
-            share = own.examples / tokens  # 1, unless an evaluation counts a part of the split
+            # 1, unless the evaluation covers only a part of the split
+            share = own.examples / tokens
             counted[client] = TextMetrics(**own.model_dump(), bytes=length * share)
     return counted
 
 
 def _constant(figures: Figures, label: int) -> Figures:
-    """Return the figures of a constant answer on the same examples."""
+    """Return the metrics of a constant answer on the same examples."""
     answered = {}
     for client, client_figures in figures.items():
         counts = np.zeros_like(client_figures.confusion)
@@ -123,5 +127,6 @@ def _constant(figures: Figures, label: int) -> Figures:
             accuracy=confusion.accuracy,
             macro_f1=confusion.macro_f1,
             confusion=counts.tolist(),
+            auc=None if client_figures.auc is None else 0.5,
         )
     return answered

@@ -1,4 +1,4 @@
-"""A comparison of finished runs: summaries, tested differences, costs, and the answer in words."""
+"""A comparison of finished runs: summaries, tested differences, costs, and a verbal answer."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from samara.shared.columns import GLOBAL
-from samara.shared.config import RunConfig
-from samara.shared.result import RunResult
-from samara.shared.traffic import Traffic, mean_traffic, traffic_of
+from samara.shared.results.result import RunResult
+from samara.shared.results.traffic import Traffic, mean_traffic, traffic_of
+from samara.shared.settings.config import RunConfig
+from samara.shared.terms.columns import GLOBAL
 from samara.simulations.comparison.columns import with_bytes
 from samara.simulations.comparison.measure import Measure, figures_of, measure_of
 from samara.simulations.comparison.seeds import describe_seeds
@@ -39,11 +39,12 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """A condition with the summary of its quality and the mean of its second figure."""
+    """A condition with the summary of its quality and the means of its other metrics."""
 
     condition: Condition
     quality: Summary
     second: float
+    auc: float | None
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class TestedDifference:
     """A tested difference between two conditions.
 
     Attributes:
-        condition: the condition that is tested.
-        against: the condition that it is tested against.
-        quality: paired differences in quality; its p-value is uncorrected.
-        p: p-value, corrected by Holm over all tested differences.
-        second: mean difference in the second figure; not tested.
+        condition: the condition under test.
+        against: the condition that it is compared with.
+        quality: paired differences in quality; their p-value is uncorrected.
+        p: p-value with Holm's correction over all tested differences.
+        second: mean difference in the secondary metric; not tested.
     """
 
     condition: Condition
@@ -75,14 +76,15 @@ class Cost:
     """The cost of a run for one client, as means over repetitions.
 
     Attributes:
-        bytes_up, bytes_down: bytes sent and received by a client, evaluations included.
+        bytes_up: bytes that a client sends, including evaluations.
+        bytes_down: bytes that a client receives, including evaluations.
         steps: local steps in the federation of a client that is in every cohort.
         private_steps: steps of the private rounds.
-        passes: passes of one sequence through the model in all these steps, as the run has counted
-            them or, where it has not, as its settings and examples tell; None if these do not.
+        passes: forward passes of one sequence in all these steps, counted by the run or else
+            derived from its settings and examples; None if that is not possible.
         seconds: duration of the whole run on the machine that simulated all clients.
         adapter_bytes: size of one upload of the adapter in float32, for comparison.
-        traffic: bytes of all clients beside those of FedAvg.
+        traffic: bytes of all clients together, beside the bytes of FedAvg.
     """
 
     bytes_up: float
@@ -100,10 +102,10 @@ class ValidationPoint:
     """One validation of the global model.
 
     Attributes:
-        round: the round after which it took place.
-        bytes: bytes of training, both ways, per client until then.
-        quality: accuracy of every client on its validation examples, or minus its loss in bits per
-            byte, float64 [clients].
+        round: the preceding round.
+        bytes: bytes of training per client up to then, in both directions.
+        quality: of every client on its validation examples, float64 [clients]: accuracy, or minus
+            the bits per byte.
     """
 
     round: int
@@ -119,7 +121,7 @@ class Comparison:
 
     @cached_property
     def measure(self) -> Measure:
-        """The measure that the runs are compared by."""
+        """The measure by which the runs are compared."""
         columns = self.runs.variants[0].runs[0].columns.values()
         return measure_of(own for figures in columns for own in figures.values())
 
@@ -132,6 +134,11 @@ class Comparison:
     def newcomer_summaries(self) -> list[ConditionSummary]:
         """The summary of every displayed condition, over the newcomers; empty if there are none."""
         return [_summary(condition) for condition in self.runs.displayed(newcomers=True)]
+
+    @property
+    def has_auc(self) -> bool:
+        """Return whether the mean AUC of some displayed condition is known."""
+        return any(summary.auc is not None for summary in self.summaries)
 
     @cached_property
     def tested(self) -> list[TestedDifference]:
@@ -146,40 +153,45 @@ class Comparison:
 
     @cached_property
     def main(self) -> TestedDifference:
-        """The difference that the headline reports."""
+        """The difference reported in the headline."""
         pair = self.runs.main_pair()
         return next(row for row in self.tested if (row.condition, row.against) == pair)
 
     @property
     def too_few(self) -> bool:
-        """Return whether even a gain of every client would not be significant."""
+        """Return whether there are too few clients for significance, even if all of them gained."""
         return smallest_p(len(self.runs.clients)) * len(self.tested) >= 1 - CONFIDENCE
 
     def client_name(self, client: int) -> str:
-        """Return the name of a client; where runs name it differently, its number."""
+        """Return the name of a client, or its number if runs name it differently."""
         results = [run.result for variant in self.runs.variants for run in variant.runs]
         names = {result.name_of(client) for result in results}
         return names.pop() if len(names) == 1 else str(client)
 
     def by_title(self) -> dict[str, dict[str, TestedDifference]]:
-        """Return the tested differences by the title of their table and the name of their row."""
+        """Return the tested differences by title of their table and name of their row."""
         several = len(self.runs.variants) > 1
         groups: dict[str, dict[str, TestedDifference]] = {}
         for row in self.tested:
             if self.runs.compares_methods:
-                title, name = f"{self.name_of(row.condition)} against", self.name_of(row.against)
+                title = f"{self.name_of(row.condition)} against"
+                name = self.name_of(row.against)
             elif several:
-                title, name = (
-                    f"{row.condition.variant} against {row.against.variant}",
-                    row.condition.name,
-                )
+                title = f"{row.condition.variant} against {row.against.variant}"
+                name = row.condition.name
             else:
-                title, name = f"{row.condition.name} against", row.against.name
+                title = f"{row.condition.name} against"
+                name = row.against.name
             groups.setdefault(title, {})[name] = row
         return groups
 
     def name_of(self, condition: Condition) -> str:
-        """Return a condition's name: its method, or its column and its variant's label."""
+        """Return the displayed name of a condition.
+
+        If methods are compared, a final model has the name of its method, followed by the variant's
+        label if several variants use the method; other conditions have the name of their column.
+        Otherwise it is the column, followed by the variant's label if there are several variants.
+        """
         variants = {variant.label: variant for variant in self.runs.variants}
         if self.runs.compares_methods:
             own = variants[condition.variant]
@@ -198,9 +210,10 @@ class Comparison:
         return f"{self.headline()}: {self.evidence()}"
 
     def headline(self) -> str:
-        """Return the finding in words."""
+        """Return the main finding as a sentence."""
         main = self.main
-        one, other = self.name_of(main.condition), self.name_of(main.against)
+        one = self.name_of(main.condition)
+        other = self.name_of(main.against)
         if not main.is_significant:
             place = self.measure.place(main.quality.mean)
             if place == "level with":
@@ -209,9 +222,10 @@ class Comparison:
         return f"{one} serves clients {'better' if main.quality.mean > 0 else 'worse'} than {other}"
 
     def warnings(self) -> list[str]:
-        """Return by which other column a variant's own model is beaten, and what to try.
+        """Return warnings about variants whose model loses to another column, with remedies.
 
-        And that validation shows no gain of a run's global model; of repetitions the first is told.
+        Another warning reports that validation shows no gain of a run's global model. It covers
+        only the first of several repetitions.
         """
         lines = []
         for variant in self.runs.variants:
@@ -227,7 +241,7 @@ class Comparison:
         return lines
 
     def splits(self) -> list[str]:
-        """Return what the splits of the data were drawn by, and of which texts clients share."""
+        """Describe the seeds of the data splits, and the texts that clients share."""
         results = [run.result for variant in self.runs.variants for run in variant.runs]
         lines = [
             describe_seeds([result.config for result in results])
@@ -238,8 +252,9 @@ class Comparison:
         return [*lines, *[line for line in shared if line]]
 
     def evidence(self) -> str:
-        """Return the figures behind the headline."""
-        main, clients = self.main, len(self.runs.clients)
+        """Return the numbers behind the headline."""
+        main = self.main
+        clients = len(self.runs.clients)
         own = main.quality
         measure = self.measure
         gained = f"{measure.gain(own.mean)} {measure.gained}"
@@ -258,7 +273,8 @@ class Comparison:
         """Return the cost of a variant for one client."""
         results = [run.result for run in variant.runs]
         settings = RunConfig.of(variant.first.config, str(variant.runs[0].folder))
-        steps, rounds = settings.steps, settings.federated_rounds
+        steps = settings.steps
+        rounds = settings.federated_rounds
         private = steps * settings.private_rounds
         passes = [result.mean_passes for result in results if result.mean_passes is not None]
         return Cost(
@@ -286,7 +302,7 @@ class Comparison:
         ]
 
     def labels(self) -> dict[str, str]:
-        """Return by label the runs, the seeds and the differing settings of every variant."""
+        """Return the runs, seeds and differing settings of every variant, by its label."""
         described = {}
         for variant in self.runs.variants:
             seeds = ", ".join(str(run.result.config.get("seed")) for run in variant.runs)
@@ -302,7 +318,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Compare finished runs.
 
     Raises:
-        SamaraError: if they cannot be compared; see `read_comparison_set`.
+        SamaraError: if the runs cannot be compared; see `read_comparison_set`.
     """
     return Comparison(read_comparison_set(folders))
 
@@ -313,10 +329,10 @@ def format_p(p: float) -> str:
 
 
 def _expected_passes(settings: RunConfig, result: RunResult) -> int | None:
-    """Return the passes of a client that has not counted them; None if its examples are unknown.
+    """Return a client's expected passes, for a run without counts; None for unknown examples.
 
-    A readout's examples pass once. Otherwise a step takes 2·q·B forward passes, or a forward and a
-    backward pass of B with exact gradients.
+    A readout's examples pass once. Otherwise, a step takes 2·q·B forward passes or, with exact
+    gradients, a forward and a backward pass of B examples.
     """
     examples = round(np.mean([client.examples for client in result.clients.values()]))
     if not settings.adapter.inner_layers:
@@ -328,14 +344,16 @@ def _expected_passes(settings: RunConfig, result: RunResult) -> int | None:
 
 
 def _summary(condition: Condition) -> ConditionSummary:
-    return ConditionSummary(condition, summarize(condition.quality), float(condition.second.mean()))
+    quality, second = summarize(condition.quality), float(condition.second.mean())
+    return ConditionSummary(condition, quality, second, condition.mean_auc)
 
 
 def _history(run: Run, clients: Sequence[int]) -> dict[int, ValidationPoint]:
-    """Return a run's validations by round, where all of these clients took part."""
+    """Return a run's validations by round, for rounds in which all the given clients took part."""
     result = run.result
     spent = Counter({entry.round: entry.bytes_up + entry.bytes_down for entry in result.rounds})
-    for event in result.evaluations:  # which may bring clients what the next instruction would
+    # an evaluation may already carry the catch-up of the next instruction
+    for event in result.evaluations:
         spent[event.round] += event.catch_up_bytes
     validations = {}
     for evaluation in result.evaluations:

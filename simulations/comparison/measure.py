@@ -1,15 +1,15 @@
-"""The measure that runs are compared by: accuracy, or in a generation bits per byte."""
+"""The measure by which runs are compared: accuracy, or bits per byte for a generation."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from samara.shared.result import ClientMetrics
+from samara.shared.results.result import ClientMetrics
 
 
 class TextMetrics(ClientMetrics):
-    """The metrics of a client's texts; ``examples`` are tokens, and ``accuracy`` is of these.
+    """The metrics of a client's texts; ``examples`` counts tokens, and ``accuracy`` is per token.
 
     Attributes:
         bytes: length of the texts in UTF-8.
@@ -24,16 +24,18 @@ class TextMetrics(ClientMetrics):
 
     @property
     def bits_per_byte(self) -> float:
-        """The loss of all tokens in bits, over the bytes: comparable across tokenizers."""
+        """The loss of all tokens in bits, divided by the bytes of text; comparable across
+        tokenizers.
+        """
         return self.loss * self.examples / math.log(2) / self.bytes
 
 
 class Figures(NamedTuple):
-    """The two figures of a client that are compared.
+    """The two metrics of a client that are compared.
 
     Attributes:
-        quality: accuracy, or minus the bits per byte: more is better.
-        second: macro-F1 or perplexity, shown beside it.
+        quality: accuracy, or minus the bits per byte; higher is better.
+        second: macro-F1 or perplexity, shown beside the quality.
     """
 
     quality: float
@@ -42,18 +44,20 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """The words and the form of the figures that runs are compared by.
+    """The wording and formatting of the metrics by which runs are compared.
 
     Attributes:
-        name: name of the quality as it is shown.
-        unit: unit behind a shown level, with the space before it.
-        gap: what a difference is counted in.
-        gained: what a gain is counted in.
-        better, worse: words before what a level is compared with.
-        second: name of the second figure.
-        factor: what a quality is multiplied by where it is shown; below 0 if less is better there.
-        digits: decimals of a shown level.
-        second_factor: what the second figure is multiplied by.
+        name: displayed name of the quality.
+        unit: unit after a displayed value, with the space before it.
+        gap: unit of a difference.
+        gained: unit of a gain.
+        better: words between a better value and the value that it is compared with.
+        worse: words between a worse value and the value that it is compared with.
+        second: name of the secondary metric.
+        factor: displayed value divided by the quality; negative if lower displayed values are
+            better.
+        digits: decimals of a displayed value.
+        second_factor: displayed value divided by the secondary metric.
     """
 
     name: str
@@ -74,43 +78,43 @@ class Measure:
 
     @property
     def second_heading(self) -> str:
-        """The second figure's name with its unit."""
+        """The secondary metric's name with its unit."""
         return f"{self.second},{self.unit}" if self.unit else self.second
 
     def level(self, quality: float) -> str:
-        """Return a quality as text, without the unit, rounded in decimal."""
+        """Format a quality without its unit, using decimal rounding."""
         return f"{round(quality * self.factor, 6):.{self.digits}f}"
 
     def shown(self, quality: float) -> str:
-        """Return a quality as text with its unit."""
+        """Format a quality with its unit."""
         return self.level(quality) + self.unit.strip()
 
     def interval(self, low: float, high: float) -> str:
-        """Return an interval of qualities as text, the lower shown end first."""
+        """Format an interval of qualities, with the lower displayed end first."""
         ends = (low, high) if self.factor > 0 else (high, low)
         return " – ".join(map(self.level, ends))
 
     def size(self, spread: float) -> str:
-        """Return a distance between qualities as text, without a sign."""
+        """Format a distance between qualities without a sign."""
         return f"{round(spread * abs(self.factor), 6):.{self.digits}f}"
 
     def gain(self, difference: float) -> str:
-        """Return a difference of qualities with its sign; more is better."""
+        """Format a difference of qualities with its sign; positive is better."""
         return _signed(difference * abs(self.factor), self.digits)
 
     def place(self, difference: float) -> str:
-        """Return where a difference of qualities puts a column: 2.7 points above, or level with."""
+        """Describe a difference of qualities as a position: "2.7 points above", or "level with"."""
         if not float(self.size(difference)):
             return "level with"
         side = self.worse if difference < 0 else self.better
         return f"{self.size(abs(difference))} {self.gap} {side}"
 
     def second_level(self, figure: float) -> str:
-        """Return a second figure as text, without the unit."""
+        """Format a value of the secondary metric without its unit."""
         return f"{round(figure * self.second_factor, 6):.1f}"
 
     def second_gain(self, difference: float) -> str:
-        """Return a difference of second figures with its sign."""
+        """Format a difference of the secondary metric with its sign."""
         return _signed(difference * self.second_factor, 1)
 
 
@@ -141,19 +145,19 @@ BITS_PER_BYTE = Measure(
 
 
 def measure_of(metrics: Iterable[ClientMetrics]) -> Measure:
-    """Return the measure that clients with such metrics are compared by."""
+    """Return the measure by which clients with such metrics are compared."""
     return BITS_PER_BYTE if any(isinstance(own, TextMetrics) for own in metrics) else ACCURACY
 
 
 def figures_of(metrics: ClientMetrics) -> Figures:
-    """Return the figures of a client that are compared."""
+    """Return the two compared metrics of a client."""
     if isinstance(metrics, TextMetrics):
         return Figures(-metrics.bits_per_byte, metrics.perplexity)
     return Figures(metrics.accuracy, metrics.macro_f1)
 
 
 def named_figures(metrics: ClientMetrics) -> dict[str, float]:
-    """Return all figures of a client by name."""
+    """Return all metrics of a client by name."""
     if isinstance(metrics, TextMetrics):
         return {
             "tokens": metrics.examples,
@@ -167,6 +171,7 @@ def named_figures(metrics: ClientMetrics) -> dict[str, float]:
         "accuracy": metrics.accuracy,
         "macro_f1": metrics.macro_f1,
         "loss": metrics.loss,
+        **({} if metrics.auc is None else {"auc": metrics.auc}),
     }
 
 

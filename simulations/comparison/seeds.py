@@ -1,4 +1,4 @@
-"""The seeds of compared runs: the splits of the data that they draw, and intervals over them."""
+"""The seeds of compared runs: the data splits that they determine, and intervals over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from samara.simulations.comparison.statistics import CONFIDENCE
@@ -19,13 +19,14 @@ DATA_SEED = "data.seed"
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """The quality of one column over seeds; each seed counts by its mean over the clients.
+    """The quality of one column over seeds; each seed counts with its mean over clients.
 
     Attributes:
-        by_seed: mean over the clients of their accuracy, or of minus their bits per byte, by seed.
-        mean: mean over the seeds.
-        low, high: 95 % interval of the mean by Student's t; NaN with one seed.
-        measure: what the quality is.
+        by_seed: mean over clients of accuracy, or of minus the bits per byte, by seed.
+        mean: mean over seeds.
+        low: lower end of the 95 % interval of the mean by Student's t; NaN with one seed.
+        high: upper end of the same interval.
+        measure: measure of the quality.
     """
 
     by_seed: dict[int, float]
@@ -36,13 +37,15 @@ class SeedInterval:
 
 
 def seeds_draw_splits(configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the split of every run is that of its seed, and not the same for all."""
+    """Return whether each run's seed determines its data split, rather than all runs
+    sharing one.
+    """
     follows = all(config.get(DATA_SEED) == config.get("seed") for config in configs)
     return follows and len({config.get(DATA_SEED) for config in configs}) > 1
 
 
 def describe_seeds(configs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence about what draws the splits of runs that differ in their seeds.
+    """Return a sentence about the source of the data splits in runs that differ in their seeds.
 
     Args:
         configs: settings of the runs by dotted key, at least one.
@@ -56,7 +59,7 @@ def describe_seeds(configs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
-    """Return the quality of every column on the clients' test examples, over seeds.
+    """Return the quality of every column over seeds, on the clients' test examples.
 
     Raises:
         SamaraError: if no client evaluated on test examples.
@@ -80,16 +83,18 @@ def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
 
 
 def describe_seed_verdict(intervals: Mapping[str, SeedInterval]) -> str:
-    """Return a sentence about the last column beside the best other one, over seeds.
+    """Return a sentence that compares the last column with the best other column, over seeds.
 
     Args:
-        intervals: columns from `seed_intervals`; empty if there is one alone.
+        intervals: columns from `seed_intervals`; empty if there is only one seed.
     """
     *others, name = intervals
     if not others:
         return ""
-    best, measure = max(others, key=lambda other: intervals[other].mean), intervals[name].measure
-    one, other = intervals[name].by_seed, intervals[best].by_seed
+    best = max(others, key=lambda other: intervals[other].mean)
+    measure = intervals[name].measure
+    one = intervals[name].by_seed
+    other = intervals[best].by_seed
     own = _interval({seed: one[seed] - other[seed] for seed in one}, measure)
     what = describe_interval(own.low, own.high, measure, "seeds")
     return f"{name} is {measure.place(own.mean)} {best}, the best other column ({what})"
@@ -97,7 +102,8 @@ def describe_seed_verdict(intervals: Mapping[str, SeedInterval]) -> str:
 
 def _interval(by_seed: dict[int, float], measure: Measure) -> SeedInterval:
     values = np.array(list(by_seed.values()))
-    mean, count = float(values.mean()), len(values)
+    mean = float(values.mean())
+    count = len(values)
     half = math.nan
     if count > 1:
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1))

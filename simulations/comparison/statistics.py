@@ -1,4 +1,4 @@
-"""Statistics of paired comparisons over clients; every client counts once."""
+"""Statistics of paired comparisons over clients; every client has equal weight."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 _RESAMPLES = 9_999
 _RESAMPLED_AT_ONCE = 5_000_000
 _EXACT_UP_TO = 200
-"""Clients; above, the normal approximation is good."""
+"""Number of clients up to which p-values are exact; above it, the normal approximation is good."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,9 @@ class Summary:
     """The distribution of one number per client.
 
     Attributes:
-        mean: over clients.
-        low, high: bootstrap confidence interval of the mean.
+        mean: mean over clients.
+        low: lower end of the mean's bootstrap confidence interval.
+        high: upper end of the same interval.
         worst: mean over the lowest tenth of the clients, at least one.
         spread: standard deviation over clients.
     """
@@ -42,7 +43,8 @@ class Difference:
     Attributes:
         by_client: differences of the clients, float64 [n].
         mean: mean difference.
-        low, high: bootstrap confidence interval of the mean.
+        low: lower end of the mean's bootstrap confidence interval.
+        high: upper end of the same interval.
         p: two-sided p-value of the Wilcoxon signed-rank test.
         effect: matched-pairs rank-biserial correlation, from −1 to 1.
         worst: mean over the tenth of the clients with the lowest differences.
@@ -75,18 +77,19 @@ def summarize(values: Numbers) -> Summary:
 
 def paired_difference(one: Numbers, other: Numbers) -> Difference:
     """Compare two numbers per client, both float64 [n], n ≥ 1."""
-    # Equal differences of rounded shares must tie, whatever binary fractions make of them.
+    # Rounding makes equal differences tie despite their binary representation.
     by_client = np.round(one - other, 12)
     low, high = interval(by_client)
     p, effect = signed_rank(by_client)
-    mean, worst = float(by_client.mean()), worst_tenth(by_client)
+    mean = float(by_client.mean())
+    worst = worst_tenth(by_client)
     return Difference(by_client, mean, low, high, p, effect, worst)
 
 
 def interval(values: Numbers) -> tuple[float, float]:
     """Return the bias-corrected and accelerated bootstrap interval of the mean over clients.
 
-    The resamples are drawn by a fixed seed. The interval of a single client is NaN.
+    Resampling uses a fixed seed. The interval of a single client is NaN.
     """
     if len(values) < 2:
         return math.nan, math.nan
@@ -107,9 +110,9 @@ def interval(values: Numbers) -> tuple[float, float]:
 def signed_rank(differences: Numbers) -> tuple[float, float]:
     """Return the p-value of Wilcoxon's signed-rank test and its effect size.
 
-    Zeros are ranked and then dropped (Pratt 1959). The p-value is two-sided, and exact, with
-    ties, up to 200 clients. The effect is the matched-pairs rank-biserial correlation: the share
-    of the rank sum of positive differences less that of negative ones (Kerby 2014).
+    Zeros are ranked and then dropped (Pratt 1959). The p-value is two-sided; it is exact, even with
+    ties, up to 200 clients. The effect is the matched-pairs rank-biserial correlation: the positive
+    differences' share of the rank sum minus the negative differences' share (Kerby 2014).
     """
     if not differences.any():
         return 1.0, 0.0
@@ -139,13 +142,14 @@ def _exact_p(ranks: Numbers, positive: float) -> float:
 
 
 def worst_tenth(values: Numbers) -> float:
-    """Return the mean of the lowest tenth, rounded up to whole clients."""
+    """Return the mean of the lowest tenth of values, rounded up to whole clients."""
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
 def correct_by_holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for the number of tests by Holm's method (Holm 1979)."""
-    corrected, floor = [0.0] * len(p_values), 0.0
+    """Return p-values corrected for multiple testing by Holm's method (Holm 1979)."""
+    corrected = [0.0] * len(p_values)
+    floor = 0.0
     ascending = sorted(range(len(p_values)), key=lambda index: p_values[index])
     for rank, index in enumerate(ascending):
         floor = max(floor, min(1.0, p_values[index] * (len(p_values) - rank)))
@@ -154,5 +158,5 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_p(clients: int) -> float:
-    """Return the smallest p-value that this many clients can give: all of them gain."""
+    """Return the smallest possible p-value for a number of clients: if all clients gain."""
     return float(2.0 ** (1 - clients))

@@ -1,4 +1,4 @@
-"""The tables of a comparison: on the terminal, within 80 characters, and as CSV."""
+"""The tables of a comparison, for terminals of 80 characters and as CSV."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from samara.shared.result import ClientCost
+from samara.shared.results.result import ClientCost
 from samara.simulations.comparison.columns import explain_columns
 from samara.simulations.comparison.comparison import (
     Comparison,
@@ -23,7 +23,7 @@ _NAMED_LOSERS = 5
 
 
 def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield the answer, the conditions, the differences, the clients that lose, and the costs."""
+    """Yield the answer, the conditions, the differences, the losing clients, and the costs."""
     runs = comparison.runs
     yield Text(comparison.answer(), style="bold")
     for warning in comparison.warnings():
@@ -49,10 +49,10 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def csv_of(comparison: Comparison) -> str:
-    """Return CSV with a line per variant, client and column, as means over seeds."""
+    """Return CSV with a line per variant, client and column, averaged over seeds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    figures_shown = ["accuracy", "macro_f1"]
+    figures_shown = ["accuracy", "macro_f1", "auc"]
     if comparison.measure is BITS_PER_BYTE:
         figures_shown = ["bits_per_byte", "perplexity"]
     sign = -1 if comparison.measure is BITS_PER_BYTE else 1
@@ -66,23 +66,28 @@ def csv_of(comparison: Comparison) -> str:
             *conditions,
             *((runs.newcomers, condition) for condition in variant.newcomer_conditions.values()),
         ]:
-            figures = zip(clients, sign * condition.quality, condition.second, strict=True)
-            for client, level, second in figures:
+            levels = sign * condition.quality
+            figures = zip(clients, levels, condition.second, condition.auc, strict=True)
+            for client, level, second, auc in figures:
                 spent = np.mean([run.result.training_cost(client) for run in variant.runs], axis=0)
                 who = comparison.client_name(client)
                 shown = [variant.label, folders, who, condition.name, level, second]
+                if comparison.measure is ACCURACY:
+                    shown.append("" if isnan(auc) else auc)
                 rows.writerow([*shown, *spent.tolist()])
     return text.getvalue()
 
 
 def _conditions(title: str, comparison: Comparison, new: bool = False) -> RenderableType:
-    table, measure = _table(), comparison.measure
+    table = _table()
+    measure = comparison.measure
     for heading in (
         measure.heading.replace(", ", "\n"),
         "95 %\ninterval",
         "worst\ntenth",
         "spread\n± points" if measure is ACCURACY else "spread\n±",
         measure.second_heading.replace(", ", "\n"),
+        *(["AUC"] if comparison.has_auc else []),
     ):
         table.add_column(heading, justify="right")
     before = ""
@@ -98,6 +103,7 @@ def _conditions(title: str, comparison: Comparison, new: bool = False) -> Render
             measure.level(own.worst),
             measure.size(own.spread),
             measure.second_level(line.second),
+            *([] if line.auc is None else [f"{line.auc:.3f}"]),
         )
     return Group(Text(title, style="italic"), table)
 
@@ -105,7 +111,7 @@ def _conditions(title: str, comparison: Comparison, new: bool = False) -> Render
 def _differences(
     title: str, rows: Mapping[str, TestedDifference], measure: Measure
 ) -> RenderableType:
-    """Return a table of tested differences; p-values are corrected over all tables together."""
+    """Return a table of tested differences, whose p-values are corrected over all tables."""
     unit = "percentage points" if measure is ACCURACY else measure.gap
     table = _table()
     for heading in (
@@ -134,7 +140,8 @@ def _differences(
 
 
 def _notes(comparison: Comparison) -> RenderableType:
-    main, clients = comparison.main, comparison.runs.clients
+    main = comparison.main
+    clients = comparison.runs.clients
     lines = []
     order = main.quality.by_client.argsort(kind="stable")
     losers = [

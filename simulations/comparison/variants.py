@@ -1,4 +1,4 @@
-"""The runs of a comparison, grouped into variants: runs that differ in their seeds alone."""
+"""The runs of a comparison, grouped into variants: runs that differ only in their seeds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from samara.shared.columns import GLOBAL
-from samara.shared.config import RunConfig, reads
 from samara.shared.errors import SamaraError
-from samara.shared.result import RunResult
-from samara.shared.settings import describe
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig, reads
+from samara.shared.settings.setting import describe
+from samara.shared.terms.columns import GLOBAL
 from samara.simulations.comparison.columns import (
     COMMON,
     TRAINED,
@@ -27,7 +27,7 @@ from samara.simulations.comparison.statistics import Numbers
 
 _LISTED = 5
 _PLAIN = ("global", "local")
-"""Methods that the others are compared with."""
+"""Methods with which the others are compared."""
 
 
 @dataclass(frozen=True)
@@ -54,37 +54,46 @@ class Run:
         }
         if missing := [client for client, known in fingerprints.items() if not known]:
             raise SamaraError(
-                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data, which "
-                "live clients keep to themselves, so it cannot be checked that other runs used the "
-                "same data; compare it alone, or simulate it again"
+                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data; live "
+                "clients never do. So it cannot be checked that other runs used the same data; "
+                "compare this run alone, or simulate it again"
             )
         return fingerprints
 
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """One column of one variant; a client's figures are means over seeds.
+    """One column of one variant; a client's metrics are means over seeds.
 
     Attributes:
         variant: label of the variant.
-        name: the column.
-        quality, second: figures of the clients, float64 [clients]; see
+        name: name of the column.
+        quality: quality of each client, float64 [clients]; see
             `samara.simulations.comparison.measure.Figures`.
+        second: secondary metric of each client, float64 [clients].
+        auc: AUC of each client, float64 [clients]; NaN where it is not known.
     """
 
     variant: str
     name: str
     quality: Numbers
     second: Numbers
+    auc: Numbers
+
+    @property
+    def mean_auc(self) -> float | None:
+        """Mean of the AUC over the clients whose AUC is known; None without any."""
+        known = self.auc[~np.isnan(self.auc)]
+        return float(known.mean()) if len(known) else None
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A group of runs that differ in their seeds alone.
+    """A group of runs that differ only in their seeds.
 
     Attributes:
-        label: the method, if all variants have different ones; else A, B, C …, in the order
-            of the command line.
+        label: name of the method if all variants have different methods; otherwise A, B, C …, in
+            the order of the command line.
         runs: the repetitions, at least one.
         conditions: conditions of the clients that trained, by column.
         newcomer_conditions: conditions of the newcomers, by column; empty if there are none.
@@ -102,12 +111,12 @@ class Variant:
 
     @property
     def final_column(self) -> str:
-        """The column of the model that a client has in the end."""
+        """The column of a client's final model."""
         return (self.personal or [GLOBAL])[-1]
 
     @property
     def first(self) -> RunResult:
-        """The result of the first repetition, for what all repetitions have in common."""
+        """The result of the first repetition, for facts that all repetitions share."""
         return self.runs[0].result
 
     @property
@@ -118,14 +127,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class ComparisonSet:
-    """The variants of a comparison and the clients whose figures are compared.
+    """The variants of a comparison, and the clients that are compared.
 
     Attributes:
-        variants: at least one.
-        clients: indices of the clients that every condition has figures of, ascending; the
-            figures of a condition are in this order.
+        variants: the variants, at least one.
+        clients: ascending indices of the clients for which every condition has metrics; a
+            condition's metrics are in this order.
         newcomers: indices of such clients that never trained the global model.
-        left_out: indices of clients with a missing figure.
+        left_out: indices of clients with a missing metric.
         differing: settings in which the variants differ, each with a value per variant.
     """
 
@@ -136,7 +145,7 @@ class ComparisonSet:
     differing: dict[str, tuple[object, ...]]
 
     def differing_settings(self, variant: Variant) -> dict[str, object]:
-        """Return the settings in which a variant differs from others and that its method reads."""
+        """Return a variant's values of the differing settings that the variant's method uses."""
         index = self.variants.index(variant)
         return {
             key: values[index]
@@ -150,10 +159,10 @@ class ComparisonSet:
         return len({variant.method for variant in self.variants}) > 1
 
     def displayed(self, newcomers: bool = False) -> list[Condition]:
-        """Return the conditions of a table: all, or the final column of each compared method.
+        """Return the conditions to display: all, or the final column of each compared method.
 
         Args:
-            newcomers: return the conditions of the newcomers instead.
+            newcomers: whether to return the newcomers' conditions instead.
         """
         by_variant = [
             variant.newcomer_conditions if newcomers else variant.conditions
@@ -171,12 +180,13 @@ class ComparisonSet:
         ]
 
     def pairs(self) -> list[tuple[Condition, Condition]]:
-        """Return the pairs of conditions that are tested.
+        """Return the pairs of conditions to test.
 
-        With one variant: every personal condition, or the global one if there is none, against all
-        common columns. With different methods: the final column of each against those of `local`
-        and `global` and against all untrained columns. Otherwise: every trained condition against
-        the same column of the first variant.
+        - One variant: every personal condition (or the global one if there is none) against all
+          common columns.
+        - Different methods: each final column against those of `local` and `global` and against all
+          untrained columns.
+        - Otherwise: every trained condition against the same column of the first variant.
         """
         first, *others = self.variants
         if self.compares_methods:
@@ -205,12 +215,12 @@ class ComparisonSet:
         ]
 
     def main_pair(self) -> tuple[Condition, Condition]:
-        """Return the pair that the headline reports.
+        """Return the pair of conditions that the headline reports.
 
-        With different methods: the best method against the best condition it is tested against.
-        With one variant: the personal model, or the global one, against the best of the other
-        columns, so that a gain that the base model, an answer without reading or an intercept
-        would have too is not reported as one.
+        With different methods, it is the best method against the best condition that it is tested
+        against. With one variant, it is the personal model (or the global one) against the best
+        other column. A gain that the base model, a constant answer or an intercept would also
+        achieve is thus not reported.
         """
         if self.compares_methods:
             pairs = self.pairs()
@@ -219,7 +229,8 @@ class ComparisonSet:
             return max(
                 candidates, key=lambda pair: (pair[0].quality.mean(), pair[1].quality.mean())
             )
-        first, last = self.variants[0], self.variants[-1]
+        first = self.variants[0]
+        last = self.variants[-1]
         names = [name for name in last.conditions if name in first.conditions]
         if first is not last:
             return last.conditions[names[-1]], first.conditions[names[-1]]
@@ -228,7 +239,7 @@ class ComparisonSet:
 
 
 def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
-    """Read finished runs and group them into variants.
+    """Read finished runs, and group them into variants.
 
     Raises:
         SamaraError: if a run is not finished, or differs from the first in data, split or model.
@@ -279,7 +290,7 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
 
 
 def _check_data(runs: Sequence[Run], drawn: bool) -> None:
-    """Refuse runs of another model, or of other examples than the first one with their split."""
+    """Refuse runs of another model, or of other examples than the first run with the same split."""
     first: dict[object, Run] = {}
     for run in runs:
         split = run.result.config.get(DATA_SEED) if drawn else None
@@ -287,7 +298,7 @@ def _check_data(runs: Sequence[Run], drawn: bool) -> None:
 
 
 def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
-    """Refuse variants with different seeds if these draw splits, and so other examples."""
+    """Refuse variants with different seeds if the seeds determine splits and thus examples."""
 
     def seeds(group: Sequence[Run]) -> set[object]:
         return {run.result.config.get("seed") for run in group}
@@ -298,13 +309,14 @@ def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
         if seeds(group) != seeds(groups[0]) and not alike:
             these, those = (", ".join(sorted(map(str, seeds(own)))) for own in (group, groups[0]))
             raise SamaraError(
-                f"{group[0].folder}: not comparable with {first.folder}: seeds draw the splits, "
-                f"and they are {these}, not {those}; run both with the same seeds, or set data.seed"
+                f"{group[0].folder}: not comparable with {first.folder}: the seeds determine the "
+                f"splits, and they are {these}, not {those}; run both with the same seeds, or set "
+                "data.seed"
             )
 
 
 def _makes_a_variant(key: str) -> bool:
-    """Return whether runs with other values of a setting are no repetitions of each other."""
+    """Return whether runs that differ in a setting belong to different variants."""
     described = describe(RunConfig).get(key)
     return described is None or described.makes_a_variant
 
@@ -318,10 +330,11 @@ def _value_in(config: Mapping[str, object], key: str) -> object:
 
 
 def _conditions(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict[str, Condition]:
-    def means(name: str) -> tuple[Numbers, Numbers]:
-        of_runs = [[figures_of(run.columns[name][client]) for client in clients] for run in runs]
-        quality, second = np.mean(of_runs, axis=0).reshape(-1, 2).T
-        return quality, second
+    def means(name: str) -> tuple[Numbers, Numbers, Numbers]:
+        by_run = [[run.columns[name][client] for client in clients] for run in runs]
+        of_runs = [[(*figures_of(one), one.known_auc) for one in own] for own in by_run]
+        quality, second, auc = np.mean(of_runs, axis=0).reshape(-1, 3).T
+        return quality, second, auc
 
     names = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
     return {name: Condition(label, name, *means(name)) for name in names}
@@ -331,15 +344,17 @@ def _check(run: Run, first: Run, reference: Run) -> None:
     """Refuse a run of another model or of other examples, and name the differences.
 
     Args:
-        run: the run.
-        first: the first run.
-        reference: the first run with the same split.
+        run: run to check.
+        first: first run of the comparison.
+        reference: first run with the same split.
     """
     reasons = []
     if run.result.model_id != first.result.model_id:
         ids = f"{run.result.model_id[:12]}, not {first.result.model_id[:12]}"
         reasons.append(f"the base model is {ids}")
-    these, those, all_clients = run.fingerprints, reference.fingerprints, first.fingerprints
+    these = run.fingerprints
+    those = reference.fingerprints
+    all_clients = first.fingerprints
     paths = {each.result.config.get("data.path") for each in (run, first)}
     if run is reference and these != all_clients and len(paths) > 1:
         reasons.append("with another split it cannot be checked that another source has the same")

@@ -1,4 +1,4 @@
-"""The verdict on a run: its model beside the best other column, and what to try where it loses."""
+"""The verdict on a run: its model compared with the best other column, and remedies if it loses."""
 
 import math
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from samara.shared.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
-from samara.shared.run_terms import federated_rounds
+from samara.shared.terms.columns import BASE_RATE, GLOBAL, INTERCEPT, LOCAL
+from samara.shared.terms.run_terms import federated_rounds
 from samara.simulations.comparison.columns import COMMON, MAJORITY, MEANINGS, Figures
 from samara.simulations.comparison.measure import ACCURACY, Measure, figures_of, measure_of
 from samara.simulations.comparison.statistics import Difference, Numbers, paired_difference
@@ -20,21 +20,23 @@ _LOST = (
     ("aggregation.rule", ("mean",), "if labels differ and no client may be hostile"),
     ("method", ("readout",), "for a private intercept and readout of every client"),
 )
-"""Settings to try where training has made the model worse: a key, the values that help, of which
-the first is named, and what they are good for."""
+"""Settings to try if training has made the model worse: a key, its helpful values with the
+recommended one first, and their benefit.
+"""
 _WITH_LABELS = ("adapter.layers", "method")
-"""Those of these settings whose values need labels."""
+"""Those of the settings above whose values need labels."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The model that clients have in the end beside the best of the other columns.
+    """The comparison of the clients' final model with the best other column.
 
     Attributes:
         name: column of the model.
-        against: other column with the best mean, a baseline or a simpler personal model.
-        difference: quality of each client less that of the other column, and its interval.
-        measure: what they are compared by.
+        against: other column with the best mean, either a baseline or a simpler personal model.
+        difference: each client's quality in the model's column minus that in the other column, with
+            an interval.
+        measure: measure of the comparison.
     """
 
     name: str
@@ -44,11 +46,11 @@ class Verdict:
 
     @classmethod
     def of(cls, qualities: Mapping[str, Numbers], measure: Measure = ACCURACY) -> Self | None:
-        """Return the verdict on the last column, or None if there is no other.
+        """Return the verdict on the last column, or None if it is the only one.
 
         Args:
-            qualities: quality of every client by column, float64 [clients]; more is better.
-            measure: what the clients are compared by.
+            qualities: quality of every client by column, float64 [clients]; higher is better.
+            measure: measure of the comparison.
         """
         *others, name = qualities
         others = [other for other in others if other in COMMON]
@@ -63,8 +65,9 @@ class Verdict:
         return self.difference.mean < 0 and float(self.measure.size(abs(self.difference.mean))) > 0
 
     def sentence(self) -> str:
-        """Return the verdict in words, which follow from the interval."""
-        own, clients = self.difference, len(self.difference.by_client)
+        """Return the verdict as a sentence; it says whether the interval shows a difference."""
+        own = self.difference
+        clients = len(self.difference.by_client)
         meaning = f" ({MEANINGS[self.against]})" if self.against == INTERCEPT else ""
         return (
             f"{self.name} is {self.measure.place(own.mean)} {self.against}{meaning}, the best "
@@ -73,7 +76,7 @@ class Verdict:
         )
 
     def what_to_try(self, config: Mapping[str, Any]) -> str:
-        """Return settings to try where the model loses, of those that the run did not have.
+        """Return remedies for a losing model, from settings that the run did not use.
 
         Args:
             config: settings of the run by dotted key.
@@ -109,17 +112,19 @@ class Verdict:
 
 
 def _has_private_rounds(config: Mapping[str, Any]) -> bool:
-    rounds, private = int(config.get("rounds", 0)), int(config.get("personal.rounds", 0))
+    rounds = int(config.get("rounds", 0))
+    private = int(config.get("personal.rounds", 0))
     return federated_rounds(str(config.get("method")), rounds, private) < rounds + private
 
 
 def describe_interval(low: float, high: float, measure: Measure, over: str) -> str:
-    """Return the interval of a difference in words, and whether it shows a difference.
+    """Describe the interval of a difference, and whether it shows a difference.
 
     Args:
-        low, high: ends of the interval; NaN without one.
-        measure: what the difference is of.
-        over: what the interval is over, such as clients.
+        low: lower end of the interval; NaN if there is none.
+        high: upper end of the interval; NaN if there is none.
+        measure: measure of the difference.
+        over: units that the interval covers, such as clients.
     """
     if math.isnan(low):
         return f"no interval over {over}: there is one"
@@ -128,7 +133,9 @@ def describe_interval(low: float, high: float, measure: Measure, over: str) -> s
 
 
 def verdict_of(columns: Mapping[str, Figures]) -> Verdict | None:
-    """Return the verdict on the last of a run's columns, over the clients that have all of them.
+    """Return the comparison of a run's last column, the final model, with the best other column.
+
+    Only clients that have all columns count.
 
     Args:
         columns: columns from `client_columns`.

@@ -1,8 +1,8 @@
 """The clients of a fleet, which share weights, one session, and forward passes.
 
-All clients of a round start from one global state, so there is one session for the whole fleet; it
-follows the ledger by the tails that the server sends. A client's examples, seeds and index are
-looked up when they are needed. Only clients whose report is due have adapters in memory.
+All clients of a round start from one global state, so the whole fleet has one session. The session
+follows the ledger by the catch-ups that the server sends. A client's examples, seeds and index are
+looked up when needed. Only clients whose report is due have adapters in memory.
 """
 
 import threading
@@ -25,22 +25,26 @@ from samara.client.protocol.simulated_client import RunFacts
 from samara.client.training.client_data import ClientData, ClientDataSource
 from samara.client.training.local_steps import clients_per_pass, take_local_steps_together
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.columns import GLOBAL
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import EvaluateInstruction, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import evaluation_column
-from samara.shared.ledger.records import CatchUp
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import (
+    EvaluateInstruction,
+    TrainInstruction,
+    token_of,
+)
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.label_scores import evaluation_column
+from samara.shared.terms.columns import GLOBAL
 from samara.simulations.fleet.device import Device
 
 MOST_ROWS = 512
-"""The most rows of several clients in one forward pass."""
+"""Maximum number of rows of several clients in one forward pass."""
 _EVALUATED_TOGETHER = 16
-"""Number of clients whose examples are sorted by length together in an evaluation."""
+"""Number of clients whose examples are sorted by length together for an evaluation."""
 
 
 class Clients:
@@ -48,10 +52,10 @@ class Clients:
 
     Args:
         devices: devices of the fleet, one per client.
-        runtimes: model runtimes by the quantization of a device.
+        runtimes: model runtimes by the device's quantization.
         data: source of the clients' data.
         config: settings of the run.
-        pool: pool of threads, each of which gets a copy of each runtime with the same weights.
+        pool: thread pool; each thread gets a copy of each runtime with the same weights.
     """
 
     def __init__(
@@ -62,33 +66,38 @@ class Clients:
         config: RunConfig,
         pool: Executor,
     ) -> None:
-        self._devices, self._runtimes, self._data, self._config = devices, runtimes, data, config
-        self._pool, self._of_thread = pool, threading.local()
+        self._devices = devices
+        self._runtimes = runtimes
+        self._data = data
+        self._config = config
+        self._pool = pool
+        self._of_thread = threading.local()
         self._session: Session | None = None
         self._latest_frame = b""
-        self._facts: dict[str, RunFacts] = {}  # by quantization, which the model id depends on
+        self._facts: dict[str, RunFacts] = {}  # by quantization, on which the model id depends
 
     def read_session(self, run_id: bytes) -> Session | None:
-        """Return the session that all clients share (see `SessionStore`)."""
+        """Return the session shared by all clients (see `SessionStore`)."""
         return self._session
 
     def write_session(self, run_id: bytes, session: Session) -> None:
-        """Keep the session that all clients share (see `SessionStore`)."""
+        """Store the session shared by all clients (see `SessionStore`)."""
         self._session = session
 
     def answer(self, number: int, task: Task) -> bytes:
-        """Return the reply of a client to a task that it carries out alone."""
+        """Return a client's reply to a task that it carries out alone."""
         return self._client(number).answer(task)
 
     def take(
         self, number: int, message: Message, kind: TaskKind, personal: bool = False
     ) -> tuple[Task, bytes]:
-        """Unpack a message to a client; the first one of an instruction brings the session along.
+        """Unpack a message to a client; the first message of an instruction updates the session.
 
         Returns:
-            The task, and a refusal or nothing.
+            The task, and the refusal of the task; empty bytes without a refusal.
         """
-        task, last_round = Task(), self._session.position.round if self._session else 0
+        task = Task()
+        last_round = self._session.position.round if self._session else 0
         try:
             task = task_of(message, kind, personal)
             if task.instruction != self._latest_frame:
@@ -105,16 +114,16 @@ class Clients:
         """Return the session at an instruction's start.
 
         Raises:
-            CatchUpError: if the session is at another round or digest.
+            CatchUpError: if the session is at another round or digest than the instruction's start.
         """
         return session_at(self._session, self._runtime(0), instruction, CatchUp())
 
     def group_by_pass(
         self, instruction: TrainInstruction, numbers: Sequence[int]
     ) -> list[list[int]]:
-        """Return clients in groups that share forward passes, in the order of their first members.
+        """Return groups of clients that share forward passes, in the order of their first members.
 
-        The clients of a group have one quantization, and fit the budget of rows.
+        The clients of a group have the same quantization, and together fit the row limit.
         """
         by_quantization: dict[str, list[int]] = {}
         for number in numbers:
@@ -130,13 +139,14 @@ class Clients:
     def reports(
         self, instruction: TrainInstruction, session: Session, groups: Sequence[Sequence[int]]
     ) -> dict[int, bytes]:
-        """Return the reports, or refusals, of groups of clients; groups train side by side."""
+        """Return the reports, or refusals, of groups of clients; groups train in parallel."""
         frame = instruction.encode()
         parts = composition(self._config.terms, self._runtime(0).layout)
         model = parts.model(session.state)
 
         def train(numbers: Sequence[int]) -> list[bytes]:
-            runtime, data = self._runtime(numbers[0]), [self._data_of(one) for one in numbers]
+            runtime = self._runtime(numbers[0])
+            data = [self._data_of(one) for one in numbers]
             results: list[Report | SamaraError]
             if instruction.asks_for_components:
                 results = [
@@ -184,9 +194,11 @@ class Clients:
 
     def _evaluate(self, frame: bytes, numbers: Sequence[int]) -> list[bytes]:
         """Return evaluations of the global model, with all clients' examples in shared passes."""
-        instruction, runtime = EvaluateInstruction.decode(frame), self._runtime(numbers[0])
+        instruction = EvaluateInstruction.decode(frame)
+        runtime = self._runtime(numbers[0])
         is_text = isinstance(runtime.task, GenerationTask)
-        session, token = self._session, token_of(frame)
+        session = self._session
+        token = token_of(frame)
         assert session is not None, "a client catches up before it evaluates"
         state = composition(self._config.terms, runtime.layout).model(session.state)
         by_client = [self._data_of(number).tokenized(instruction.split) for number in numbers]
@@ -194,7 +206,8 @@ class Clients:
             runtime.prepare(examples.prompts)
         prompts = [prompt for examples in by_client for prompt in examples.prompts]
         scores = runtime.scores(state, prompts) if prompts else None
-        frames, start = [], 0
+        frames = []
+        start = 0
         for number, examples in zip(numbers, by_client, strict=True):
             end = start + len(examples.labels)
             client_scores = (
@@ -207,7 +220,8 @@ class Clients:
         return frames
 
     def _client(self, number: int) -> Client:
-        runtime, kind = self._runtime(number), self._quantization(number)
+        runtime = self._runtime(number)
+        kind = self._quantization(number)
         if kind not in self._facts:
             self._facts[kind] = RunFacts.of(self._config, self._config, runtime)
         return self._facts[kind].client(RuntimeLearner(runtime, self._data_of(number)), self)
@@ -219,7 +233,7 @@ class Clients:
         return self._devices[number].group.quantization
 
     def _runtime(self, number: int) -> ModelRuntime:
-        """Return the calling thread's runtime of a client's quantization."""
+        """Return the calling thread's runtime for a client's quantization."""
         copies: dict[int, ModelRuntime] = self._of_thread.__dict__.setdefault("copies", {})
         first = self._runtimes[self._quantization(number)]
         if id(first) not in copies:
@@ -234,13 +248,13 @@ def _own_update(
     model: State,
     mask: NDArray[np.bool_] | None,
 ) -> Report | SamaraError:
-    """Return a client's report of components of its own update, or why there is none.
+    """Return a client's report of its own update's components, or the error that prevented it.
 
     Args:
         runtime: model of the client.
-        data: its examples.
+        data: examples of the client.
         instruction: instruction of the round.
-        model: int64 [d], the state that the round starts from.
+        model: int64 [d], the state at the start of the round.
         mask: bool [d], true where numbers are trained; None trains all.
     """
     try:

@@ -19,13 +19,13 @@ from samara.devices.hardware.link import (
 from samara.devices.hardware.model_shape import ModelShape, model_shape
 from samara.devices.hardware.profile import DeviceProfile, LinkProfile, load_device, load_link
 from samara.devices.hardware.roofline import Grouping, Workload, compute_bytes
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, SamaraError
-from samara.shared.fleet_settings import DeviceGroup
-from samara.shared.frames.instructions import Split
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.fleet import DeviceGroup
 
 SHIFT_HOURS = 1.0
-"""The largest shift of a device's hours of the day against its group's, in hours."""
+"""Maximum shift in hours of a device's daily hours relative to its group's."""
 _SAMPLED_CLIENTS = 8
 _WHOLE_DAY = 24.0
 _HOUR = 3600.0
@@ -36,17 +36,17 @@ class Device:
     """An emulated device of a fleet.
 
     Attributes:
-        number: index of the client that runs on it.
-        group: settings that it shares with the devices of its group.
+        number: index of the client on the device.
+        group: settings shared by the devices of its group.
         profile: device profile in its power mode.
-        link: link profile with this device's hours of the day.
-        charging: hours of the day at a charger.
+        link: link profile with this device's daily hours.
+        charging: daily hours at a charger.
         estimate: time and memory of a step with one micro-batch.
-        measuring: time and memory of such a step that also measures curvature.
+        measuring: time and memory of a step with one micro-batch that also measures curvature.
         passes: number of micro-batches in a step.
-        charge: Wh in the battery when the run begins.
-        first_pass_seconds: duration of running the model once over its examples, which a readout
-            alone needs before the first step; 0 with adapters inside the model.
+        charge: Wh in the battery at the start of the run.
+        first_pass_seconds: seconds of the pass over the client's examples before the first step of
+            a readout alone; 0 with adapters inside the model.
     """
 
     number: int
@@ -62,11 +62,11 @@ class Device:
 
     @property
     def step_seconds(self) -> float:
-        """The duration of a step that measures no curvature, in seconds."""
+        """The duration in seconds of a step that measures no curvature."""
         return self._seconds(self.estimate)
 
     def work(self, steps: int, measuring: int) -> tuple[float, int]:
-        """Return the duration of local steps in seconds and their peak memory in bytes.
+        """Return the duration of local steps in seconds, and their peak memory in bytes.
 
         Args:
             steps: number of steps.
@@ -79,27 +79,28 @@ class Device:
 
     @property
     def watts(self) -> float | None:
-        """The largest power drawn while computing, in watts; None if unknown."""
+        """The maximum power draw while computing, in watts; None if unknown."""
         return self.profile.watts
 
     def is_free(self, at: float, charge: float) -> bool:
-        """Return whether it can take part at a virtual second: connected and powered."""
+        """Return whether the device can take part at a virtual time: connected and powered."""
         return is_available(self.link, at) and self._has_power(at, charge)
 
     def next_change(self, at: float, charge: float) -> float:
         """Return when a device that cannot take part may be able to; ∞ if never.
 
         Args:
-            at: virtual seconds.
-            charge: Wh at that time.
+            at: virtual time in seconds.
+            charge: Wh in the battery at that time.
         """
         there = next_available_time(self.link, at)
         power = at if self._has_power(at, charge) else next_time_within(self.charging, at)
         return inf if there is None or power is None else max(there, power)
 
     def charge_after(self, charge: float, begun: float, ended: float) -> float:
-        """Return the Wh in the battery after some time of charging and of its owner's use."""
-        clock, group = begun, self.group
+        """Return the Wh in the battery after a period of charging and of the owner's use."""
+        clock = begun
+        group = self.group
         for window in chain(time_windows(self.charging, begun), [(inf, inf)]):
             begin, end = (min(moment, ended) for moment in window)
             charge = max(0.0, charge - group.use * max(0.0, begin - clock) / _HOUR)
@@ -112,11 +113,13 @@ class Device:
         return charge
 
     def at_charger(self, at: float) -> bool:
-        """Return whether it is at a charger or has no battery."""
+        """Return whether the device is at a charger or has no battery."""
         return not self.group.battery or next_time_within(self.charging, at) == at
 
     def _seconds(self, step: StepEstimate) -> float:
-        """Return the duration of a step: adapters are drawn once, passes made per micro-batch."""
+        """Return the duration of a step: adapters are drawn once, and passes run per
+        micro-batch.
+        """
         return step.time.adapters + self.passes * (step.time.total - step.time.adapters)
 
     def _has_power(self, at: float, charge: float) -> bool:
@@ -129,19 +132,20 @@ def fleet_of(
     data: ClientDataSource,
     profile_of: Callable[[str], DeviceProfile] = load_device,
 ) -> list[Device]:
-    """The devices of a run, one per client, group by group.
+    """Return the devices of a run, one per client, group by group.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         runtime: runtime of the model.
-        data: source of the clients' data, which determine the length of sequences.
-        profile_of: function that returns the profile of a device's name or file.
+        data: source of the clients' data, which determine sequence lengths.
+        profile_of: function that returns the profile for a device's name or file.
 
     Raises:
         ConfigError: naming every unknown profile, link or power mode.
         ModelError: if the model of `fleet.timed-as` cannot be read, or is too small.
     """
-    groups, mistakes = config.fleet.devices, []
+    groups = config.fleet.devices
+    mistakes = []
     kinds: list[tuple[DeviceProfile, LinkProfile]] = []
     for index, group in enumerate(groups):
         try:
@@ -191,7 +195,7 @@ def fleet_of(
 
 
 def _kept_examples(config: RunConfig, shares: Sequence[ClientData]) -> int:
-    """Return how many examples of a typical client a readout's step has.
+    """Return the number of examples in a readout's step for a typical client.
 
     Returns:
         0 with adapters inside the model.
@@ -211,7 +215,7 @@ def _estimate(
     runtime: ModelRuntime,
     trunk: int,
 ) -> StepEstimate:
-    """Return the cost of a micro-batch, or of a readout's whole step on kept examples."""
+    """Return the cost of a micro-batch, or of a readout's whole step on cached examples."""
 
     def of(work: Workload) -> StepEstimate:
         if kept:
@@ -229,7 +233,7 @@ def _trunk_bytes(
     profile: DeviceProfile,
     work: Workload,
 ) -> int:
-    """Return the bytes of the trunk's outputs that a typical client keeps between passes."""
+    """Return the bytes of trunk outputs that a typical client keeps between passes."""
     if config.trunk_cache_folder or not work.first_adapted(shape):
         return 0
     sampled = shares[:_SAMPLED_CLIENTS]
@@ -241,7 +245,7 @@ def _trunk_bytes(
 
 
 def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
-    """Divide clients among groups by largest remainders."""
+    """Divide clients among groups by the largest remainder method."""
     whole = sum(group.share for group in groups)
     exact = [clients * group.share / whole for group in groups]
     counts = [int(share) for share in exact]
@@ -252,7 +256,7 @@ def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
 
 
 def _shifted(hours: Sequence[tuple[float, float]], shift: float) -> Iterator[tuple[float, float]]:
-    """Shift hours of the day; a whole day stays a whole day."""
+    """Shift daily hours by some hours; a whole day stays a whole day."""
     for begin, end in hours:
         whole = end - begin >= _WHOLE_DAY
         moved = begin if whole else (begin + shift) % _WHOLE_DAY
@@ -267,10 +271,11 @@ def _workload(
     group: DeviceGroup,
     own_shape: bool,
 ) -> tuple[Workload, int, int]:
-    """Return the workload of a micro-batch on a device of a group, its longest sequence, passes.
+    """Return the workload of a micro-batch on a group's device, its longest sequence, and the
+    passes.
 
-    Time follows from the mean length of sequences, and the peak of memory from the longest one, to
-    which the others of its batch are padded. Passes are the micro-batches of a step.
+    Time depends on the mean sequence length. Peak memory depends on the longest sequence, to which
+    the others of its batch are padded. Passes are the micro-batches of a step.
     """
     clients = config.data.clients
     prompts = [
@@ -282,7 +287,8 @@ def _workload(
     places = [len(own) for prompt in prompts for own in prompt.supervised]
     grouping: Grouping = "both" if config.grouping == "auto" else config.grouping
     examples = min(config.examples_in_pass or config.batch, config.batch)
-    blocks, adapted = len(shape.blocks), runtime.adapted_block_count
+    blocks = len(shape.blocks)
+    adapted = runtime.adapted_block_count
     top = min(blocks, adapted) if own_shape or config.adapter.layers != "all" else blocks
     work = Workload(
         sequence=round(sum(map(len, sequences)) / len(sequences)),
@@ -295,7 +301,7 @@ def _workload(
         rank=config.adapter.rank,
         supervised=round(sum(places) / len(places)),
     )
-    # A readout's step is a single product on all its examples.
+    # A readout's step is a single product over all its examples.
     passes = -(-config.batch // examples) if config.adapter.inner_layers else 1
     work = replace(work, sequence=max(work.sequence, work.supervised))
     return work, max(work.sequence, *map(len, sequences)), passes

@@ -11,11 +11,11 @@ from samara.client.protocol.client import make_refusal
 from samara.client.protocol.session import Session
 from samara.shared.errors import SamaraError
 from samara.shared.flower_compat import set_message_id
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
-from samara.shared.frames.report import Report
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.wire import PERSONAL_ACTION, RECORD
-from samara.simulations.engine import FIRST_CLIENT_NODE, LocalGrid, ignore_message
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.wire import PERSONAL_ACTION, RECORD
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, LocalGrid, ignore_message
 from samara.simulations.fleet.clients import Clients
 from samara.simulations.fleet.job import Job
 from samara.simulations.fleet.virtual_clock import VirtualClock
@@ -25,7 +25,7 @@ _PERSONAL = f"{MessageType.EVALUATE}.{PERSONAL_ACTION}"
 
 @dataclass(eq=False)
 class _Asked:
-    """The clients of a round that will report, and their reports as far as computed."""
+    """The clients of a round that will report, and the reports computed so far."""
 
     instruction: TrainInstruction
     session: Session
@@ -35,7 +35,7 @@ class _Asked:
 
 @dataclass(frozen=True, eq=False)
 class _Due:
-    """A report that arrives at a virtual second."""
+    """A report that arrives at a virtual time."""
 
     message: Message
     job: Job
@@ -43,17 +43,19 @@ class _Due:
 
 
 class FleetGrid(LocalGrid):
-    """A grid that delivers training on the virtual clock and everything else at once.
+    """A grid that delivers training on the virtual clock, and all other messages at once.
 
-    A report is computed when the server fetches it, together with those that share its forward
-    passes and those that fill the other threads. Reports that miss a deadline are not computed.
+    A report is computed when the server fetches it. Reports that share its forward passes, or that
+    fill the other threads, are computed at the same time. Reports that miss a deadline are never
+    computed.
 
     Args:
         clock: virtual clock of the fleet.
         clients: clients that answer.
         clients_count: number of clients.
-        threads: number of groups of clients that train at the same time.
-        on_message: called with message type and client after each answered message.
+        threads: number of groups of clients that train in parallel.
+        on_message: function that is called with message type and client after each answered
+            message.
     """
 
     def __init__(
@@ -65,14 +67,17 @@ class FleetGrid(LocalGrid):
         on_message: Callable[[str, int], None] = ignore_message,
     ) -> None:
         super().__init__()
-        self._clock, self._clients, self._threads = clock, clients, threads
-        self._on_message, self._numbers = on_message, count()
+        self._clock = clock
+        self._clients = clients
+        self._threads = threads
+        self._on_message = on_message
+        self._numbers = count()
         self._nodes = range(FIRST_CLIENT_NODE, FIRST_CLIENT_NODE + clients_count)
         self._replies: dict[str, Message] = {}
         self._due: dict[str, _Due] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes; the clock decides which of them can be reached."""
+        """Return all nodes; the clock decides which of them are reachable."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -96,8 +101,9 @@ class FleetGrid(LocalGrid):
         return list(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived, each once."""
-        wanted, now = set(message_ids), self._clock.now()
+        """Return the arrived replies to these messages; each reply is returned only once."""
+        wanted = set(message_ids)
+        now = self._clock.now()
         there = [i for i in self._due if i in wanted and self._due[i].job.ended <= now]
         for identifier in there:
             due = self._due.pop(identifier)
@@ -107,7 +113,9 @@ class FleetGrid(LocalGrid):
     def _begin(self, sent: dict[str, Message]) -> None:
         """Start the round's instruction on every device."""
         jobs: dict[str, Job] = {}
-        size, measuring, instruction = 0, 0, None
+        size = 0
+        measuring = 0
+        instruction = None
         for identifier, message in sent.items():
             number = _client(message)
             task, refusal = self._clients.take(number, message, TaskKind.TRAIN)
@@ -118,7 +126,8 @@ class FleetGrid(LocalGrid):
                 instruction = TrainInstruction.decode(task.instruction)
                 size = _report_size(instruction)
                 measuring = sum(map(instruction.measures_curvature, range(instruction.steps)))
-            down, steps = len(task.instruction) + _missed_bytes(task), instruction.steps
+            down = len(task.instruction) + _missed_bytes(task)
+            steps = instruction.steps
             jobs[identifier] = self._clock.ask(
                 number, instruction.round, down, size, steps, measuring
             )
@@ -140,8 +149,11 @@ class FleetGrid(LocalGrid):
         self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
 
     def _report(self, due: _Due) -> bytes:
-        """Return a report; compute it, its group and a group for each other thread if needed."""
-        asked, number = due.asked, due.job.device
+        """Return a report; if needed, compute it with its group and one group for each other
+        thread.
+        """
+        asked = due.asked
+        number = due.job.device
         if number not in asked.reports:
             ahead = (group for group in asked.groups if group[0] not in asked.reports)
             own = next(group for group in asked.groups if number in group)
@@ -151,7 +163,7 @@ class FleetGrid(LocalGrid):
         return asked.reports[number]
 
     def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
-        """Evaluate: it takes no virtual time, but the bytes received count on the link later."""
+        """Evaluate, without virtual time; the received bytes are charged to the link later."""
         asked: dict[str, int] = {}
         task = Task()
         for identifier, message in sent.items():

@@ -18,18 +18,18 @@ class Job:
 
     Attributes:
         device: index of the device's client.
-        outcome: "reported", or why there is no report.
-        begun: virtual second at which the instruction was sent.
-        ended: virtual second at which its report arrived or it failed.
+        outcome: "reported", or the reason for a missing report.
+        begun: virtual time in seconds when the instruction was sent.
+        ended: virtual time in seconds when the report arrived or the job failed.
         compute: seconds of computing.
-        transfer: seconds of transfer on its link.
-        waited: seconds until its link was available.
+        transfer: seconds of transfer on the link.
+        waited: seconds until the link was available.
         bytes_down: bytes received over the link, with headers and repeated packets.
         bytes_up: bytes sent over the link, with headers and repeated packets.
-        joules: largest energy of the computing; None if unknown.
+        joules: upper bound of the computing energy; None if unknown.
         peak_bytes: peak memory of the process.
-        slow: whether other work slowed its steps down.
-        charge: Wh in its battery at the end.
+        slow: whether other work slowed the steps down.
+        charge: Wh in the battery at the end.
     """
 
     device: int
@@ -58,21 +58,24 @@ def job(
     measuring: int = 0,
     first: bool = False,
 ) -> Job:
-    """Simulate receiving an instruction, taking its steps and sending the report.
+    """Simulate a job: receive an instruction, take its steps, and send the report.
 
     Args:
         device: emulated device.
-        at: virtual second at which the instruction is sent.
+        at: virtual time in seconds when the instruction is sent.
         down: bytes of instruction and catch-up.
         up: bytes of the report.
         steps: number of local steps.
-        charge: Wh in its battery.
+        charge: Wh in the battery at the start.
         seed: seed of jitter, packet loss, dropout and slowness.
         measuring: number of steps that measure curvature.
-        first: whether the device has not run the model over its examples yet, for a readout.
+        first: whether, for a readout, the device has yet to run the model over its examples.
     """
-    random, group = np.random.default_rng(seed), device.group
-    drops, moment, slow = random.random() < group.dropout, random.random(), random.random()
+    random = np.random.default_rng(seed)
+    group = device.group
+    drops = random.random() < group.dropout
+    moment = random.random()
+    slow = random.random()
     seeds = random.integers(2**63, size=2)
     is_slow = slow < group.slow
     received = download(device.link, down, at, int(seeds[0]))
@@ -83,14 +86,18 @@ def job(
     seconds *= group.slowdown if is_slow else 1.0
     outcome: Outcome = "reported"
     if peak > device.profile.usable_bytes:
-        outcome, seconds, peak = "out of memory", 0.0, device.profile.usable_bytes
+        outcome = "out of memory"
+        seconds = 0.0
+        peak = device.profile.usable_bytes
     elif drops:
-        outcome, seconds = "dropped out", moment * seconds
+        outcome = "dropped out"
+        seconds = moment * seconds
     watts = device.watts or 0.0
     if not device.at_charger(received.end) and watts * seconds > 0:
         spare = (charge - group.reserve * group.battery) * _HOUR
         if watts * seconds > spare:
-            outcome, seconds = "out of battery", max(0.0, spare) / watts
+            outcome = "out of battery"
+            seconds = max(0.0, spare) / watts
     computed = received.end + seconds
     sent: Transfer | None = None
     if outcome == "reported":

@@ -9,16 +9,16 @@ from samara.client.training.model_runtime import LoadedRun, ModelRuntime, load_r
 from samara.server.app import serve
 from samara.server.rounds.event_log import Meter
 from samara.server.store import METRICS_FILE
-from samara.shared.config import RunConfig
-from samara.shared.events import read_events
-from samara.shared.machine import cores
+from samara.shared.machine.process import cores
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.events import read_events
 from samara.simulations.finished import hold_inputs
 from samara.simulations.fleet.clients import Clients
 from samara.simulations.fleet.device import fleet_of
 from samara.simulations.fleet.grid import FleetGrid
 from samara.simulations.fleet.virtual_clock import VirtualClock
 from samara.simulations.passes import PassesInProcess, PassMeter
-from samara.simulations.plan import known_of, log_plan
+from samara.simulations.planning.plan import known_of, log_plan
 
 
 def simulate_fleet(
@@ -28,17 +28,18 @@ def simulate_fleet(
     folder: Path,
     on_message: Callable[[str, int], None],
 ) -> Path:
-    """Train with the devices of ``fleet.devices``; returns the run's folder.
+    """Train with the devices of ``fleet.devices``, and return the run's folder.
 
     Args:
         config: settings of the run, with `fleet.devices`.
         run: model and data of the run.
         shares: data of the clients.
         folder: folder of the run.
-        on_message: called with message type and client after each answered message.
+        on_message: function that is called with message type and client after each answered
+            message.
 
     Raises:
-        SamaraError: if the run cannot begin, or cannot go on.
+        SamaraError: if the run cannot start or continue.
     """
     threads = 1 if config.model.torch_device != "cpu" else max(1, cores() // (config.threads or 1))
     first, data = run
@@ -61,7 +62,9 @@ def simulate_fleet(
 
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:
-    """Return the runtime of devices of a quantization; full-precision weights are the run's."""
+    """Return the runtime for devices of a quantization; full-precision weights are shared with the
+    run.
+    """
     run_quantization = config.model.quantization
     quantization = kind if kind in ("int8", "nf4") else run_quantization
     if quantization == run_quantization:

@@ -1,4 +1,4 @@
-"""The virtual clock of a fleet, and which of its devices can be reached."""
+"""The virtual clock of a fleet, which also tells which devices are reachable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from samara.shared.errors import TrainingError
-from samara.simulations.engine import FIRST_CLIENT_NODE
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE
 from samara.simulations.fleet.device import Device
 from samara.simulations.fleet.job import Job, job
 from samara.simulations.fleet.record import of_devices, of_job
@@ -16,7 +16,7 @@ _HOUR = 3600.0
 
 @dataclass
 class _Battery:
-    """The battery charge of a device in Wh, its time, and until when the device is busy."""
+    """A device's battery charge in Wh at a time, and the time until which the device is busy."""
 
     charge: float
     since: float
@@ -24,17 +24,17 @@ class _Battery:
 
 
 class VirtualClock:
-    """A `Clock` and `Meter` of virtual seconds; second 0 is a midnight.
+    """A `Clock` and `Meter` of virtual seconds; second 0 is midnight.
 
-    Everything is a function of the seed and of the server's requests. Time passes only while the
-    server waits: its own work, hellos and evaluations take no virtual time.
+    All times are a function of the seed and of the server's requests. Time passes only while the
+    server waits: the server's work, hellos and evaluations take no virtual time.
 
     Args:
         devices: devices of the fleet; number i is client i.
         seed: seed of the run.
         begins: hour of the day at which the run begins.
-        every: least number of seconds between the beginnings of rounds.
-        rounds: events of the rounds before, in a continued run.
+        every: minimum virtual seconds between the starts of rounds.
+        rounds: events of the earlier rounds of a continued run.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class VirtualClock:
         every: float = 0.0,
         rounds: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self._devices, self._seed, self._every = devices, seed, every
+        self._devices = devices
+        self._seed = seed
+        self._every = every
         self._now = self._begun = begins * _HOUR
         self._batteries = [_Battery(device.charge, self._now) for device in devices]
         self._jobs: list[Job] = []
@@ -63,11 +65,11 @@ class VirtualClock:
                     self._prepared.add(int(number))
 
     def now(self) -> float:
-        """Return the time in virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._now
 
     def wait(self, most: float, waited: float = inf) -> None:
-        """Advance to the next report, or to when a device becomes available, or to the limit.
+        """Advance to the next report, to the time when a device becomes available, or to the limit.
 
         Raises:
             TrainingError: if no device can ever take part again.
@@ -85,7 +87,7 @@ class VirtualClock:
         return self._is_free(node - FIRST_CLIENT_NODE)
 
     def owe(self, number: int, size: int) -> None:
-        """Add bytes that a device receives along with its next instruction."""
+        """Add bytes that a device will receive with its next instruction."""
         self._owed[number] += size
 
     def ask(
@@ -98,7 +100,8 @@ class VirtualClock:
         measuring: int = 0,
     ) -> Job:
         """Start an instruction on a device now; see `samara.simulations.fleet.job.job`."""
-        device, battery = self._devices[number], self._batteries[number]
+        device = self._devices[number]
+        battery = self._batteries[number]
         if not self._jobs:
             self._begun = self._now
         charge = device.charge_after(battery.charge, battery.since, self._now)
@@ -116,9 +119,10 @@ class VirtualClock:
         return done
 
     def finish_round(self) -> dict[str, Any]:
-        """Advance to when the next round may begin, and return the fleet's part of the event.
+        """Advance to the earliest start of the next round, and return the fleet's part of the
+        event.
 
-        The part says when the round began and ended, and the outcome of every asked device.
+        The part records the start and end of the round, and the outcome for every asked device.
         """
         part = {
             "begun": self._begun,
@@ -126,11 +130,12 @@ class VirtualClock:
             "devices": {str(done.device): of_job(done, self._now) for done in self._jobs},
         }
         self._now = max(self._now, self._begun + self._every)
-        self._begun, self._jobs = self._now, []
+        self._begun = self._now
+        self._jobs = []
         return {"fleet": part}
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the totals of every device over the rounds of the run."""
+        """Return every device's totals over the rounds of the run."""
         return {"fleet": of_devices(self._devices, rounds)}
 
     def _is_free(self, number: int) -> bool:
@@ -140,13 +145,14 @@ class VirtualClock:
         )
 
     def _charge(self, number: int) -> float:
-        device, battery = self._devices[number], self._batteries[number]
+        device = self._devices[number]
+        battery = self._batteries[number]
         if not device.group.battery:
             return 0.0
         return device.charge_after(battery.charge, battery.since, self._now)
 
     def _next_change(self) -> float:
-        """Return when a device that cannot take part now may be able to."""
+        """Return when a currently unavailable device may be able to take part."""
         moments = [
             max(self._batteries[number].busy, device.next_change(self._now, self._charge(number)))
             for number, device in enumerate(self._devices)

@@ -1,1 +1,1 @@
-"""A project of one's own: a task file and a scenario written after a look at the data."""
+"""Creation of a project: a task file and a scenario drafted from the user's data."""

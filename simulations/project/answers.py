@@ -1,4 +1,4 @@
-"""Answers to what a project must know: from options, from questions in a terminal, or defaults."""
+"""Answers to a project's questions, from options, from a terminal dialog, or by default."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 @dataclass
 class Answers:
-    """The answers so far; in a terminal, what no option says is asked.
+    """The answers so far; in a terminal, missing options are asked for.
 
     Attributes:
         given: values by option.
         asks: whether to ask.
-        used: options that were given or asked for, and their values, in order.
+        used: options that were given or asked for, with their values, in order.
     """
 
     given: Mapping[str, str]
@@ -29,13 +29,13 @@ class Answers:
     used: dict[str, str] = field(default_factory=dict)
 
     def one(self, option: str, question: str, default: str | None, check: Callable[[str], T]) -> T:
-        """Return a checked answer; in a terminal a wrong one is asked for again.
+        """Return a checked answer; in a terminal, ask again after a wrong one.
 
         Args:
-            option: name of the option, ``data``.
-            question: what is asked, and what the option means.
-            default: answer where none is given; None if there has to be one.
-            check: turns the text into the answer, or raises a `SamaraError`.
+            option: name of the option, for example ``data``.
+            question: text of the question, which explains the option.
+            default: answer if none is given; None if an answer is required.
+            check: function that converts the text to the answer, or raises a `SamaraError`.
 
         Raises:
             SamaraError: if a given answer is wrong, or a required one is missing.
@@ -67,14 +67,14 @@ class Answers:
         default: Sequence[str] | None,
         check: Callable[[Sequence[str]], T],
     ) -> T:
-        """Return a checked answer of several texts, separated by commas; as `one` otherwise."""
+        """Return a checked answer of several texts, separated by commas; otherwise as `one`."""
         shown = None if default is None else ",".join(default)
         if default is not None and option not in self.given and not self.asks:
             return check(default)
         return self.one(option, question, shown, lambda text: check(_split(text)))
 
     def command(self, folder: str) -> str:
-        """Return the command that gives the same answers by options."""
+        """Return the command that gives the same answers through options."""
         words = ["samara", "new", folder]
         for option, texts in self.used.items():
             words += [f"--{option}", texts]
@@ -82,7 +82,7 @@ class Answers:
 
 
 def _ask(question: str, default: str | None) -> str:
-    """Return what is typed; the end of the input stops the command as Ctrl-C does."""
+    """Return the typed text; the end of the input stops the command, like Ctrl-C."""
     try:
         return Prompt.ask(escape(question), default=default) or ""
     except EOFError:

@@ -1,4 +1,4 @@
-"""Baselines before a run: the most frequent label, and the model's answers as it is."""
+"""Baselines before a run: the most frequent label, and the untrained model's answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import Confusion, auc
 from samara.shared.model.scorers import HeadlessScorer, Prompt
+from samara.shared.protocol.frames.instructions import Split
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.label_scores import Confusion, auc
 from samara.shared.tasks.metrics import label_metric
 
 ZERO_SHOT_ROWS = 200
-"""The most rows whose answers are computed."""
+"""Maximum number of rows whose answers are computed."""
 
 
 def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> list[str]:
-    """Return lines with what trivial answers and the base model reach on validation rows.
+    """Return lines about the validation results of constant answers and of the base model.
 
     Args:
         runtime: loaded model.
@@ -49,7 +49,7 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
     ]
     if any(example.user for share in shares for example in share.examples):
         lines.append(f"each user's most frequent label: {metric(answers, of_users):.1%}")
-    if isinstance(runtime.scorer, HeadlessScorer):  # which finds all labels as likely
+    if isinstance(runtime.scorer, HeadlessScorer):  # its labels all have equal scores
         return lines
     prompts, right = _spread(shares)
     scores = runtime.base_scores(prompts)
@@ -68,7 +68,7 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
 
 
 def _describe_texts(runtime: ModelRuntime, shares: Sequence[ClientData]) -> str:
-    """Return a line with the base model's loss on validation texts."""
+    """Return a line about the base model's loss on validation texts."""
     prompts, _ = _spread(shares)
     if not prompts:
         return "no baselines: there are no validation rows"
@@ -82,7 +82,7 @@ def _describe_texts(runtime: ModelRuntime, shares: Sequence[ClientData]) -> str:
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of so many rows."""
+    """Return Wilson's 95 % interval of a share among a number of rows."""
     z = 1.96
     middle = share + z * z / (2 * count)
     half = z * sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
@@ -91,7 +91,7 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def _most_frequent(share: ClientData, usual: int) -> int:
-    """Return a client's most frequent label in training; that of all in a tie."""
+    """Return a client's most frequent training label; in a tie, that of all clients."""
     counts = Counter(int(label) for label in share.labels(Split.TRAIN))
     return max(counts, key=lambda label: (counts[label], label == usual), default=usual)
 

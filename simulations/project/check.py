@@ -1,4 +1,4 @@
-"""The check of a drafted project by what its command will do, and what that will take."""
+"""Check of a drafted project: whether its command will work, and how long it will take."""
 
 import shlex
 import tempfile
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from samara.shared.config import RunConfig, load_scenario
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.frames.instructions import Split
-from samara.shared.machine import cores
+from samara.shared.machine.process import cores
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.config import RunConfig, load_scenario
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import load_examples
 from samara.shared.tasks.kinds import ChoiceTask, GenerationTask, Task
-from samara.simulations.plan import describe_plan
+from samara.shared.tasks.messages import EMBEDDED_DATA
+from samara.simulations.planning.plan import describe_plan
+from samara.simulations.planning.prompt_form import FormChoice, choose_form
 from samara.simulations.project.baselines import describe_baselines
 from samara.simulations.project.drafts import (
     SCENARIO_FILE,
@@ -25,33 +26,33 @@ from samara.simulations.project.drafts import (
     draft_scenario,
     quoted,
 )
-from samara.simulations.prompt_form import FormChoice, choose_form
 from samara.simulations.report.fleet import span_of
 from samara.simulations.simulate import LoadedSimulation, load_simulation
 
 _COUNTED_TEXTS = 2_000
 EMBEDDED_CLIENTS = 8
 TUNED_ROWS = 100
-"""The examples of each split that a task for `samara tune` is tried on."""
+"""Number of examples per split on which a task for `samara tune` is tried."""
 
 
 def checked_files(
     choices: ProjectChoices, task_text: str, folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, str], str]:
-    """Return the files of a project by name, tried in a temporary folder, and its next command.
+    """Return the files of a project by name, tested in a temporary folder, and the next command.
 
     Args:
-        choices: what the project is made of.
+        choices: choices that define the project.
         task_text: text of the task file.
         folder: absolute path of the project's folder.
-        say: shows a line about what a run will take, and baselines.
+        say: function that shows a line about a run's expected cost or a baseline.
 
     Raises:
-        SamaraError: if a run of them could not begin.
+        SamaraError: if a run of the project could not start.
     """
     files = {TASK_FILE: task_text}
     with tempfile.TemporaryDirectory(prefix="samara-new-") as temporary:
-        task, scenario = Path(temporary) / TASK_FILE, Path(temporary) / SCENARIO_FILE
+        task = Path(temporary) / TASK_FILE
+        scenario = Path(temporary) / SCENARIO_FILE
         task.write_text(task_text, encoding="utf-8")
         size = _size_of(choices, task)
         if chosen := choose_form(_asking(choices, task)):
@@ -84,10 +85,10 @@ def with_form(task_text: str, chosen: FormChoice) -> str:
 
 
 def is_federated(task: Task, users: int) -> bool:
-    """Return whether a project of a task is a federation, and not `samara tune`.
+    """Return whether a project of a task is a federation rather than `samara tune`.
 
-    Labels must be the same for all rows. Texts are dealt to users only: what one of them writes
-    like is what there is to learn.
+    A federation needs the same labels in all rows. Texts are dealt only to users, because the aim
+    is to learn each user's style.
 
     Args:
         task: task of the project.
@@ -101,27 +102,30 @@ def is_federated(task: Task, users: int) -> bool:
 def check_scenario(
     scenario: Path, task: Path, folder: Path, places: Sequence[str]
 ) -> Iterator[str]:
-    """Yield lines about what a run of a drafted scenario will take, and its baselines.
+    """Yield lines about the expected cost of a drafted scenario's run, and its baselines.
 
     Args:
         scenario: scenario file in a temporary folder.
         task: task file beside it.
-        folder: folder that both are for.
-        places: assignments of the data's and the model's paths, which the scenario has from there.
+        folder: final folder of both files.
+        places: assignments of the data's and the model's paths, which replace the scenario's.
 
     Raises:
-        SamaraError: as `simulate` would.
+        SamaraError: as in `simulate`.
     """
     drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}", *places])
     loaded = load_simulation(drafted)
     yield from describe_plan(drafted, loaded.runtime, loaded.shares, folder / "run")
-    if not isinstance(loaded.runtime.task, GenerationTask):  # whose tokens the plan has counted
+    # for texts, the plan has counted tokens
+    if not isinstance(loaded.runtime.task, GenerationTask):
         yield _tokens(loaded)
     yield from describe_baselines(loaded.runtime, loaded.shares)
 
 
 def _tokens(loaded: LoadedSimulation) -> str:
-    """Return a line about the lengths of some training texts, and what the model reads of them."""
+    """Return a line about the lengths of some training texts, and how much of them the
+    model reads.
+    """
     base = loaded.runtime.base
     texts = [example.text for share in loaded.shares for example in share.in_split(Split.TRAIN)]
     texts = texts[:: max(1, len(texts) // _COUNTED_TEXTS)]
@@ -135,10 +139,11 @@ def _tokens(loaded: LoadedSimulation) -> str:
 
 
 def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
-    """Yield what `samara tune` will take with a drafted task, and what the model does as it is.
+    """Yield lines about the expected cost of `samara tune` with a drafted task, and zero-shot
+    results.
 
     Raises:
-        SamaraError: as `tune` would.
+        SamaraError: as in `tune`.
     """
     from samara.client.tuning.settings import TuneSettings
     from samara.client.tuning.tuning_setup import TuningSetup
@@ -148,7 +153,8 @@ def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
     whole = TuneSettings.of({"task": str(task)}, "tune").complete(cores())
     settings = TuneSettings.of(given | counts | {"data.path": choices.data}, "tune")
     setup = TuningSetup(settings.complete(cores()))
-    split, begun = setup.splits["validation"], time.monotonic()
+    split = setup.splits["validation"]
+    begun = time.monotonic()
     base = setup.evaluate_base(split)
     row = (time.monotonic() - begun) / base.examples
     yield (
@@ -169,7 +175,7 @@ def _size_of(choices: ProjectChoices, task: Path) -> DataSize:
     """Return the size of the data.
 
     Raises:
-        SamaraError: if they do not fit the task.
+        SamaraError: if the data do not fit the task.
     """
     if choices.data == EMBEDDED_DATA:
         return DataSize(EMBEDDED_CLIENTS, EMBEDDED_CLIENTS, 0)

@@ -1,4 +1,4 @@
-"""Contents of the columns of records, and a guess which are texts, label, user and candidates."""
+"""Analysis of the columns of records, to guess which are texts, label, user and candidates."""
 
 import re
 from collections import Counter
@@ -30,15 +30,15 @@ _UNUSABLE = re.compile(r"[{}|:!]")
 
 @dataclass(frozen=True)
 class Column:
-    """The contents of a column.
+    """Statistics of a column's values.
 
     Attributes:
         name: name of the column.
-        rows: number of records that have a value in it.
-        values: counts of its different values as text; of lists and objects none.
-        words: mean number of words of its texts; 0 if it holds something else.
-        is_list: whether it holds lists.
-        is_object: whether it holds objects.
+        rows: number of records with a value in the column.
+        values: count of each distinct value, as text; empty for lists and objects.
+        words: mean number of words of the texts; 0 if the column holds no texts.
+        is_list: whether the column holds lists.
+        is_object: whether the column holds objects.
     """
 
     name: str
@@ -50,22 +50,22 @@ class Column:
 
     @property
     def distinct(self) -> float:
-        """The share of its values that differ."""
+        """The share of the column's values that are distinct."""
         return len(self.values) / self.rows if self.rows else 0.0
 
     @property
     def may_be_label(self) -> bool:
-        """Return whether its values repeat as labels do."""
+        """Return whether the values repeat like labels."""
         return 0 < len(self.values) <= MOST_LABELS and self.distinct <= 0.5
 
     @property
     def may_be_user(self) -> bool:
-        """Return whether its values repeat as those who have several rows each do."""
+        """Return whether the values repeat like users with several rows each."""
         return 1 < len(self.values) <= 0.5 * self.rows and self.words < 3
 
     @property
     def is_usable(self) -> bool:
-        """Return whether a template can name it."""
+        """Return whether a template can refer to the column."""
         return bool(self.name) and not _UNUSABLE.search(self.name)
 
 
@@ -77,8 +77,8 @@ class Roles:
         kind: kind of the task.
         texts: columns with texts, in order.
         label: column with the right answer.
-        candidates: columns with a candidate each, or one column with lists of them.
-        user: column that says whose a row is; empty if there is none.
+        candidates: columns with one candidate each, or one column with lists of candidates.
+        user: column with the user of a row; empty if there is none.
     """
 
     kind: Kind
@@ -89,14 +89,14 @@ class Roles:
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a value says nothing: null, NaN or a blank text."""
+    """Return whether a value is missing: null, NaN or a blank text."""
     if isinstance(value, float):
         return isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def describe_columns(records: Sequence[Record]) -> dict[str, Column]:
-    """Return what each column of some records holds, by name, in order of appearance."""
+    """Return statistics of each column of some records, by name, in order of appearance."""
     names = dict.fromkeys(name for record in records for name in record)
     return {name: _describe(name, [record.get(name) for record in records]) for name in names}
 
@@ -116,7 +116,7 @@ def _describe(name: str, cells: Sequence[object]) -> Column:
 
 
 def guess_roles(columns: dict[str, Column]) -> Roles:
-    """Return which columns a task probably reads; texts and label may be empty."""
+    """Guess the columns that a task reads; texts and label may be empty."""
     candidates = tuple(
         name for name in columns if _CANDIDATES.fullmatch(name.lower()) and columns[name].words
     )
@@ -134,9 +134,9 @@ def guess_roles(columns: dict[str, Column]) -> Roles:
 
 
 def task_of_texts(columns: dict[str, Column]) -> str:
-    """Return the shipped task of texts whose columns these are; empty if they are none.
+    """Return the shipped task for plain texts if the columns hold such; otherwise empty.
 
-    Plain texts are a column ``text`` with nothing beside it but user and time.
+    Plain texts have a column ``text``, and no other columns but user and time.
     """
     if "messages" in columns and columns["messages"].is_list:
         return "chat"
@@ -155,30 +155,30 @@ def _guess_label(columns: dict[str, Column], others: set[str]) -> str:
         for name, column in columns.items()
         if column.may_be_label and column.words < 3 and name not in others
     ]
-    # Of several unnamed ones none is more likely than the others.
+    # among several unnamed columns, none is more likely than the others
     found = repeating or named or (unnamed if len(unnamed) == 1 else [])
     return found[0] if found else ""
 
 
 def guess_texts(columns: dict[str, Column], others: set[str]) -> tuple[str, ...]:
-    """Return the columns with texts: one of a usual name, or all whose values are mostly unlike.
+    """Return the columns with texts: one with a usual name, or all whose values rarely repeat.
 
     Args:
-        columns: what the columns hold.
-        others: columns that are something else.
+        columns: statistics of the columns.
+        others: columns with other roles.
     """
     free = {name: column for name, column in columns.items() if name not in others}
     usual = [name for name in free if name.lower() == "text"]
     if usual:
         return (usual[0],)
     long = [n for n, c in free.items() if c.words >= 3 and c.distinct > 0.2]
-    if len(long) > 3:  # more are notes about the row rather than the text
+    if len(long) > 3:  # if there are more, they are notes about the row rather than its text
         long = [name for name in long if name.lower() in _TEXT_NAMES] or long[:1]
     return tuple(long)
 
 
 def _guess_user(columns: dict[str, Column]) -> str:
-    """Return the column ``user``, or the only one of another usual name whose values repeat."""
+    """Return the column ``user``, or the only repeating column with another usual name."""
     likely = [
         name
         for name, column in columns.items()
@@ -192,6 +192,6 @@ def _guess_user(columns: dict[str, Column]) -> str:
 
 
 def label_order(value: str) -> tuple[bool, float, str]:
-    """Return the key by which label values are sorted: numbers first, as numbers."""
+    """Return the sort key of a label value: numbers first, in numerical order."""
     number = re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
     return not number, float(value) if number else 0.0, value

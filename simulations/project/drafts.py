@@ -1,4 +1,4 @@
-"""The text of a task file and of a scenario, with a comment beside what one may want to change."""
+"""Drafts of a task file and of a scenario, with comments beside values that users may change."""
 
 import json
 import os
@@ -7,31 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samara.shared.config import RunConfig
-from samara.shared.data_settings import EMBEDDED_DATA
+from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.base_task import USER_FIELD
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.simulations.project.columns import Roles
 from samara.simulations.project.languages import QUESTIONS
 
-TASK_FILE, SCENARIO_FILE = "task.toml", "scenario.toml"
+TASK_FILE = "task.toml"
+SCENARIO_FILE = "scenario.toml"
 PROJECT_RUN = "run"
-"""The folder of a project's run, in the project's folder."""
-_MOST_CLIENTS, _CLIENTS = 120, 8
+"""Name of the folder of a project's run, inside the project's folder."""
+_MOST_CLIENTS = 120
+_CLIENTS = 8
 _MOST_EVALUATED = 4_000
-"""The most validation and test rows of a scenario that takes all of them."""
+"""Maximum number of validation and test rows in a scenario that uses all of them."""
 
 
 @dataclass(frozen=True)
 class ProjectChoices:
-    """The choices that a project's files are made of.
+    """The choices that determine a project's files.
 
     Attributes:
         data: path of the data, or name on the hub.
         model: path of the model, or name on the hub.
         roles: columns that the task reads.
-        values: values of the label, of a classification.
+        values: label values of a classification.
         words: label word of each value.
-        task: shipped task whose wording is taken; empty writes a new one.
+        task: shipped task whose wording is used; empty writes a new one.
     """
 
     data: str
@@ -47,7 +49,7 @@ class DataSize:
     """The numbers that a scenario depends on.
 
     Attributes:
-        users: number of users who can be clients; 0 without users, or where they are left out.
+        users: number of users who can be clients; 0 if there are none or they are ignored.
         training: number of training rows.
         evaluated: number of validation and test rows.
     """
@@ -67,7 +69,7 @@ def _list(entries: Sequence[str]) -> str:
 
 
 def _value(value: str) -> str:
-    """Return a label value as TOML: an integer where it is one."""
+    """Return a label value as TOML, as an integer if it is one."""
     return value if re.fullmatch(r"0|-?[1-9]\d{0,17}", value) else quoted(value)
 
 
@@ -75,14 +77,14 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
     """Return the text of a task file.
 
     Args:
-        choices: what it is made of; `task` is not looked at.
+        choices: choices for the project; `task` is ignored.
         name: name of the task.
         language: language of the label words, for the question.
     """
     roles = choices.roles
     template = "\n".join(f"{{{column}}}" for column in roles.texts)
     lines = [
-        "# What is read of a row, how the answer is asked for, and the answers.",
+        "# The fields read from a row, the wording of the question, and the answers.",
         f"name = {quoted(name)}",
     ]
     if roles.kind == "classification":
@@ -116,9 +118,9 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
     else:
         lines += [
             'kind = "generation"',
-            "# {answer} stands where the answer goes; what follows it ends an answer.",
+            "# {answer} marks the place of the answer; the text after it ends an answer.",
             f"text = {quoted(f'{template}' + chr(10) + '{answer}' + chr(10))}",
-            "# most tokens of an answer",
+            "# maximum tokens of an answer",
             "tokens = 32",
             "# or exact-match",
             'metric = "token-f1"',
@@ -128,22 +130,23 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
     lines += user_line(roles)
     if roles.texts and roles.kind != "generation":
         lines += [
-            "# the column that is shortened where a row is too long for the model",
+            "# column to shorten if a row is too long for the model",
             f"cut = {quoted(roles.texts[0])}",
         ]
     return "\n".join(lines) + "\n"
 
 
 def user_line(roles: Roles) -> list[str]:
-    """Return the lines of a task file that name the column of users, if it needs any."""
+    """Return the lines of a task file that name the user column, if needed."""
     if roles.user in ("", USER_FIELD):
         return []
-    return ["# the column that says whose a row is", f"user = {quoted(roles.user)}"]
+    return ["# column with the user of a row", f"user = {quoted(roles.user)}"]
 
 
 def _seen_from(folder: str, path: str) -> str:
-    """Return a path relative to a project's folder if it lies in it, or beside it."""
-    place, parent = Path(path), Path(folder).parent
+    """Return a path relative to a project's folder if it lies inside or beside that folder."""
+    place = Path(path)
+    parent = Path(folder).parent
     if not place.is_absolute() or not place.is_relative_to(parent) or parent == Path("/"):
         return path
     relative = os.path.relpath(place, folder)
@@ -154,7 +157,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     """Return the text of a scenario.
 
     Args:
-        choices: what it is made of.
+        choices: choices for the project.
         folder: absolute path of the project's folder.
         size: size of the data.
     """
@@ -200,8 +203,8 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         lines += ["# Each client is a generated writer.", 'partition = "user"']
     elif by_user:
         lines += [
-            f"# Each user is a client: {size.users:,} have rows enough, and those with most rows",
-            "# are taken.",
+            f"# Each user is a client: {size.users:,} have enough rows, and those with the most",
+            "# rows are used.",
             'partition = "user"',
         ]
     else:
@@ -229,7 +232,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     lines += [
         "",
         "[evaluate]",
-        "# most validation and most test rows of a client; 0 is all",
+        "# maximum validation rows and maximum test rows of a client; 0: all",
         f"limit = {limit}",
         "",
         "[personal]",
@@ -241,19 +244,19 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
 
 
 def _last_sections_of_texts(choices: ProjectChoices, limit: int) -> list[str]:
-    """Return the last lines of a scenario whose clients learn how they write."""
+    """Return the last lines of a scenario whose clients learn to write in their style."""
     lines = [
         "[adapter]",
         "# Adapters in the last block of the model; top:2 has more, and every step costs more.",
         'layers = "top:1"',
         "",
         "[evaluate]",
-        "# most validation and most test rows of a client; 0 is all",
+        "# maximum validation rows and maximum test rows of a client; 0: all",
         f"limit = {limit}",
     ]
     if choices.roles.texts != (choices.roles.label,):
         lines += [
-            "# own examples that the base model reads before a prompt, as a baseline; 0 is none",
+            "# in-context examples for the base model, as a baseline; 0: none",
             "retrieved = 4",
         ]
     return [
@@ -262,4 +265,6 @@ def _last_sections_of_texts(choices: ProjectChoices, limit: int) -> list[str]:
         "[personal]",
         "# rounds that each client takes alone at the end, for a personal model",
         "rounds = 10",
+        "# whether words of the client's own texts are mixed into it, if its validation texts gain",
+        "own-words = true",
     ]

@@ -1,4 +1,4 @@
-"""A guess of the language of texts and of label words, by words that are frequent in it."""
+"""Language detection for texts and label words, by words that are frequent in a language."""
 
 import re
 import unicodedata
@@ -30,7 +30,7 @@ QUESTIONS = {
     "Portuguese": " Era {word}.",
     "Dutch": " Het was {word}.",
 }
-"""A question for label words in each of these languages."""
+"""A question about label words in each supported language."""
 _MOST_TEXTS = 500
 _LEAST_SHARE = 0.02
 
@@ -39,7 +39,7 @@ def language_of(texts: Iterable[str]) -> str:
     """Return the likely language of texts; a script such as "Cyrillic"; or "" if unclear.
 
     Args:
-        texts: texts, of which the first few hundred count, or label words.
+        texts: texts, of which the first few hundred are used, or label words.
     """
     words: Counter[str] = Counter()
     letters: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A project folder: what to ask, what to write, and the check of it before it is written."""
+"""Creation of a project folder: questions, drafts, and a check before files are written."""
 
 import os
 import re
@@ -8,12 +8,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from samara.shared.data_settings import EMBEDDED_DATA
 from samara.shared.errors import ConfigError, DataError, TaskError
-from samara.shared.files import check_writable, make_folder, write_durably
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.storage.files import check_writable, make_folder, write_durably
 from samara.shared.tasks.catalog import load_task, shipped_tasks
 from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.rows import describe_missing_fields
 from samara.simulations.project.answers import Answers
 from samara.simulations.project.columns import (
@@ -43,10 +43,10 @@ _NO_USERS = "none"
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something, or that could not be written.
+    """Refuse a folder that is not empty or not writable.
 
     Raises:
-        ConfigError: naming what is wrong.
+        ConfigError: naming the problem.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -60,12 +60,12 @@ def check_folder(folder: Path) -> None:
 
 
 def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, str]:
-    """Look at the data, and decide what the project's files are made of.
+    """Look at the data, and decide on the contents of the project's files.
 
     Args:
-        answers: options, or a terminal that is asked.
+        answers: options, or a dialog in a terminal.
         folder: folder of the project.
-        say: shows a line about the data.
+        say: function that shows a line about the data.
 
     Returns:
         The choices, and the text of the task file.
@@ -89,7 +89,7 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
     if not task and not answers.given.keys() & {"kind", "label", "text"}:
         task = task_of_texts(columns)
         if task:
-            say(f"task: {task}, by its columns; --kind and --label ask for another")
+            say(f"task: {task}, by the data's columns; --kind and --label choose another")
     if task:
         answers.used["task"] = task
         roles = _roles_of_shipped(answers, task, columns)
@@ -108,7 +108,7 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
 
 
 def _read(path: str) -> tuple[str, RawData | None]:
-    """Return the absolute path of data, or their name on the hub, and their records."""
+    """Return the absolute path of data or their name on the hub, and their records."""
     if path == EMBEDDED_DATA:
         return path, None
     expanded = Path(path).expanduser()
@@ -127,20 +127,19 @@ def _shipped_text(task: str) -> str:
 def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -> Roles:
     if name not in shipped_tasks():
         raise TaskError(
-            f"--task {name}: is no shipped task; samara simulate --list shows all, and a task file "
-            "of your own needs no samara new"
+            f"--task {name}: is not a shipped task. samara simulate --list shows all of them. "
+            "With your own task file, you do not need samara new"
         )
     task = load_task(name)
     if missing := describe_missing_fields(task, columns):
         raise TaskError(f"--task {name}: the data {missing}; leave --task out, or rename columns")
-    present = {n: next((a for a in names if a in columns), n) for n, names in _fields(name).items()}
+    present = {
+        n: next((a for a in names if a in columns), n)
+        for n, names in dict(task.source_fields).items()
+    }
     label = next((n for n in task.label_names if n in columns), task.label_names[0])
     user = _user(answers, columns, guess_roles(columns).user, {label})
     return Roles(task.kind, tuple(present.values()) or (label,), label, user=user)
-
-
-def _fields(name: str) -> dict[str, tuple[str, ...]]:
-    return dict(load_task(name).source_fields)
 
 
 def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
@@ -154,9 +153,9 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
                 raise ConfigError(f"there is no column {name!r}; the data have {known}")
             if columns[name].is_object:
                 raise ConfigError(
-                    f"the column {name!r} holds objects, which samara new does not read; make a "
-                    "column of the field that is meant, or name it in a task file of your own, as "
-                    f"{{{name}.field}}"
+                    f"the column {name!r} holds objects, which samara new does not read; put the "
+                    f"field that you need into a column, or name it as {{{name}.field}} in a task "
+                    "file of your own"
                 )
             if not columns[name].is_usable:
                 raise ConfigError(
@@ -169,7 +168,7 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         for kind in KINDS:
             if text == kind:
                 return kind
-        raise ConfigError(f"{text!r} is no kind of task; give one of {', '.join(KINDS)}")
+        raise ConfigError(f"{text!r} is not a kind of task; give one of {', '.join(KINDS)}")
 
     kind = answers.one("kind", f"Kind of task ({', '.join(KINDS)})", guess.kind, kind_of)
     candidates: tuple[str, ...] = ()
@@ -201,11 +200,11 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
 
 
 def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[str]) -> str:
-    """Return the column that says whose a row is; empty if there is none.
+    """Return the column with the user of a row; empty if there is none.
 
     Args:
-        answers: options, or a terminal that is asked.
-        columns: what the columns hold.
+        answers: options, or a dialog in a terminal.
+        columns: statistics of the columns.
         guess: the likely column, or empty.
         others: columns with answers.
     """
@@ -226,7 +225,7 @@ def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[
         return name
 
     default = _NO_USERS if guess in others else guess or _NO_USERS
-    question = f"Column that says whose a row is, or {_NO_USERS}"
+    question = f"Column with the user of a row, or {_NO_USERS}"
     return answers.one("user", f"{question} (the data have {', '.join(columns)})", default, column)
 
 
@@ -238,7 +237,7 @@ def _say_all(say: Say, raw: RawData, columns: dict[str, Column], roles: Roles) -
 def _labels(
     answers: Answers, raw: RawData, columns: dict[str, Column], roles: Roles, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the values of the label, and their words."""
+    """Return the label values and their label words."""
     values = tuple(sorted(columns[roles.label].values, key=label_order))
     if roles.kind == "choice" and len(roles.candidates) > 1:
         if len(values) == len(roles.candidates) and set(values) != set(_indices(len(values))):
@@ -291,7 +290,7 @@ def _indices(count: int) -> list[str]:
 
 
 def _fitting_tasks(values: Sequence[str], columns: dict[str, Column]) -> list[str]:
-    """Return the shipped classifications that read such columns and know all these labels."""
+    """Return the shipped classifications that read such columns and cover all these labels."""
     fitting = []
     for name in sorted(shipped_tasks().keys() - {EMBEDDED_DATA}):
         task = load_task(name)
@@ -307,8 +306,8 @@ def _model(answers: Answers) -> str:
     def resolved(text: str) -> str:
         if text == EMBEDDED_MODEL:
             raise ConfigError(
-                "the embedded model knows the words of generated messages only; give --model, a "
-                "folder with a model that can read your data, or its name on the hub"
+                "the embedded model knows the words of generated messages only; set --model to a "
+                "model that can read your data (its folder, or its name on the hub)"
             )
         expanded = Path(text).expanduser()
         return str(expanded.absolute()) if expanded.exists() else text
@@ -321,7 +320,7 @@ def _model(answers: Answers) -> str:
 
 
 def _installed_encoder() -> str | None:
-    """Return the folder of the encoder that a package of the index brings, if it is installed."""
+    """Return the folder of the encoder from a package of the index, if it is installed."""
     spec = find_spec(_ENCODER)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (folder := Path(place) / "model").is_dir():

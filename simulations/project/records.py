@@ -1,4 +1,4 @@
-"""Records of a source as they are, before there is a task that reads them."""
+"""Raw records of a source, before a task exists that reads them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ class RawData:
 
     Attributes:
         path: path of the source, or its name on the hub.
-        form: what the source is, in words.
+        form: description of the source's format.
         splits: records of each split that the source has.
-        label_names: names that a data set of the hub gives to the numbers of a column.
+        label_names: names that a hub data set gives to the numbers of a column.
     """
 
     path: str
@@ -56,7 +56,8 @@ def read_raw(path: str) -> RawData:
         path: as for `samara.shared.tasks.data.load_examples`.
 
     Raises:
-        DataError: if there is no such source, or lines of it are no records; the first is named.
+        DataError: if the source does not exist, or lines are not records; the message names the
+            first.
     """
     if not Path(path).exists():
         if is_hub_name(path):
@@ -71,7 +72,7 @@ def read_raw(path: str) -> RawData:
 def _read_local(path: Path) -> RawData:
     files = find_data_files(path)
     if files.form == "users" and len(files.splits["train"]) == 1:
-        return _read_local(files.splits["train"][0])  # a lone file is no user's
+        return _read_local(files.splits["train"][0])  # a single file belongs to no particular user
     if files.form == "repository":
         return _read_hub(str(path))
     if files.form == "labels":
@@ -117,10 +118,10 @@ def _records_of(path: Path) -> list[Record]:
 
 
 def _owner(path: Path, owner: str, record: Record) -> str:
-    """Return the user after whom a file, or its folder, is named.
+    """Return the user after whom a file or its folder is named.
 
     Raises:
-        DataError: if a row of it is another user's.
+        DataError: if a row of the file belongs to another user.
     """
     if record.get("user", owner) not in ("", owner):
         raise DataError(

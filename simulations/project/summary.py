@@ -1,4 +1,6 @@
-"""Lines about records: splits, labels, users, lengths, languages, doubles and empty rows."""
+"""Summary lines about records: splits, labels, users, lengths, languages, duplicates, empty
+rows.
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -15,11 +17,11 @@ _SHOWN_LABELS = 12
 
 
 def describe_data(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator[str]:
-    """Yield lines about the data, of which those that begin with ``note:`` ask for attention.
+    """Yield lines about the data; those that start with ``note:`` ask for attention.
 
     Args:
         data: records of all splits.
-        columns: what the columns hold.
+        columns: statistics of the columns.
         roles: columns that the task reads.
     """
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
@@ -48,7 +50,7 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     column = columns.get(roles.label)
     if roles.kind == "generation" and column and all(map(_is_decimal, column.values)):
         yield (
-            f"note: {column.name} holds decimal numbers, and each is trained as a text of its own; "
+            f"note: {column.name} holds decimal numbers, and each is trained as a separate text; "
             "put ratings into classes, such as low and high"
         )
     if roles.kind != "classification" or column is None:
@@ -123,7 +125,7 @@ def _text_of(row: Record, roles: Roles) -> str:
 
 
 def _faults(data: RawData, roles: Roles) -> Iterator[str]:
-    """Yield lines about empty rows, rows that repeat, and rows of two splits."""
+    """Yield lines about empty rows, duplicate rows, and rows in two splits."""
     empty = sum(not _text_of(row, roles) for row in data.all)
     if empty:
         yield f"note: {empty:,} rows have no text; delete them"
@@ -149,11 +151,11 @@ def _faults(data: RawData, roles: Roles) -> Iterator[str]:
 
 
 def _key(row: Record, roles: Roles) -> Hashable:
-    """Return what makes a row the same as another: user and texts."""
+    """Return the key by which rows are duplicates: user and texts."""
     return tuple(str(row.get(n)) for n in (roles.user, *roles.texts, *roles.candidates))
 
 
 def example_texts(records: Sequence[Record], roles: Roles, value: str, count: int = 2) -> list[str]:
-    """Return the texts of some rows with a label, cut to a line."""
+    """Return the texts of some rows with a label, truncated to a line."""
     found = [_text_of(r, roles) for r in records if value_text(r.get(roles.label)) == value]
     return [text if len(text) <= 90 else text[:89] + "…" for text in found[:count]]

@@ -1,1 +1,1 @@
-"""A rehearsal: a real server and real clients on this machine, each held to its device."""
+"""A rehearsal: a real server and real clients on this machine, each held to its device's limits."""

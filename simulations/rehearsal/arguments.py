@@ -1,14 +1,14 @@
-"""The arguments of the commands that a rehearsal starts."""
+"""The command-line arguments of a rehearsal's processes."""
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from samara.shared.certificates import CERTIFICATES_FOLDER
-from samara.shared.config import RunConfig
 from samara.shared.model.model_folder import find_embedded_model
-from samara.shared.sections import EMBEDDED_MODEL
-from samara.shared.settings import Scalar, describe
+from samara.shared.network.certificates import CERTIFICATES_FOLDER
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import EMBEDDED_MODEL
+from samara.shared.settings.setting import Scalar, describe
 from samara.simulations.rehearsal.plan import PlannedClient
 
 _OF_FLEET = ("fleet.", "rehearsal.")
@@ -29,9 +29,9 @@ def server_arguments(
 
 
 def served_settings(settings: Mapping[str, Scalar], dilation: float) -> dict[str, str]:
-    """Return the settings that a rehearsal's server gets, as `--set` takes them.
+    """Return the settings for a rehearsal's server, in the form taken by `--set`.
 
-    They are those that the server decides, with time-outs as long as the dilation makes them.
+    They are the settings that the server decides, with timeouts extended by the dilation.
     """
     described = describe(RunConfig)
     served: dict[str, Scalar] = {
@@ -50,7 +50,7 @@ def served_settings(settings: Mapping[str, Scalar], dilation: float) -> dict[str
 def client_arguments(
     config: RunConfig, client: PlannedClient, server: str, key: Path, run: Path, home: Path
 ) -> list[str]:
-    """Return the arguments of a client's command, without its data."""
+    """Return the arguments of a client's command, without the client's data."""
     model = config.model.path
     path = str(find_embedded_model()) if model == EMBEDDED_MODEL else model
     arguments = ["client", "up", "--name", client.name, "--home", str(home)]
@@ -72,10 +72,10 @@ def client_arguments(
 
 
 def as_toml(value: Scalar) -> str:
-    """Return a value as `--set` reads it."""
+    """Return a value in the form that `--set` reads."""
     return json.dumps(value)
 
 
 def stored_as(kind: str) -> str:
-    """Return the value of model.quantization for the storage of a fleet's devices."""
+    """Return the model.quantization value for the storage type of a fleet's devices."""
     return kind if kind in ("int8", "nf4") else "none"

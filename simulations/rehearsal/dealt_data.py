@@ -1,4 +1,4 @@
-"""The examples of a run, dealt out to folders that live clients read."""
+"""A run's examples, written to a folder for each live client."""
 
 import json
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ import tomli_w
 
 from samara.client.training.client_data import ClientData
 from samara.shared.errors import ConfigError
-from samara.shared.files import make_folder
-from samara.shared.frames.instructions import Split
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.storage.files import make_folder
 from samara.shared.tasks.kinds import ClassificationTask, Task
 
 TASK_FILE = "task.toml"
 
 
 def write_task(task: Task, file: Path) -> None:
-    """Write the task of dealt examples, whose text is rendered already.
+    """Write the task file for dealt examples, whose text is already rendered.
 
     Raises:
-        ConfigError: if the task is no classification, or has no question.
+        ConfigError: if the task is not a classification, or has no question.
     """
     if not isinstance(task, ClassificationTask):
         raise ConfigError(
             f"task {task.name!r} is a {task.kind}: a rehearsal deals out examples of "
-            "classifications only; choose such a task, or give each client its data yourself "
+            "classifications only; choose a classification, or give each client its data yourself "
             "(samara server up, samara client up)"
         )
     if task.word_is_inside:
@@ -46,7 +46,7 @@ def write_task(task: Task, file: Path) -> None:
 
 
 def write_shares(shares: Sequence[ClientData], folder: Path) -> list[Path]:
-    """Write each client's examples to a folder of its own; return these folders."""
+    """Write each client's examples to a separate folder; return these folders."""
     folders = []
     for number, share in enumerate(shares):
         own = folder / str(number)

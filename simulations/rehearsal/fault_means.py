@@ -1,4 +1,4 @@
-"""The means of a client's faults: a disk of its own, a clock, a shortage of memory."""
+"""Mechanisms for a client's faults: a separate disk, a wrong clock, a memory shortage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,24 +11,24 @@ from samara.devices.hardware.memory_shortage import MemoryShortage
 from samara.devices.hardware.own_disk import OwnDisk, check_own_disk, own_disk
 from samara.devices.hardware.shifted_clock import ShiftedClock, find_library
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.rehearsal_settings import Fault, FaultKind
+from samara.shared.settings.rehearsal import Fault, FaultKind
 
 CLOCK_SHIFT = -86_400.0
-"""Seconds that a clock is ahead after it was set: a day back, before the server's certificate."""
+"""Shift of a faulty clock in seconds: a day back, before the server's certificate is valid."""
 SLOW_DISK = 20_000.0
-"""Bytes/s that a slow disk reads, and writes."""
+"""Rate in bytes/s at which a slow disk reads, and at which it writes."""
 _TRIED_LIMIT = 2**30
 
 
 class FaultMeans:
-    """The means of the faults of one client.
+    """The mechanisms for one client's faults.
 
     Args:
-        memory: memory limit of its processes.
-        clock: its clock; None without a fault of it.
-        disk: the disk that its folder is on; None without a fault of it.
-        disk_limit: limit of that disk; None without a fault of it.
-        dilation: seconds here that stand for a second of the device.
+        memory: memory limit of the client's processes.
+        clock: clock of the client; None without a clock fault.
+        disk: disk with the client's folder; None without a disk fault.
+        disk_limit: rate limit of that disk; None without such a fault.
+        dilation: seconds on this machine per second of the device.
     """
 
     def __init__(
@@ -39,17 +39,20 @@ class FaultMeans:
         disk_limit: DiskLimit | None,
         dilation: float,
     ) -> None:
-        self._memory, self._clock, self._dilation = memory, clock, dilation
-        self._disk, self._disk_limit = disk, disk_limit
+        self._memory = memory
+        self._clock = clock
+        self._dilation = dilation
+        self._disk = disk
+        self._disk_limit = disk_limit
         self._shortage: MemoryShortage | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the client's processes."""
+        """The environment variables of the client's processes."""
         return self._clock.environment if self._clock else {}
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command so that faults reach it."""
+        """Return a command that runs the given command under the client's faults."""
         return self._disk_limit.command(command) if self._disk_limit else list(command)
 
     def set_clock(self) -> None:
@@ -58,7 +61,7 @@ class FaultMeans:
         self._clock.shift(CLOCK_SHIFT)
 
     def correct_clock(self) -> None:
-        """Set the clock right."""
+        """Correct the clock."""
         assert self._clock is not None, "its fault was prepared"
         self._clock.shift(0.0)
 
@@ -68,7 +71,7 @@ class FaultMeans:
         self._disk.fill()
 
     def free_disk(self) -> None:
-        """Free what has filled the disk."""
+        """Release the space that filled the disk."""
         assert self._disk is not None, "its fault was prepared"
         self._disk.free()
 
@@ -77,7 +80,7 @@ class FaultMeans:
         self._set_disk_rate(SLOW_DISK / self._dilation)
 
     def hasten_disk(self) -> None:
-        """Let the disk be as fast as this machine's again."""
+        """Restore the disk's full speed."""
         self._set_disk_rate(None)
 
     def take_memory(self) -> None:
@@ -86,7 +89,7 @@ class FaultMeans:
         self._shortage = MemoryShortage(self._memory)
 
     def give_memory(self) -> None:
-        """Give that memory back."""
+        """Release that memory."""
         if self._shortage is not None:
             self._shortage.end()
             self._shortage = None
@@ -104,13 +107,13 @@ def fault_means(
     """Prepare the faults of a client for the duration of a block.
 
     Args:
-        kinds: kinds of its faults.
-        memory: memory limit of its processes.
-        home: folder of the client, in which a disk is mounted where a fault needs one.
-        dilation: seconds here that stand for a second of the device.
+        kinds: kinds of the client's faults.
+        memory: memory limit of the client's processes.
+        home: folder of the client; a disk is mounted there if a fault needs one.
+        dilation: seconds here per second of the device.
 
     Raises:
-        DeviceError: if this machine does not permit one of them.
+        DeviceError: if this machine does not permit one of the faults.
     """
     with ExitStack() as undo:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +134,7 @@ def check_means(faults: Sequence[Fault]) -> None:
     """Check that this machine permits all kinds of faults, before anything starts.
 
     Raises:
-        ConfigError: naming each fault that it does not permit.
+        ConfigError: naming each fault that this machine does not permit.
     """
     mistakes = []
     for kind, check in _CHECKS.items():
@@ -154,7 +157,9 @@ def _check_slow_disk() -> None:
 def _check_shortage() -> None:
     with memory_limit(_TRIED_LIMIT) as memory:
         if not isinstance(memory, CgroupLimit):
-            raise DeviceError("memory is taken from a client in a control group, which takes root")
+            raise DeviceError(
+                "a memory fault needs a control group, which only root can make; run as root"
+            )
 
 
 _CHECKS: dict[FaultKind, Callable[[], object]] = {

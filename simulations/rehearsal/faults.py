@@ -1,4 +1,4 @@
-"""The faults of a rehearsal: when they begin and end, and what became of the clients."""
+"""The faults of a rehearsal: when they start and end, and their effect on clients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from itertools import combinations
 from typing import NamedTuple
 
 from samara.shared.errors import ConfigError
-from samara.shared.rehearsal_settings import Fault, FaultKind
+from samara.shared.settings.rehearsal import Fault, FaultKind
 from samara.simulations.rehearsal.processes import RehearsedClient
 
 Action = Callable[[], None]
 
 
 class Moment(NamedTuple):
-    """The begin or the end of a fault.
+    """The start or the end of a fault.
 
     Attributes:
-        at: seconds here since the end of the first round.
+        at: seconds on this machine since the end of the first round.
         number: number of the fault in the settings.
         begins: whether the fault begins.
     """
@@ -33,9 +33,9 @@ class FaultReport:
     Attributes:
         kind: kind of the fault.
         client: name of the client.
-        seconds: seconds of the device that it lasted.
-        began_after: last round before it began; None if the run ended before that.
-        ended_after: last round before it ended; None if no round came after it.
+        seconds: duration of the fault in seconds of the device.
+        began_after: last round before the fault began; None if the run ended earlier.
+        ended_after: last round before the fault ended; None if no round followed.
         back_in: first later round with the client's report; None if there was none.
     """
 
@@ -48,11 +48,13 @@ class FaultReport:
 
     @property
     def is_survived(self) -> bool:
-        """Return whether the client has reported again, if the fault has ended."""
+        """Return whether the client has reported again after the fault; true while the
+        fault lasts.
+        """
         return self.ended_after is None or self.back_in is not None
 
     def describe(self) -> str:
-        """Return what became of it, as a sentence."""
+        """Describe the outcome of the fault in a sentence."""
         what = f"{self.kind} of client {self.client}"
         if self.began_after is None:
             return f"{what}: the run ended before it began"
@@ -64,10 +66,10 @@ class FaultReport:
 
 
 def check_faults(faults: Sequence[Fault], clients: int) -> None:
-    """Refuse faults of clients that do not exist, and those of one kind at the same time.
+    """Refuse faults of unknown clients, and simultaneous faults of one kind on a client.
 
     Raises:
-        ConfigError: naming each of them.
+        ConfigError: naming each such fault.
     """
     mistakes = [
         f"rehearsal.faults.{number}: client {fault.client}: clients are 0 to {clients - 1}"
@@ -75,8 +77,8 @@ def check_faults(faults: Sequence[Fault], clients: int) -> None:
         if fault.client >= clients
     ]
     mistakes += [
-        f"rehearsal.faults.{second}: begins before rehearsal.faults.{first} has ended, which is a "
-        f"{one.kind} of client {one.client}, too; move one of them"
+        f"rehearsal.faults.{second}: begins before rehearsal.faults.{first} has ended, also a "
+        f"{one.kind} of client {one.client}; move one of them"
         for (first, one), (second, other) in combinations(enumerate(faults), 2)
         if (one.kind, one.client) == (other.kind, other.client)
         and max(one.at, other.at) < min(one.at + one.seconds, other.at + other.seconds)
@@ -86,11 +88,11 @@ def check_faults(faults: Sequence[Fault], clients: int) -> None:
 
 
 def timeline(faults: Sequence[Fault], dilation: float) -> list[Moment]:
-    """Return the moments of faults in their order; of equal times, those that end come first.
+    """Return the start and end moments of faults in order; at equal times, ends come first.
 
     Args:
         faults: the faults.
-        dilation: seconds here that stand for a second of the devices.
+        dilation: seconds here per second of the devices.
     """
     moments = []
     for number, fault in enumerate(faults):
@@ -100,17 +102,17 @@ def timeline(faults: Sequence[Fault], dilation: float) -> list[Moment]:
 
 
 def begin(fault: Fault, client: RehearsedClient) -> None:
-    """Have a fault begin."""
+    """Start a fault."""
     _actions(client)[fault.kind][0]()
 
 
 def end(fault: Fault, client: RehearsedClient) -> None:
-    """Have a fault end."""
+    """End a fault."""
     _actions(client)[fault.kind][1]()
 
 
 def _actions(client: RehearsedClient) -> dict[FaultKind, tuple[Action, Action]]:
-    """Return what is done to a client when a fault begins, and when it ends, by kind."""
+    """Return the actions on a client at the start and at the end of a fault, by kind."""
     means = client.means
     return {
         "power-cut": (client.cut_power, client.start),
@@ -123,11 +125,11 @@ def _actions(client: RehearsedClient) -> dict[FaultKind, tuple[Action, Action]]:
 
 
 def first_report(name: str, after: int, reporters: Mapping[int, Sequence[str]]) -> int | None:
-    """Return the first round after another one in which a client has reported, or None.
+    """Return the first round after a given one in which a client reported, or None.
 
     Args:
         name: name of the client.
-        after: the other round.
+        after: the given round.
         reporters: names of the clients that reported, by round.
     """
     return min((n for n, names in reporters.items() if n > after and name in names), default=None)

@@ -1,4 +1,4 @@
-"""Measurements before a rehearsal, in processes of their own that are started as a client's are."""
+"""Measurements before a rehearsal, in processes started in the same way as a client's."""
 
 import subprocess
 import sys
@@ -11,12 +11,12 @@ _SECONDS = 1_800.0
 
 
 def measure(module: str, arguments: Sequence[str], what: str) -> list[float]:
-    """Run a module as a process for each argument, all at once; return what each prints last.
+    """Run a module in one process per argument, all at once; return each process's last number.
 
     Args:
         module: module that prints a number.
-        arguments: the argument of each process.
-        what: what is measured, for the message.
+        arguments: one argument per process.
+        what: name of the measured quantity, for error messages.
 
     Raises:
         DeviceError: if a process fails.

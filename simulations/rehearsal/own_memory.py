@@ -1,8 +1,8 @@
-"""The memory of a client on this machine before it has its model, measured before a rehearsal.
+"""The memory of a client's processes without the model, measured before a rehearsal.
 
-A client is three processes: `samara client up`, Flower's SuperNode and the trainer. The libraries
-that they load are this machine's, not the device's (a Jetson's processes have CUDA's in place of
-some of them), so that their memory is measured and the formula adds the model.
+A client is three processes: `samara client up`, Flower's SuperNode and the trainer. They load this
+machine's libraries and not the device's: a Jetson has CUDA versions of some. So the memory of the
+three processes is measured, and a formula adds the model's.
 """
 
 import re
@@ -14,24 +14,26 @@ from samara.devices.hardware.memory_footprint import MemoryFootprint
 from samara.simulations.rehearsal.measuring import measure
 
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
-_UP, _SUPERNODE, _TRAINER = "up", "supernode", "trainer"
+_UP = "up"
+_SUPERNODE = "supernode"
+_TRAINER = "trainer"
 _MODULES = {
     _UP: (
         "samara.devices.live.commands",
         "samara.devices.live.client_supervisor",
-        "samara.devices.live.executor",
+        "samara.devices.live.connection.executor",
     ),
-    _SUPERNODE: ("samara.devices.live.supernode", "samara.shared.flower_compat"),
+    _SUPERNODE: ("samara.devices.live.connection.supernode", "samara.shared.flower_compat"),
     _TRAINER: ("samara.devices.live.trainer_process",),
 }
-"""The modules that each of the processes imports."""
+"""Modules imported by each of the processes."""
 
 
 def runtime_bytes() -> int:
     """Measure the memory of a client's processes without the model, in bytes.
 
-    The trainer's is what it takes for a round with the shipped model, less the formula's bytes of
-    that model.
+    The trainer's part is its memory during a round with the shipped model, minus the formula's
+    bytes for that model.
 
     Raises:
         DeviceError: if a process fails.
@@ -44,14 +46,14 @@ def runtime_bytes() -> int:
 
 
 def model_bytes(footprint: MemoryFootprint) -> int:
-    """Return the formula's bytes without those of interpreter, libraries and contexts."""
+    """Return the formula's bytes without those of interpreter, libraries and device contexts."""
     return footprint.total - footprint.runtime
 
 
 def _load_trainer() -> int:
-    """Take a round's steps with the shipped model; return the formula's bytes of these."""
+    """Take a round's steps with the shipped model; return the formula's bytes for them."""
     from samara.client.training.model_runtime import load_run
-    from samara.shared.config import RunConfig
+    from samara.shared.settings.config import RunConfig
     from samara.simulations.fleet.device import fleet_of
     from samara.simulations.rehearsal.own_work import round_seconds
 
@@ -65,7 +67,7 @@ def _load_trainer() -> int:
 
 
 def main() -> None:
-    """Print the bytes of anonymous memory that the kind of process in the argument takes."""
+    """Print the anonymous memory in bytes of the kind of process named by the argument."""
     kind = sys.argv[1]
     modules = [import_module(module) for module in _MODULES[kind]]
     if kind == _SUPERNODE:

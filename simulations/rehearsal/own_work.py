@@ -1,8 +1,7 @@
 """The processor seconds of a round's steps on this machine, measured before a rehearsal.
 
-The clients of a rehearsal compute on all cores at the same time, and share what lies behind them:
-caches and memory. So does the measurement, in as many processes as there are cores, which are
-started as a trainer is.
+The clients of a rehearsal compute on all cores at the same time, and share caches and memory. The
+measurement does the same: it runs one process per core, each started like a trainer.
 """
 
 import json
@@ -13,10 +12,10 @@ from statistics import median
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
-from samara.shared.config import RunConfig
-from samara.shared.frames.instructions import GLOBAL_TRACK, make_local_instruction
-from samara.shared.machine import cores
-from samara.shared.replay import digest, zero_state
+from samara.shared.machine.process import cores
+from samara.shared.protocol.frames.instructions import GLOBAL_TRACK, make_local_instruction
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.settings.config import RunConfig
 from samara.simulations.rehearsal.measuring import measure
 
 _ROUNDS = 6
@@ -40,8 +39,8 @@ def own_seconds(config: RunConfig) -> float:
 def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) -> float:
     """Measure the processor seconds of a round's steps in one thread.
 
-    It is the median of a run's first rounds, each taken once: their texts are not of the same
-    length, and the layers below the adapters run for examples that no round before had.
+    The result is the median over a run's first rounds, each taken once. Their texts differ in
+    length, and the layers below the adapters run for examples that no earlier round had.
 
     Args:
         config: settings of the run.
@@ -73,12 +72,12 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
         take_local_steps(runtime, data, instruction, state)
         return time.process_time() - begun
 
-    seconds_of(_ROUNDS + 1)  # compiles, and has the libraries prepare
+    seconds_of(_ROUNDS + 1)  # compiles, and lets the libraries initialize
     return median(seconds_of(number) for number in range(1, _ROUNDS + 1))
 
 
 def main() -> None:
-    """Print the seconds of a round of the first client of the settings in the argument."""
+    """Print the seconds of a round of the first client, for the settings in the argument."""
     config = RunConfig.of(json.loads(sys.argv[1]), "the measurement of seconds")
     run = load_run(config)
     print(round_seconds(config, run.runtime, run.data.share_of(0, config.data.clients)))

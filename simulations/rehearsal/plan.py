@@ -1,4 +1,4 @@
-"""The plan of a rehearsal: what each client is held to, and what the formula predicts for it."""
+"""The plan of a rehearsal: each client's limits, and the formula's predictions for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,16 @@ from samara.devices.hardware.cpu_limit import LEAST_CORES
 from samara.devices.hardware.hold import Hold
 from samara.devices.hardware.link_shaping import slow_link
 from samara.shared.errors import ConfigError
-from samara.shared.rehearsal_settings import Fault
+from samara.shared.settings.rehearsal import Fault
 from samara.simulations.fleet.device import Device
 
 CLIENTS_SHARE = 0.8
-"""Share of this machine's cores for the steps of all clients; the rest is for the server, for the
-connections, and for whatever else runs here."""
+"""Share of this machine's cores for the steps of all clients. The rest is for the server, the
+connections, and other programs.
+"""
 
-_PATIENCE_SECONDS, _PATIENCE_ROUNDS = 300.0, 5.0
+_PATIENCE_SECONDS = 300.0
+_PATIENCE_ROUNDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,12 @@ class PlannedClient:
     """A client of a rehearsal.
 
     Attributes:
-        number: number of the client, which a fault names.
-        name: name of its key.
-        hold: what it is held to.
+        number: number by which faults refer to the client.
+        name: name of the client's key.
+        hold: limits of the client's processes.
         seconds: predicted seconds of a round's steps on the device.
-        memory_bytes: predicted peak memory of the client here.
-        quantization: storage of the model's blocks.
+        memory_bytes: predicted peak memory of the client on this machine.
+        quantization: storage type of the model's blocks.
     """
 
     number: int
@@ -39,12 +41,12 @@ class PlannedClient:
 
     @property
     def fits(self) -> bool:
-        """Return whether the predicted memory is at most that of the device."""
+        """Return whether the predicted memory is at most the device's."""
         return self.memory_bytes <= self.hold.limit_bytes
 
 
 def cores_of(own_seconds: float, device_seconds: float) -> float:
-    """Return how many of this machine's cores compute as fast as a device.
+    """Return the number of this machine's cores that together match a device's speed.
 
     Args:
         own_seconds: processor seconds of some work on one core of this machine.
@@ -54,45 +56,45 @@ def cores_of(own_seconds: float, device_seconds: float) -> float:
 
 
 def least_dilation(shares: Sequence[float], machine_cores: int) -> float:
-    """Return the least time dilation with which this machine is as fast as all devices together.
+    """Return the smallest time dilation at which this machine is as fast as all devices together.
 
     Args:
-        shares: for each client, how many of this machine's cores are as fast as its device. A
-            client computes in one thread, so that it gets at most one of them.
+        shares: for each client, the number of this machine's cores that match its device. A client
+            computes in one thread, so it gets at most one core.
         machine_cores: number of this machine's cores.
     """
     return max(1.0, *shares, sum(shares) / (CLIENTS_SHARE * machine_cores))
 
 
 def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int) -> None:
-    """Refuse a time dilation with which this machine is slower than the devices.
+    """Refuse a time dilation at which this machine is slower than the devices.
 
     Raises:
-        ConfigError: with the factor that would do.
+        ConfigError: naming a sufficient dilation.
     """
     least = least_dilation(shares, machine_cores)
     if dilation < least:
         raise ConfigError(
-            f"--dilation {dilation:g}: a round's steps of {len(shares)} clients would take "
-            f"{sum(shares):.1f} cores of this machine at the devices' speed, and there are "
-            f"{machine_cores}; --dilation {least * 1.005:.1f} or more lets a second of the devices "
-            "take as many seconds here"
+            f"--dilation {dilation:g}: at the devices' speed a round's steps of {len(shares)} "
+            f"clients would take {sum(shares):.1f} cores, and this machine has {machine_cores}; "
+            f"use --dilation {least * 1.005:.1f} or more, the number of seconds here per second of "
+            "the devices"
         )
 
 
 def patience(
     clients: Sequence[PlannedClient], faults: Sequence[Fault], first_pass: float, dilation: float
 ) -> float:
-    """Return after how many seconds here without news a rehearsal is given up.
+    """Return the seconds on this machine without news after which a rehearsal is given up.
 
-    They are five minutes, in which processes start again and Flower notices that one is gone, the
-    longest fault, and five times what the slowest client is predicted to take for its first round.
+    They are the sum of five minutes (in which processes restart and Flower notices lost ones), the
+    longest fault, and five times the predicted duration of the slowest client's first round.
 
     Args:
         clients: the clients.
         faults: the faults.
-        first_pass: seconds of the slowest device for running the model once over its examples.
-        dilation: seconds here that stand for a second of the devices.
+        first_pass: seconds that the slowest device needs to run the model once over its examples.
+        dilation: seconds here per second of the devices.
     """
     slowest = first_pass + max(client.seconds for client in clients)
     longest = max((fault.seconds for fault in faults), default=0.0)
@@ -102,7 +104,7 @@ def patience(
 def core_shares(
     devices: Sequence[Device], own_seconds: Mapping[str, float], steps: int
 ) -> list[float]:
-    """Return how many of this machine's cores are as fast as each device.
+    """Return the number of this machine's cores that match each device's speed.
 
     Args:
         devices: emulated devices.
@@ -124,15 +126,15 @@ def plan_clients(
     dilation: float,
     shapes_links: bool,
 ) -> list[PlannedClient]:
-    """Return what each client of a rehearsal is held to.
+    """Return the planned limits of each client of a rehearsal.
 
     Args:
         devices: emulated devices.
-        shares: how many of this machine's cores are as fast as each of them.
+        shares: number of this machine's cores that match each device's speed.
         memory_bytes: predicted peak memory of each client on this machine.
         steps: local steps of a round.
-        dilation: seconds on this machine that stand for a second of the devices.
-        shapes_links: whether this machine permits links; clients have none otherwise.
+        dilation: seconds on this machine per second of the devices.
+        shapes_links: whether this machine permits link shaping; otherwise clients have no links.
     """
     return [
         PlannedClient(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from samara.client.training.model_runtime import load_run
 from samara.devices.hardware.profile import DeviceProfile, load_device
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
-from samara.shared.files import make_private_folder
-from samara.shared.machine import cores
-from samara.shared.runs import RUNS_FOLDER, check_results_folder
+from samara.shared.machine.process import cores
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import RUNS_FOLDER, check_results_folder
+from samara.shared.storage.files import make_private_folder
 from samara.simulations.fleet.device import fleet_of
 from samara.simulations.rehearsal.arguments import stored_as
 from samara.simulations.rehearsal.dealt_data import TASK_FILE, write_shares, write_task
@@ -26,25 +26,27 @@ from samara.simulations.rehearsal.plan import (
 )
 
 _MOST_PATH = 60
-"""Most characters of the results' folder: Unix sockets lie in it, whose paths are short."""
+"""Maximum length of the path of the results' folder, because Unix sockets in it need short
+paths.
+"""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a rehearsal, and where things lie in it."""
+    """The folder of a rehearsal, with the paths inside it."""
 
     folder: Path
 
     @property
     def run(self) -> Path:
-        """Folder of the server's run."""
+        """The folder of the server's run."""
         return self.folder / "run"
 
     @property
     def data(self) -> Path:
-        """Folder of the clients' examples."""
+        """The folder of the clients' examples."""
         return self.folder / "data"
 
     def home(self, client: PlannedClient) -> Path:
@@ -52,7 +54,7 @@ class Place:
         return self.folder / "clients" / str(client.number)
 
     def said(self, name: str) -> Path:
-        """Return the file of what a process says."""
+        """Return the file for a process's output."""
         return self.folder / f"{name}.log"
 
 
@@ -61,8 +63,8 @@ class Plan:
     """A rehearsal that is about to begin.
 
     Attributes:
-        clients: what each client is held to.
-        patience: seconds here without news after which it is given up.
+        clients: the clients with their limits.
+        patience: seconds on this machine without news after which the rehearsal is given up.
     """
 
     clients: list[PlannedClient]
@@ -73,18 +75,18 @@ def new_place(out: Path | None) -> Place:
     """Return the folder of the results, which must be new.
 
     Args:
-        out: the folder; None is one in `runs`.
+        out: path of the folder; None creates one in `runs`.
 
     Raises:
-        ConfigError: if it exists with something in it, cannot be written, or has too long a path.
+        ConfigError: if the folder is not empty, cannot be written, or has too long a path.
     """
     folder = (out or Path(f"{RUNS_FOLDER}/rehearsal-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: exists, with something in it; give another folder, --out")
+        raise ConfigError(f"{folder}: is not empty; give another folder, --out")
     if len(str(folder)) > _MOST_PATH:
         raise ConfigError(
-            f"{folder}: sockets lie in it, whose paths are short; give a folder with a path of at "
-            f"most {_MOST_PATH} characters, --out"
+            f"{folder}: the paths of sockets in it would be too long; give a folder with a path of "
+            f"at most {_MOST_PATH} characters, --out"
         )
     check_results_folder(str(folder))
     return Place(folder)
@@ -95,10 +97,10 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
 
     Args:
         config: settings of the run.
-        dilation: seconds here that stand for a second of the devices.
-        shapes_links: whether this machine permits the links.
+        dilation: seconds here per second of the devices.
+        shapes_links: whether this machine permits link shaping.
         place: folder of the results.
-        say: called with a line for each thing that is measured.
+        say: function that is called with a line about each measurement.
 
     Raises:
         SamaraError: if model or data cannot be used, or the dilation is too small.
@@ -111,7 +113,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
     shares = core_shares(devices, own, config.steps)
     check_dilation(dilation, shares, cores())
     runtime = runtime_bytes()
-    say(f"a client's processes take {runtime / 2**20:,.0f} MiB here, before the model")
+    say(f"a client's processes take {runtime / 2**20:,.0f} MiB on this machine without the model")
 
     def as_here(name: str) -> DeviceProfile:
         """Return a profile with the libraries of this machine, which multiply in float32."""
@@ -132,7 +134,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
 
 
 def _own_seconds(config: RunConfig, kinds: set[str], say: Say) -> dict[str, float]:
-    """Measure a round's steps on this machine's cores, by quantization."""
+    """Measure the processor seconds of a round's steps on this machine's cores, by quantization."""
     own = {}
     for kind in sorted(kinds):
         model = config.model.model_copy(update={"quantization": stored_as(kind)})

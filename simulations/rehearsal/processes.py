@@ -19,23 +19,24 @@ from samara.simulations.rehearsal.fault_means import FaultMeans
 from samara.simulations.rehearsal.plan import PlannedClient
 
 END_SECONDS = 30.0
-"""Longest time that a process is given to end after SIGTERM."""
+"""Seconds that a process is given to end after SIGTERM."""
 _TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
 _ANSWERED = "samara.device: answered: "
-_READY, _LOADED = "trainer ready", "samara.trainer: ready after"
+_READY = "trainer ready"
+_LOADED = "samara.trainer: ready after"
 _KILLED = "the trainer was killed"
 _TRAINER = "samara.devices.live.trainer_process"
 
 
 def samara_command(arguments: Sequence[str]) -> list[str]:
-    """Return a command of this installation."""
+    """Return the command line of a samara command from this installation."""
     return [sys.executable, "-m", "samara", *arguments]
 
 
 def start_process(
     command: Sequence[str], said: Path, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
-    """Start a process whose output goes to the end of a file, and which Ctrl-C does not reach."""
+    """Start a process whose output is appended to a file, and which Ctrl-C does not reach."""
     with said.open("ab") as file:
         return subprocess.Popen(
             list(command),
@@ -49,7 +50,7 @@ def start_process(
 
 
 def end_process(process: "subprocess.Popen[str]") -> None:
-    """End a process by SIGTERM, and kill it with its children if it does not end in time."""
+    """End a process by SIGTERM; kill it and its children if it does not end in time."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -60,7 +61,7 @@ def end_process(process: "subprocess.Popen[str]") -> None:
 
 
 def kill_family(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process and its children at once, as a power cut does, and wait for their ends."""
+    """Kill a process and its children at once, like a power cut, and wait for them to end."""
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
@@ -76,19 +77,19 @@ class RehearsedClient:
     """The processes of a client, under the limits of its device.
 
     Args:
-        plan: what it is held to.
-        limits: the limits.
-        means: what its faults change.
-        said: file of its output.
-        keeper: has its processes ended if this process is killed.
+        plan: planned limits of the client.
+        limits: active limits.
+        means: mechanisms for the client's faults.
+        said: path of the file for the client's output.
+        keeper: caretaker that ends the client's processes if this process is killed.
 
     Attributes:
-        plan: what it is held to.
-        limits: the limits.
-        means: what its faults change.
-        arguments: of `samara client up`.
-        died: why it has ended before the run; empty if it has not.
-        has_power: whether it is not in a power cut.
+        plan: planned limits of the client.
+        limits: active limits.
+        means: mechanisms for the client's faults.
+        arguments: arguments of `samara client up`.
+        died: reason why the client ended before the run; empty if it has not.
+        has_power: whether the client is not in a power cut.
     """
 
     def __init__(
@@ -99,16 +100,21 @@ class RehearsedClient:
         said: Path,
         keeper: Caretaker,
     ) -> None:
-        self.plan, self.limits, self.means = plan, limits, means
-        self._said, self._keeper = said, keeper
+        self.plan = plan
+        self.limits = limits
+        self.means = means
+        self._said = said
+        self._keeper = keeper
         self.arguments: Sequence[str] = ()
-        self.died, self.has_power, self._lacks_memory = "", False, False
+        self.died = ""
+        self.has_power = False
+        self._lacks_memory = False
         self._process: subprocess.Popen[str] | None = None
         self._watcher: threading.Thread | None = None
         self._slowed = self._kills_of_faults = 0
 
     def start(self) -> None:
-        """Start `samara client up`, or start it again."""
+        """Start or restart `samara client up`."""
         command = self.limits.command(samara_command(self.arguments), slowed=False)
         command = self.means.command(command)
         self._process = start_process(command, self._said, self.means.environment)
@@ -120,17 +126,17 @@ class RehearsedClient:
         self._watcher.start()
 
     def tend(self) -> None:
-        """Put a trainer that has loaded its model under the limit of processor time."""
+        """Apply the processor limit to the trainer once it has loaded its model."""
         loaded = self._text().count(_LOADED)
         trainer = self._trainer() if loaded > self._slowed else None
         if trainer is None or self.limits.processor is None:
             return
         self._slowed = loaded
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it may have ended meanwhile
             self.limits.processor.add(trainer)
 
     def check(self) -> bool:
-        """See whether it has died, and end what is left of it; return whether it has."""
+        """Return whether the client has died; if so, end its remaining processes."""
         memory = self.limits.memory
         status = self._process.poll() if self._process is not None else None
         has_lacked = self._lacks_memory or memory.kills() == self._kills_of_faults
@@ -151,12 +157,12 @@ class RehearsedClient:
             kill_family(self._process)
 
     def cut_link(self) -> None:
-        """Unplug its link."""
+        """Disconnect the client's link."""
         assert self.limits.link is not None, "without links, this fault is refused"
         self.limits.link.cut()
 
     def mend_link(self) -> None:
-        """Plug its link in again."""
+        """Reconnect the client's link."""
         assert self.limits.link is not None, "without links, this fault is refused"
         self.limits.link.mend()
 
@@ -166,7 +172,9 @@ class RehearsedClient:
         self.means.take_memory()
 
     def give_memory(self) -> None:
-        """Give the memory back, and start the client again if it was killed, as a service is."""
+        """Release the memory, and restart the client if it was killed, as a service manager
+        does.
+        """
         self.means.give_memory()
         self._lacks_memory, self._kills_of_faults = False, self.limits.memory.kills()
         if self.has_power and self._process is not None and self._process.poll():
@@ -180,28 +188,28 @@ class RehearsedClient:
             self._watcher.join()
 
     def trained_seconds(self) -> list[float]:
-        """Return the seconds here of each answer to a train message."""
+        """Return the seconds on this machine of each answer to a train message."""
         return [float(seconds) for seconds in _TRAINED.findall(self._text())]
 
     @property
     def answers(self) -> int:
-        """The number of messages that it has answered."""
+        """The number of messages that the client has answered."""
         return self._text().count(_ANSWERED)
 
     @property
     def received(self) -> int:
-        """The bytes that have come over its link; 0 without one."""
+        """The bytes received over the client's link; 0 if it has none."""
         return self.limits.link.traffic()[1] if self.limits.link else 0
 
     @property
     def last_words(self) -> str:
-        """The last line that it has said."""
+        """The last line of the client's output."""
         lines = self._text().strip().splitlines()
         return lines[-1] if lines else "nothing yet"
 
     @property
     def was_ready(self) -> bool:
-        """Return whether its trainer has been ready."""
+        """Return whether the client's trainer has been ready."""
         return _READY in self._text()
 
     def _text(self) -> str:

@@ -1,4 +1,4 @@
-"""The report of a rehearsal: what was predicted, and what happened, client by client."""
+"""The report of a rehearsal: predictions and results, client by client."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from statistics import median
 from samara.client.protocol.session_store import decode_session
 from samara.server.live.status import read_status
 from samara.server.store import ledger_of, read_layout, replay_run
-from samara.shared.files import write_durably
-from samara.shared.replay import digest
-from samara.shared.result import RESULT_FILE
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import RESULT_FILE
+from samara.shared.storage.files import write_durably
 from samara.simulations.rehearsal.faults import FaultReport
 from samara.simulations.rehearsal.plan import PlannedClient
 from samara.simulations.rehearsal.processes import RehearsedClient
@@ -21,25 +21,27 @@ REPORT_FILE = "rehearsal.json"
 
 @dataclass(frozen=True)
 class ClientReport:
-    """The figures of a client: those that were predicted, and those that happened.
+    """A client's predicted and measured figures.
 
     Attributes:
         name: name of the client.
-        device: name of its profile.
+        device: name of the device profile.
         fits: whether the model was predicted to fit.
-        limit_bytes: limit of its memory.
-        predicted_memory: predicted peak, bytes.
-        memory: peak of all its processes, bytes.
+        limit_bytes: limit of the memory in bytes.
+        predicted_memory: predicted peak memory in bytes.
+        memory: measured peak of all the client's processes in bytes.
         predicted_seconds: predicted seconds of the device for a round's steps.
-        seconds: seconds of the device that an answer to a train message took, median; None
-            without any.
-        answers: number of these answers.
-        frames_up, frames_down: bytes of the frames that a round carried, on average.
-        up, down: bytes that crossed its link, everything included; None where links are not held.
-        round: round that it stands at; 0 before the first.
-        digest: digest of its state, hex; empty without one.
-        agrees: whether the ledger has this digest after this round.
-        died: why it is not there any more; empty if it is.
+        seconds: median duration of the answers to train messages, in device seconds (after division
+            by the dilation); None without answers.
+        answers: number of answers to train messages.
+        frames_up: mean bytes of frames sent per round.
+        frames_down: mean bytes of frames received per round.
+        up: all bytes sent over the link; None if links are not shaped.
+        down: all bytes received over the link; None if links are not shaped.
+        round: last round in the client's state; 0 before the first.
+        digest: digest of the client's state in hex; empty if there is none.
+        agrees: whether the ledger has the digest `digest` after the round `round`.
+        died: reason for an early end; empty if the client is alive.
     """
 
     name: str
@@ -66,11 +68,11 @@ class RehearsalReport:
     """The report of a rehearsal.
 
     Attributes:
-        dilation: seconds on this machine that stood for a second of the devices.
-        rounds: rounds of the ledger.
+        dilation: seconds on this machine per second of the devices.
+        rounds: number of rounds in the ledger.
         finished: whether the run was finished.
-        clients: the clients' reports.
-        faults: what became of the faults.
+        clients: reports of the clients.
+        faults: outcomes of the faults.
     """
 
     dilation: float
@@ -81,9 +83,10 @@ class RehearsalReport:
 
     @property
     def is_good(self) -> bool:
-        """Return whether the run finished, all digests agree, and nobody died that was to fit.
+        """Return whether the rehearsal succeeded.
 
-        Faults must have been survived.
+        The run must have finished, all digests must agree, all faults must have been survived, and
+        no client that was predicted to fit may have died.
         """
         expected = [client for client in self.clients if client.fits]
         agree = all(client.agrees for client in self.clients if client.round)
@@ -93,7 +96,7 @@ class RehearsalReport:
 
 
 def relative_error(predicted: float, happened: float | None) -> float | None:
-    """Return (happened − predicted) / predicted, or None without both."""
+    """Return (measured − predicted) / predicted, or None if either is missing."""
     return None if happened is None or not predicted else (happened - predicted) / predicted
 
 
@@ -110,8 +113,8 @@ def make_report(
         clients: the clients, whose limits still exist.
         run: folder of the run.
         home: function that returns the folder of a client.
-        dilation: seconds on this machine that stood for a second of the devices.
-        faults: what became of the faults.
+        dilation: seconds on this machine per second of the devices.
+        faults: outcomes of the faults.
 
     Raises:
         SamaraError: if a file of the run is damaged.
@@ -120,7 +123,8 @@ def make_report(
     status = {one.name: one for one in read_status(run).clients.values()}
     reports = []
     for client in clients:
-        plan, limits = client.plan, client.limits
+        plan = client.plan
+        limits = client.limits
         answers = client.trained_seconds()
         reached, state = _position(home(plan))
         up, down = limits.link.traffic() if limits.link else (None, None)
@@ -154,14 +158,14 @@ def make_report(
 
 
 def write_report(report: RehearsalReport, folder: Path) -> Path:
-    """Write a report as JSON, and return its file."""
+    """Write a report as JSON, and return its path."""
     file = folder / REPORT_FILE
     write_durably(file, (json.dumps(asdict(report), indent=1) + "\n").encode())
     return file
 
 
 def _digests(run: Path) -> dict[int, str]:
-    """Return the digest after each round of a ledger, by replay; empty without a ledger."""
+    """Return the digest after each round of a ledger, by replay; empty if there is no ledger."""
     if not ledger_of(run).is_dir():
         return {}
     layout = read_layout(run)
@@ -169,7 +173,7 @@ def _digests(run: Path) -> dict[int, str]:
 
 
 def _position(home: Path) -> tuple[int, str]:
-    """Return the round and the digest of a client's session; 0 and "" before the first."""
+    """Return the round and the digest of a client's session; 0 and "" before the first round."""
     found = [decode_session(file.read_bytes()) for file in home.glob("runs/*/session")]
     last = max(found, key=lambda session: session.position.round, default=None)
     return (last.position.round, last.digest.hex()) if last else (0, "")

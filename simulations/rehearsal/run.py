@@ -13,9 +13,9 @@ from samara.devices.hardware.leftovers import Caretaker, caretaker
 from samara.devices.hardware.link_shaping import check_shaping
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.store import METRICS_FILE
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.events import EventFollower
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.events import EventFollower
 from samara.simulations.rehearsal.arguments import client_arguments, server_arguments
 from samara.simulations.rehearsal.dealt_data import TASK_FILE
 from samara.simulations.rehearsal.fault_means import check_means, fault_means
@@ -39,20 +39,20 @@ from samara.simulations.rehearsal.report import RehearsalReport, make_report
 
 _POLL_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0
-"""Seconds without news after which a line says who is waited for."""
+"""Seconds without news after which a line names the clients that are waited for."""
 _LOOPBACK = "127.0.0.1"
 
 
 def rehearse(
     config: RunConfig, dilation: float, out: Path | None, say: Say
 ) -> tuple[RehearsalReport, Path]:
-    """Run a server and its clients as processes that are held to their devices.
+    """Run a server and its clients as processes within their devices' limits.
 
     Args:
         config: settings of the run, with `fleet.devices`.
-        dilation: seconds on this machine that stand for a second of the devices.
-        out: folder of the results; None is one in `runs`.
-        say: called with a line for each thing that happens.
+        dilation: seconds on this machine per second of the devices.
+        out: folder of the results; None creates one in `runs`.
+        say: function that is called with a line about each event.
 
     Returns:
         The report, and the folder of the results.
@@ -80,23 +80,27 @@ def rehearse(
 
 
 def _shapes_links(say: Say) -> bool:
-    """Return whether links can be shaped here; a line says so if not."""
+    """Return whether links can be shaped here; if not, print a line."""
     try:
         check_shaping()
     except DeviceError as error:
-        say(f"links are not held, clients reach the server over the loopback interface: {error}")
+        say(f"links are not limited; clients reach the server over the loopback interface: {error}")
         return False
     return True
 
 
 class _Rehearsal:
-    """The processes of a rehearsal, and what is done with them."""
+    """The processes of a rehearsal, and the actions on them."""
 
     def __init__(
         self, config: RunConfig, dilation: float, plan: Plan, place: Place, say: Say
     ) -> None:
-        self._config, self._dilation, self._place, self._say = config, dilation, place, say
-        self._plan, self._metrics = plan, EventFollower(place.run / METRICS_FILE)
+        self._config = config
+        self._dilation = dilation
+        self._place = place
+        self._say = say
+        self._plan = plan
+        self._metrics = EventFollower(place.run / METRICS_FILE)
         self._server: subprocess.Popen[str] | None = None
         self.clients: list[RehearsedClient] = []
         self._names: dict[int, str] = {}
@@ -110,7 +114,8 @@ class _Rehearsal:
 
     def start(self, keeper: Caretaker, undo: ExitStack) -> None:
         """Set up the limits, and start the server and the clients."""
-        keys, port = ClientKeys(self._place.run / KEYS_FOLDER), _free_port()
+        keys = ClientKeys(self._place.run / KEYS_FOLDER)
+        port = _free_port()
         secrets = {client.number: keys.create(client.name) for client in self._plan.clients}
         self._names = {key.client: key.name for key in keys.read_all()}
         addresses = {
@@ -127,7 +132,8 @@ class _Rehearsal:
         keeper.watch(self._server.pid)
         self._await("listening on")
         for client in self.clients:
-            number, home = client.plan.number, self._place.home(client.plan)
+            number = client.plan.number
+            home = self._place.home(client.plan)
             client.arguments = [
                 *client_arguments(
                     self._config,
@@ -143,7 +149,7 @@ class _Rehearsal:
             client.start()
 
     def _hold(self, client: PlannedClient, keeper: Caretaker, undo: ExitStack) -> str:
-        """Set up what a client is held to, and return the server's address on its link."""
+        """Set up a client's limits, and return the server's address on the client's link."""
         self._say(f"client {client.name}:")
         limits = undo.enter_context(held(client.hold, lambda line: self._say(f"  {line}")))
         kinds = {fault.kind for fault in self._faults if fault.client == client.number}
@@ -176,7 +182,7 @@ class _Rehearsal:
             end_process(self._server)
 
     def _tend(self) -> None:
-        """Note what has happened, have faults begin and end, and look after the clients."""
+        """Record news, start and end faults, and check on the clients."""
         events = self._metrics.read_new()
         for event in events:
             if event["event"] == "round":
@@ -188,14 +194,15 @@ class _Rehearsal:
                 self._say(f"client {client.plan.name} {client.died}")
         answers = sum(client.answers + client.was_ready for client in self.clients)
         if events or has_acted or answers > self._answers:
-            self._answers, self._news = answers, time.monotonic()
+            self._answers = answers
+            self._news = time.monotonic()
             self._said = self._news
         elif time.monotonic() > self._said + _SILENCE_SECONDS:
             self._said = time.monotonic()
             self._say(f"  {self._silence()}")
 
     def _silence(self) -> str:
-        """Return who is waited for, since when, and what they have said last."""
+        """Describe the clients that the rehearsal waits for: since when, and their last output."""
         alive = [client for client in self.clients if not client.died]
         fewest = min((client.answers for client in alive), default=0)
         awaited = "; ".join(
@@ -208,7 +215,9 @@ class _Rehearsal:
         return f"{seconds:.0f} s without news; fewest answers of {awaited or 'nobody'}"
 
     def _note_round(self, event: Mapping[str, Any]) -> None:
-        """Note who has reported in a round; the first one begins the time of the faults."""
+        """Record the clients that reported in a round; the first round starts the faults'
+        timeline.
+        """
         names = sorted(self._names.get(int(client), client) for client in event["clients"])
         self._reporters[event["round"]] = names
         if not self._first_round:
@@ -216,7 +225,7 @@ class _Rehearsal:
         self._say(f"round {event['round']}: {len(names)} reports")
 
     def _act(self) -> bool:
-        """Have those faults begin and end whose time has come; return whether one did."""
+        """Start and end the faults that are due; return whether any was due."""
         has_acted = False
         while self._moments and self._first_round:
             moment = self._moments[0]
@@ -235,14 +244,14 @@ class _Rehearsal:
         return has_acted
 
     def fault_reports(self) -> list[FaultReport]:
-        """Return what became of the faults."""
+        """Return the outcomes of the faults."""
         reports = []
         last = max(self._reporters, default=0)
         for number, fault in enumerate(self._faults):
             name = self.clients[fault.client].plan.name
             began, ended = (self._acted.get((number, begins)) for begins in (True, False))
             back = None if ended is None else first_report(name, ended, self._reporters)
-            if ended == last:  # no round was left to report in
+            if ended == last:  # no later round was left for a report
                 ended = None
             reports.append(FaultReport(fault.kind, name, fault.seconds, began, ended, back))
         return reports

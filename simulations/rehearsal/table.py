@@ -6,7 +6,7 @@ from samara.simulations.rehearsal.report import ClientReport, RehearsalReport, r
 
 
 def report_table(report: RehearsalReport) -> Table:
-    """Return the table of a rehearsal, a row for each client."""
+    """Return the table of a rehearsal, with one row per client."""
     table = Table(title=f"{report.rounds} rounds; predicted → happened")
     for column in ("client", "MiB", "s of a round", "bytes up", "bytes down", "state"):
         table.add_column(column, justify="left" if column in ("client", "state") else "right")

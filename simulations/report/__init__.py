@@ -1,1 +1,1 @@
-"""Reports of finished runs: on the terminal, and as an HTML page."""
+"""Reports of finished runs, on the terminal and as an HTML page."""

@@ -1,4 +1,6 @@
-"""Drawing: one pair of axes as an inline SVG that takes its colours and fonts from the page."""
+"""Drawing of a figure with one pair of axes as inline SVG that uses the page's colours and
+fonts.
+"""
 
 import io
 import re
@@ -19,7 +21,7 @@ except ImportError as missing:
     raise SamaraError("a report needs matplotlib: pip install 'samara-fl[report]'") from missing
 
 _WIDTH = 5.2  # inches of 72 units: letters of 11.5 units stay legible on a phone
-# Stand-ins that become the page's own colours, light or dark.
+# Placeholders for the page's own light or dark colours.
 _COLOURS = {
     "ink": "#010101",
     "muted": "#020202",
@@ -32,8 +34,11 @@ _COLOURS = {
     "series2": "#090909",
     "series3": "#0a0a0a",
 }
-INK, MUTED, _RULE = _COLOURS["ink"], _COLOURS["muted"], _COLOURS["rule"]
-UP, DOWN = _COLOURS["up"], _COLOURS["down"]
+INK = _COLOURS["ink"]
+MUTED = _COLOURS["muted"]
+_RULE = _COLOURS["rule"]
+UP = _COLOURS["up"]
+DOWN = _COLOURS["down"]
 SERIES = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -66,7 +71,7 @@ class Figure:
     Attributes:
         name: identifier, unique on the page.
         title: title of the figure.
-        caption: explanation of how to read it.
+        caption: explanation of how to read the figure.
         svg: inline SVG element with an accessible name.
     """
 
@@ -89,8 +94,8 @@ def draw_figure(
     Args:
         name: identifier, unique on the page.
         title: title of the figure.
-        caption: explanation of how to read it.
-        description: accessible name for readers who cannot see it.
+        caption: explanation of how to read the figure.
+        description: accessible name for readers who cannot see the figure.
         draw: function that draws on the axes.
         height: height in inches.
     """
@@ -104,7 +109,7 @@ def draw_figure(
 
 
 def _inline(svg: str, name: str, description: str) -> str:
-    """Return an SVG file as an element of a page, with unique ids and an accessible name."""
+    """Return an SVG file as a page element, with unique ids and an accessible name."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     for variable, colour in _COLOURS.items():

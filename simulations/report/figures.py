@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from samara.shared.columns import GLOBAL, ZERO_SHOT
+from samara.shared.terms.columns import GLOBAL, ZERO_SHOT
 from samara.simulations.comparison.columns import START
 from samara.simulations.comparison.comparison import Comparison, TestedDifference
 from samara.simulations.comparison.measure import Measure
@@ -26,7 +26,7 @@ from samara.simulations.report.drawing import (
 _STYLES = ("-", "--", ":", "-.")
 """The line styles of variants."""
 DRAWN_CLIENTS = 300
-"""The largest number of clients drawn; of more, an even selection by rank is drawn."""
+"""Maximum number of clients drawn; beyond it, clients are selected evenly by rank."""
 
 
 def figures_of(comparison: Comparison) -> list[Figure]:
@@ -98,7 +98,9 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
 
 
 def _stop_name(comparison: Comparison, variant: Variant, column: str) -> str:
-    """Return the name of a column; beside a method `global`, other global models are "shared"."""
+    """Return the name of a column; next to the method `global`, other global models are
+    "shared".
+    """
     if comparison.runs.compares_methods and column == GLOBAL and variant.personal:
         return "its shared model"
     return column
@@ -146,7 +148,8 @@ def _describe(name: str, tested: TestedDifference, measure: Measure) -> str:
 
 
 def _distribution(comparison: Comparison) -> Figure:
-    lines, measure = comparison.summaries, comparison.measure
+    lines = comparison.summaries
+    measure = comparison.measure
 
     def draw(axes: Axes) -> None:
         for place, line in enumerate(lines):
@@ -218,12 +221,12 @@ def _learning(comparison: Comparison) -> Figure:
 
 
 def _title(measure: Measure) -> str:
-    """Return the heading of a measure as the beginning of a sentence."""
+    """Return the heading of a measure with a capital letter, as a title."""
     return measure.heading[0].upper() + measure.heading[1:]
 
 
 def _shown(measure: Measure, quality: float) -> str:
-    """Return a quality as text with its unit."""
+    """Format a quality with its unit."""
     return measure.level(quality) + measure.unit
 
 
@@ -270,7 +273,8 @@ def _loss(comparison: Comparison) -> Figure:
 
 
 def _cost(comparison: Comparison) -> Figure:
-    variants, measure = comparison.runs.variants, comparison.measure
+    variants = comparison.runs.variants
+    measure = comparison.measure
     adapter = comparison.cost(variants[0]).adapter_bytes / 1024
 
     def draw(axes: Axes) -> None:
@@ -311,7 +315,7 @@ def _cost(comparison: Comparison) -> Figure:
         "cost",
         f"{measure.name[0].upper()}{measure.name[1:]} for bytes",
         f"Validation {measure.heading}, against traffic in training. "
-        "Dashed: what one transfer of the adapter's numbers would take.",
+        "Dashed: the bytes of one transfer of the adapter's numbers.",
         f"Validation {measure.name} of the global model against bytes per client. {description}.",
         draw,
         3.0,
@@ -319,7 +323,7 @@ def _cost(comparison: Comparison) -> Figure:
 
 
 def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> None:
-    """Draw a dot per client around a line, scattered by a fixed seed."""
+    """Draw a dot per client around a line, scattered with a fixed seed."""
     chosen = _chosen(values)
     lift = np.random.default_rng(0).uniform(-0.24, 0.24, len(chosen))
     for colour in dict.fromkeys(colours):
@@ -344,7 +348,7 @@ def _label_ends(
         axes: axes of the figure.
         comparison: comparison with several variants; a single one gets no label.
         ends: x and y of the end of each line.
-        side: 1 to put a label above a line that others continue from, −1 below.
+        side: 1 to put a label above a line from which others continue, −1 below.
     """
     if len(comparison.runs.variants) == 1:
         return
@@ -365,7 +369,7 @@ def _series(comparison: Comparison, label: str) -> str:
 
 
 def _style(comparison: Comparison, label: str) -> str:
-    """Return the line style of a variant, so that a curve is seen through another one above it."""
+    """Return the line style of a variant, chosen so that overlapping curves stay visible."""
     labels = [variant.label for variant in comparison.runs.variants]
     return _STYLES[labels.index(label) % len(_STYLES)]
 

@@ -1,28 +1,30 @@
-"""The devices of a fleet by kind, for tables and figures, as pure functions."""
+"""Statistics of a fleet's devices by kind, for tables and figures."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from samara.shared.result import Fleet, FleetDevice
+from samara.shared.results.result import Fleet, FleetDevice
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The devices with one profile, link and quantization; figures are means over them.
+    """A kind of device: devices with the same profile, link and quantization.
+
+    Numbers are means over the devices.
 
     Attributes:
-        name: profile, its power mode, quantization and link.
+        name: profile with its power mode, quantization and link.
         numbers: client indices of the devices.
         step_seconds: duration of a local step.
         compute_seconds: seconds of computing in the whole run.
         transfer_seconds: seconds of transfer in the whole run.
         waiting_seconds: seconds of waiting for the link and for the end of a round.
-        energy_joules: None if nobody knows.
-        bytes_up: on the link.
-        bytes_down: on the link.
-        peak_memory_bytes: the largest.
-        outcomes: how often each, of all of them together.
+        energy_joules: energy in joules; None if unknown.
+        bytes_up: bytes sent over the link.
+        bytes_down: bytes received over the link.
+        peak_memory_bytes: the largest peak memory of any device.
+        outcomes: total count of each outcome over all devices.
     """
 
     name: str
@@ -64,7 +66,7 @@ def kind_name(device: FleetDevice) -> str:
 
 
 def clock_of(second: float) -> str:
-    """Return a virtual second as day and time: day 1, 22:05:30."""
+    """Format a virtual time in seconds as day and time, such as "day 1, 22:05:30"."""
     minutes, seconds = divmod(int(second), 60)
     time = f"{minutes // 60 % 24:02}:{minutes % 60:02}:{seconds:02}"
     return f"day {minutes // 1440 + 1}, {time}"
@@ -85,15 +87,13 @@ class Unit:
     seconds: float
 
 
-SECOND, MINUTE, HOUR = (
-    Unit("second", "s", 1.0),
-    Unit("minute", "min", 60.0),
-    Unit("hour", "h", 3600.0),
-)
+SECOND = Unit("second", "s", 1.0)
+MINUTE = Unit("minute", "min", 60.0)
+HOUR = Unit("hour", "h", 3600.0)
 
 
 def unit_for(seconds: float) -> Unit:
-    """Return the largest unit of which a time has two or more; seconds if there is none."""
+    """Return the largest unit in which a time is at least two; seconds if there is none."""
     return next((unit for unit in (HOUR, MINUTE) if seconds >= 2 * unit.seconds), SECOND)
 
 
@@ -104,7 +104,7 @@ def unit_of_parts(kinds: Sequence[Kind]) -> Unit:
 
 
 def span_of(seconds: float) -> str:
-    """Return a time in a unit of its size: 42.0 s, 3.5 min, 23.8 h."""
+    """Format a time in a suitable unit, such as 42.0 s, 3.5 min or 23.8 h."""
     unit = unit_for(seconds)
     return f"{seconds / unit.seconds:.1f} {unit.symbol}"
 

@@ -1,4 +1,4 @@
-"""The figures of a fleet: its rounds and stragglers, its days, and the parts of its time."""
+"""The figures of a fleet: rounds and stragglers, daily activity, and the parts of its time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from samara.shared.columns import GLOBAL
-from samara.shared.result import FleetJob, FleetRound, RunResult
+from samara.shared.results.result import FleetJob, FleetRound, RunResult
+from samara.shared.terms.columns import GLOBAL
 from samara.simulations.report.drawing import DOWN, INK, MUTED, SERIES, Figure, draw_figure
 from samara.simulations.report.fleet import (
     HOUR,
@@ -22,20 +22,20 @@ from samara.simulations.report.fleet import (
 )
 
 DRAWN_DEVICES = 60
-"""The largest number of devices with a line of their own; of more, an even selection by kind."""
+"""Maximum number of devices with separate lines; beyond it, devices are selected evenly by kind."""
 _SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
-"""The colours of kinds of devices; the other colours of the series stand for failures."""
+"""Colours of kinds of devices; the other colours of the series mark failures."""
 _MARKERS = "os^D"
-"""The markers of kinds beyond the number of colours."""
+"""Markers of kinds for which no colours are left."""
 _LABEL_LINES = 2
-"""The number of lines of a kind's name above its devices."""
+"""Number of lines for a kind's name above its devices."""
 _MANY_TIMES = 20
-"""The ratio of the longest to the shortest report above which the scale is logarithmic."""
+"""Ratio of the longest to the shortest report above which the scale is logarithmic."""
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """The axis of virtual time: hours of the day, or elapsed time of a short run."""
+    """The axis of virtual time: hours of the day, or elapsed time for a short run."""
 
     origin: float
     unit: Unit
@@ -44,13 +44,14 @@ class _Clock:
     @classmethod
     def of(cls, rounds: Sequence[FleetRound]) -> Self:
         """Return the axis for some rounds."""
-        begun, unit = rounds[0].begun, unit_for(rounds[-1].ended - rounds[0].begun)
+        begun = rounds[0].begun
+        unit = unit_for(rounds[-1].ended - rounds[0].begun)
         if unit is HOUR:
             return cls(0.0, unit, "hour, from the first midnight on")
         return cls(begun, unit, f"{unit.name}s after the run began")
 
     def position(self, second: float) -> float:
-        """Return the position of a virtual second on the axis."""
+        """Return the position on the axis of a virtual time, in seconds."""
         return (second - self.origin) / self.unit.seconds
 
 
@@ -71,9 +72,9 @@ def fleet_figures(letter: str, result: RunResult) -> list[Figure]:
 
 
 def accuracy_over_time(result: RunResult) -> list[tuple[float, float]]:
-    """Return the virtual second of each validation, and the clients' mean accuracy in it.
+    """Return the virtual time of each validation in seconds, with the clients' mean accuracy.
 
-    A validation after a round that reverts others has the time of the round before.
+    A validation after a round that reverts others has the time of the preceding round.
     """
     ends = {event.round: event.fleet.ended for event in result.rounds if event.fleet is not None}
     begun = [event.fleet.begun for event in result.rounds if event.fleet is not None]
@@ -102,7 +103,7 @@ def _accuracy(
     (first, before), (last, after) = reached[0], reached[-1]
     return draw_figure(
         f"reached{letter}",
-        "What the fleet reaches, and when",
+        "Accuracy of the fleet over time",
         "Accuracy of the global model on validation examples, %, mean over clients; of texts it is "
         "that of tokens.",
         f"Validation accuracy over virtual time: from {before:.1%} to {after:.1%} in "
@@ -113,14 +114,15 @@ def _accuracy(
 
 
 def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
-    """Draw the time of each report, counted from the beginning of its round."""
+    """Draw the time of each report, measured from the start of its round."""
     colours = _colours(kinds)
     jobs = [(event, number, job) for event in rounds for number, job in event.devices.items()]
     in_time = [entry for entry in jobs if entry[2].outcome == "reported"]
     late = [entry for entry in jobs if entry[2].outcome == "late"]
     times = [job.ended - event.begun for event, _, job in (*in_time, *late)]
     longest = max((event.ended - event.begun for event in rounds), default=0.0)
-    unit, clock = unit_for(longest), _Clock.of(rounds)
+    unit = unit_for(longest)
+    clock = _Clock.of(rounds)
 
     def draw(axes: Axes) -> None:
         for index, kind in enumerate(kinds):
@@ -175,7 +177,7 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
 
 
 def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> Figure:
-    """Draw a line per device with its rounds."""
+    """Draw a line per device with the device's rounds."""
     colours = _colours(kinds)
     lines = [(kind, number) for kind in kinds for number in _some(kind, kinds)]
     line_of = {

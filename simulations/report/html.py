@@ -1,4 +1,4 @@
-"""A comparison as one self-contained HTML page without network access or scripts."""
+"""A comparison as one self-contained HTML page, without network access or scripts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from typing import Any
 
 import tomli_w
 
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.frames.hello import SPLIT_BYTES, SPLIT_TOKENS
-from samara.shared.settings import nest
+from samara.shared.protocol.frames.hello import SPLIT_BYTES, SPLIT_TOKENS
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import nest
 from samara.simulations.comparison.columns import explain_columns
 from samara.simulations.comparison.comparison import Comparison, format_p
 from samara.simulations.comparison.variants import Variant
@@ -27,14 +27,15 @@ try:
 except ImportError as missing:
     raise SamaraError("a report needs jinja2: pip install 'samara-fl[report]'") from missing
 
-_KEY_CHARACTERS, _VALUE_CHARACTERS = 24, 120
+_KEY_CHARACTERS = 24
+_VALUE_CHARACTERS = 120
 _NO_SETTINGS = {"out", "threads"}
 _ALIKE = {"fingerprints", "examples", "split_examples", SPLIT_TOKENS, SPLIT_BYTES}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The clients whose facts are the same."""
+    """A group of clients with equal device information."""
 
     who: str
     count: int
@@ -42,7 +43,7 @@ class Kind:
 
 
 def page_of(comparison: Comparison) -> str:
-    """Render the report.
+    """Render the page of a comparison.
 
     Raises:
         SamaraError: if matplotlib or jinja2 is not installed.
@@ -99,7 +100,7 @@ def page_of(comparison: Comparison) -> str:
 
 
 def scenario(config: Mapping[str, bool | int | float | str]) -> str:
-    """Return the settings that differ from the defaults, as TOML that `samara simulate` reads."""
+    """Return the non-default settings as TOML that `samara simulate` reads."""
     defaults = RunConfig().flat()
     changed = {
         key: value
@@ -110,7 +111,7 @@ def scenario(config: Mapping[str, bool | int | float | str]) -> str:
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
-    """Return every setting with its value per variant, and whether it differs from its default."""
+    """Return every setting with its value per variant, and whether any differs from the default."""
     defaults = RunConfig().flat()
     configs = [variant.first.config for variant in comparison.runs.variants]
     keys = sorted({key for config in configs for key in config} - _NO_SETTINGS)
@@ -125,7 +126,7 @@ def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
 
 
 def _kinds(variant: Variant) -> Iterator[Kind]:
-    """Return the clients of the first run, grouped by equal facts."""
+    """Yield the clients of the first run, grouped by equal device information."""
     facts = {
         client: {
             _short(key, _KEY_CHARACTERS): _short(value, _VALUE_CHARACTERS)
@@ -141,7 +142,7 @@ def _kinds(variant: Variant) -> Iterator[Kind]:
 
 
 def _short(value: Any, most: int) -> str:
-    """Return a client's fact as one line of bounded length."""
+    """Return a fact about a client as one line of bounded length."""
     text = value if isinstance(value, str) else json.dumps(value)
     text = "".join(letter if letter.isprintable() else "�" for letter in text)
     return text if len(text) <= most else text[: most - 1] + "…"

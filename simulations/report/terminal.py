@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from samara.shared.choices import describe_choices
-from samara.shared.columns import GLOBAL
-from samara.shared.config import RunConfig
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.result import RESULT_FILE, ClientMetrics, Fleet, RunResult
+from samara.shared.results.result import RESULT_FILE, ClientMetrics, Fleet, RunResult
+from samara.shared.results.traffic import Traffic, traffic_of
+from samara.shared.settings.choices import describe_choices
+from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.embedded import embedded_ceilings
-from samara.shared.traffic import Traffic, traffic_of
+from samara.shared.tasks.messages import EMBEDDED_DATA
+from samara.shared.terms.columns import GLOBAL
 from samara.simulations.comparison.columns import (
     Figures,
     client_columns,
@@ -32,10 +32,10 @@ from samara.simulations.report.fleet import clock_of, kinds_of, span_of, unit_of
 from samara.simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
-"""The largest number of clients that are listed one by one."""
+"""Maximum number of clients that are listed one by one."""
 _NAME_WIDTH = 12
 _OF_LABELS = ("accuracy", "macro-f1", "f1", "matthews")
-"""The metrics of tasks whose answers are labels or candidates, which `adapter apply` shows."""
+"""Metrics of tasks whose answers are labels or candidates, which `adapter apply` can show."""
 _LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
 _FigureRow = tuple[str, Callable[[ClientMetrics], float], str]
 _LABEL_ROWS: tuple[_FigureRow, ...] = (
@@ -46,11 +46,11 @@ _TEXT_ROWS: tuple[_FigureRow, ...] = (
     ("mean", lambda own: figures_of(own).second, "{:.2f}"),
     ("bits/byte", lambda own: -figures_of(own).quality, "{:.3f}"),
 )
-"""The last rows of the table of clients: title, figure of a client, and form of the mean."""
+"""The last rows of the table of clients: title, metric of a client, and format of the mean."""
 
 
 def print_result(folder: Path, result: RunResult, console: Console | None = None) -> None:
-    """Print a run's result: whole splits, every client, the cost, and the file of the result."""
+    """Print a run's result: whole splits, every client, the cost, and the path of the result."""
     console = console or Console()
     if result.evaluations:
         console.print(splits_table(result, has_texts(result)))
@@ -68,9 +68,10 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
     console.print(Text(result.describe_split()))
     if shared := result.describe_shared_texts():
         console.print(Text(shared, style="yellow"))
-    clients, seed = int(result.config["data.clients"]), int(result.config["data.seed"])
+    clients = int(result.config["data.clients"])
+    seed = int(result.config["data.seed"])
     is_generated = result.config["data.path"] == EMBEDDED_DATA and not has_texts(result)
-    # For the best common rule every writer votes on every message of every writer.
+    # The best common rule needs every writer's vote on every message of all writers.
     if is_generated and clients <= _CLIENTS_SHOWN:
         limits = embedded_ceilings(clients, seed)
         console.print(
@@ -83,7 +84,8 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
         console.print(Text(writing.note(), style="dim"))
     if result.fleet:
         console.print(fleet_table(result.fleet))
-        begun, ended = result.fleet.begun, result.fleet.ended
+        begun = result.fleet.begun
+        ended = result.fleet.ended
         console.print(
             f"virtual time: {span_of(ended - begun)}, from {clock_of(begun)} to {clock_of(ended)}",
             highlight=False,
@@ -116,7 +118,7 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
 
 
 def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the result of a tuning run, its cost, and the file of the result."""
+    """Print the result of a tuning run, its cost, and the path of the result."""
     console = console or Console()
     metric = result["metric"]
     table = Table(title=f"{result['config']['method']}, {metric}")
@@ -142,7 +144,7 @@ def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | Non
 
 
 def print_next(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the commands that use a tuned model; none if there is none, or it is not rebuilt."""
+    """Print the commands that use a tuned model; nothing if there is none or it was not rebuilt."""
     config = result["config"]
     is_rounded = config.get("stream-compression", "none") != "none"
     has_classifier = config.get("classifier", "label-words") != "label-words"
@@ -157,9 +159,12 @@ def print_next(folder: Path, result: Mapping[str, Any], console: Console | None 
 
 
 def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
-    """Return a table of every column's mean quality over seeds, its interval, and each seed's."""
+    """Return a table of every column's mean quality over seeds, with its interval and each seed's
+    value.
+    """
     first = next(iter(intervals.values()))
-    seeds, measure = list(first.by_seed), first.measure
+    seeds = list(first.by_seed)
+    measure = first.measure
     table = Table(
         title=f"Mean {measure.name} over the clients, {len(seeds)} seeds",
         box=None,
@@ -178,7 +183,7 @@ def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
 
 
 def traffic_table(traffic: Traffic) -> Table:
-    """Return a table of a run's bytes beside those of FedAvg."""
+    """Return a table that compares a run's bytes with those of FedAvg."""
     (first, *headings), *rows = traffic.table()
     table = Table(title=traffic.title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(first, no_wrap=True)
@@ -195,7 +200,7 @@ def fleet_table(fleet: Fleet) -> Table:
     table.add_column("kind", no_wrap=True)
     kinds = kinds_of(fleet)
     unit = unit_of_parts(kinds)
-    # Short words, so that all columns fit 80 characters.
+    # Short headings, so that all columns fit in 80 characters.
     for column in (
         "",
         "step\ns",
@@ -230,7 +235,9 @@ def _federated_rounds(result: RunResult) -> int:
 
 
 def _last_state(result: RunResult) -> str:
-    """Return the last round; one more than there are adds the common intercept."""
+    """Return the name of the last state; a number above the last round marks the common
+    intercept.
+    """
     rounds = _federated_rounds(result)
     return f"round {min(result.final_round, rounds)}" + (
         " and the common intercept" if result.final_round > rounds else ""
@@ -240,13 +247,14 @@ def _last_state(result: RunResult) -> str:
 def splits_table(result: RunResult, is_text: bool = False) -> Table:
     """Return a table of the global model before and after the rounds.
 
-    Figures are means over the clients; in a generation, of all their tokens together.
+    Numbers are means over clients; in a generation, they cover all clients' tokens together.
 
     Args:
         result: result of a run.
-        is_text: whether it is of a generation.
+        is_text: whether the run is a generation.
     """
-    evaluations, first = result.evaluations, first_column(result)
+    evaluations = result.evaluations
+    first = first_column(result)
     who = "all clients' tokens together" if is_text else "mean of the clients"
     table = Table(title=f"Global model, {who}")
     table.add_column("state")
@@ -255,7 +263,7 @@ def splits_table(result: RunResult, is_text: bool = False) -> Table:
         table.add_column(column, justify="right")
     last = max(event.round for event in evaluations)
     for event in evaluations:
-        # The personal comparison, on test examples, has a table of its own.
+        # The personal comparison on test examples has its own table.
         is_comparison = event.split == "test" and len(event.columns) > 1
         if event.round in (0, last) and GLOBAL in event.columns and not is_comparison:
             whole = event.columns[GLOBAL]
@@ -270,7 +278,7 @@ def splits_table(result: RunResult, is_text: bool = False) -> Table:
 
 
 def short_name(name: str) -> str:
-    """Return a client's name without control characters, at most as long as a column is wide."""
+    """Return a client's name without control characters, truncated to a column's width."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name)
     return plain if len(plain) <= _NAME_WIDTH else f"{plain[: _NAME_WIDTH - 1]}…"
 
@@ -278,11 +286,12 @@ def short_name(name: str) -> str:
 def clients_table(columns: Mapping[str, Figures], name_of: Callable[[int], str] = str) -> Table:
     """Return a table of every client's accuracy by column, with means of accuracy and macro-F1.
 
-    In a generation it is perplexity, with means of perplexity and bits per byte.
+    Where clients know their AUC, the table has its mean. For a generation, the table shows
+    perplexity, with means of perplexity and bits per byte.
 
     Args:
-        columns: figures by column and client.
-        name_of: function that names a client.
+        columns: metrics by column and client.
+        name_of: function that returns a client's name.
     """
     is_text = measure_of(own for its in columns.values() for own in its.values()) is BITS_PER_BYTE
     rows = _TEXT_ROWS if is_text else _LABEL_ROWS
@@ -296,7 +305,7 @@ def clients_table(columns: Mapping[str, Figures], name_of: Callable[[int], str] 
     table.add_column("client", justify="right")
     table.add_column("tokens" if is_text else "examples", justify="right")
     for name in columns:
-        # Short names, so that all columns fit 80 characters.
+        # Short names, so that all columns fit in 80 characters.
         heading = name.replace("personalized", "personal").replace(" ", "\n")
         table.add_column(heading, justify="right")
     clients = sorted({client for figures in columns.values() for client in figures})
@@ -309,4 +318,7 @@ def clients_table(columns: Mapping[str, Figures], name_of: Callable[[int], str] 
     for title, figure, form in rows:
         means = [np.mean([figure(own) for own in its.values()]) for its in columns.values()]
         table.add_row(title, "", *[form.format(mean) for mean in means])
+    areas = [[own.auc for own in its.values() if own.auc is not None] for its in columns.values()]
+    if any(areas):
+        table.add_row("AUC", "", *[f"{np.mean(own):.3f}" if own else "" for own in areas])
     return table

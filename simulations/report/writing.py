@@ -1,4 +1,4 @@
-"""Passages of a run's models: scores on the terminal, and texts side by side on the page."""
+"""Display of a run's passages: scores on the terminal, and texts side by side on the page."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -6,14 +6,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from samara.shared.data_settings import EMBEDDED_DATA
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
 from samara.shared.tasks.embedded import STYLE_TASK
+from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.style import style_ceilings
 from samara.simulations.writing.passages import Passage, read_passages
 from samara.simulations.writing.scores import REPRODUCED_WORDS, WritingScores, writing_scores
 
-_SHOWN_CLIENTS, _SHOWN_PASSAGES = 12, 2
+_SHOWN_CLIENTS = 12
+_SHOWN_PASSAGES = 2
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Writing:
     Attributes:
         scores: scores by model.
         shown: passages of the first clients, by client.
-        count: number of passages after test beginnings.
-        ceilings: shares of whole styles that a model without and with the writer can reach; None
-            unless the clients are the writers of generated styles.
+        count: number of passages that continue beginnings of test texts.
+        ceilings: highest shares of complete styles that a model can reach without and with knowing
+            the writer; None unless the clients are the writers of generated styles.
     """
 
     scores: dict[str, WritingScores]
@@ -39,7 +40,7 @@ class Writing:
         return list(next(iter(self.scores.values())).agreement)
 
     def note(self) -> str:
-        """Return what the scores mean, and the ceilings of styles."""
+        """Return an explanation of the scores, and the ceilings of styles."""
         text = (
             f"greedy texts after {self.count:,} beginnings; reproduced: training texts of which "
             f"the next {REPRODUCED_WORDS} words are written, and the most words of one"
@@ -51,7 +52,7 @@ class Writing:
 
 
 def read_writing(folder: Path, result: RunResult) -> Writing | None:
-    """Return what the models of a run write; None if nothing was kept.
+    """Return the passages written by a run's models; None if none were stored.
 
     Raises:
         SamaraError: if the run's file cannot be read.
@@ -87,5 +88,5 @@ def writing_table(writing: Writing) -> Table:
 
 
 def shown_share(share: float) -> str:
-    """Return a share in percent; empty if there is none."""
+    """Format a share in percent; empty if there is none."""
     return "" if isnan(share) else f"{share:.1%}"

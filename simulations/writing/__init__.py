@@ -1,1 +1,1 @@
-"""Passages: texts that the models of a run write, beside what their clients wrote."""
+"""Passages: texts written by a run's models, beside those of their clients."""

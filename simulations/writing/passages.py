@@ -1,4 +1,4 @@
-"""Passages of a run as a file: texts of its models after the beginnings of clients' texts."""
+"""File format of a run's passages, which continue the beginnings of clients' texts."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from samara.shared.errors import SamaraError
-from samara.shared.events import read_whole_events
-from samara.shared.files import write_durably
+from samara.shared.storage.events import read_whole_events
+from samara.shared.storage.files import write_durably
 
 PASSAGES_FILE = "passages.jsonl"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The texts that models write after the same beginning.
+    """Texts that models write after the same beginning.
 
     Attributes:
-        client: client whose text it is.
+        client: index of the client whose text it is.
         split: ``test``, or ``train`` for a text that the client has trained on.
         prompt: beginning of the text: a prompt, or the first words of a plain text.
-        accepted: right answers; what follows in a plain text.
-        greedy: by model, the text of the likeliest tokens.
-        sampled: by model, a text of drawn tokens; empty for a training text.
+        accepted: accepted answers; for a plain text, its continuation.
+        greedy: greedily decoded text by model.
+        sampled: sampled text by model; empty for a training text.
     """
 
     client: int
@@ -34,10 +34,10 @@ class Passage:
 
     @classmethod
     def parse(cls, event: dict[str, Any]) -> Self:
-        """Read a line of the file.
+        """Parse a line of the file.
 
         Raises:
-            ValueError, KeyError, TypeError: if it is none.
+            ValueError, KeyError, TypeError: if the line is invalid.
         """
         greedy, sampled = (
             {str(name): str(text) for name, text in event[way].items()}
@@ -51,10 +51,10 @@ class Passage:
 
 
 def write_passages(folder: Path, passages: list[Passage]) -> None:
-    """Write the passages of a run, one in a line.
+    """Write the passages of a run, one per line.
 
     Raises:
-        SamaraError: if they cannot be written.
+        SamaraError: if the file cannot be written.
     """
     lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in passages)
     try:
@@ -66,7 +66,7 @@ def write_passages(folder: Path, passages: list[Passage]) -> None:
 
 
 def read_passages(folder: Path) -> list[Passage]:
-    """Read the passages of a run; none if it has no such file.
+    """Read the passages of a run; empty if the run has no such file.
 
     Raises:
         SamaraError: if the file is damaged.

@@ -1,4 +1,4 @@
-"""Scores of what models have written: agreement with the true texts, style, and memorisation."""
+"""Scores of written passages: agreement with the true texts, style, and memorization."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,21 +11,24 @@ from samara.shared.tasks.metrics import exact_match, token_f1
 from samara.shared.tasks.style import describe_parts
 from samara.simulations.writing.passages import Passage
 
-EXACT_MATCH, TOKEN_F1, ROUGE_L = "exact match", "token F1", "ROUGE-L"
+EXACT_MATCH = "exact match"
+TOKEN_F1 = "token F1"
+ROUGE_L = "ROUGE-L"
 REPRODUCED_WORDS = 8
-"""The number of words behind its beginning after which a training text counts as reproduced."""
+"""Number of words after its beginning from which on a training text counts as reproduced."""
 
 
 @dataclass(frozen=True)
 class WritingScores:
-    """The scores of a model, as means over clients of the means over each one's texts.
+    """The scores of a model, as means over clients of the means over each client's texts.
 
     Attributes:
-        agreement: exact match, token F1 and ROUGE-L (Lin, 2004) of greedy texts with true ones, and
-            of generated styles the share of greedy texts in each part of the writer's style.
-        reproduced: share of training texts whose next `REPRODUCED_WORDS` words are written after
-            their beginning; NaN if none is as long.
-        longest: most words of a training text that are written after its beginning.
+        agreement: exact match, token F1 and ROUGE-L (Lin, 2004) between greedy and true texts; for
+            generated styles, the share of greedy texts in each part of the writer's style.
+        reproduced: share of training texts whose next `REPRODUCED_WORDS` words the model writes
+            after their beginning; NaN if none is long enough.
+        longest: maximum number of a training text's words that the model writes after its
+            beginning.
     """
 
     agreement: dict[str, float]
@@ -45,8 +48,9 @@ def writing_scores(passages: Sequence[Passage], has_styles: bool) -> dict[str, W
 
 
 def reproduced_words(passage: Passage, model: str) -> int:
-    """Return the number of words that a model writes as they follow in the true text."""
-    true, written = words_of(passage.accepted[0]), words_of(passage.greedy[model])
+    """Return the number of words that a model writes before departing from the true text."""
+    true = words_of(passage.accepted[0])
+    written = words_of(passage.greedy[model])
     count = 0
     for one, other in zip(true, written, strict=False):
         if one != other:
@@ -56,7 +60,7 @@ def reproduced_words(passage: Passage, model: str) -> int:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, without what stands between them: decoders set spaces there."""
+    """Return the words of a text without separators, because decoders insert spaces there."""
     return re.findall(r"\w+", text)
 
 
@@ -99,7 +103,9 @@ def _mean_over_clients(values: Sequence[Sequence[float]]) -> float:
 
 
 def _rouge_l() -> Callable[[str, Sequence[str]], float] | None:
-    """Return the F-measure of the longest common subsequence; None without the library."""
+    """Return a function for the F-measure of the longest common subsequence; None without the
+    library.
+    """
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:

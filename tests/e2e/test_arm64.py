@@ -21,9 +21,9 @@ ARM64 = ROOT / ".arm64"
 REPLAY_WITH_NUMBA = """
 import platform
 import numpy as np
-from samara.shared.replay import CoefficientBlock, replay
-from samara.shared.replay_numba import NumbaBackend
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.replay import CoefficientBlock, replay
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.protocol.replay_numpy import NumpyBackend
 
 assert platform.machine() == "aarch64"
 start = np.arange(-5000, 5000, dtype=np.int64) * 2**40
@@ -88,7 +88,7 @@ def test_the_golden_files_hold_on_arm64() -> None:
 
 def test_frames_are_written_read_and_refused_on_arm64() -> None:
     plain = ["-q", "-p", "no:cacheprovider", "--noconftest"]
-    assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/shared/test_wire.py")
+    assert " passed" in run_on_arm64("-m", "pytest", *plain, "tests/shared/protocol/test_wire.py")
 
 
 @pytest.fixture(scope="module")

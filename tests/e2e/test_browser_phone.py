@@ -10,34 +10,34 @@ import numpy as np
 import pytest
 from browsers import JOINED, chromium, firefox
 from built_page import built_page
+from driven_browser import Tab, driven
+from driven_firefox import driven_firefox
 from gateways import Served
 from helpers import delta_of, history_of, instruction_with
 from phones import assert_same_report
 
-from benchmarks.driven_browser import Tab, driven
-from benchmarks.driven_firefox import driven_firefox
 from benchmarks.scale.mixed_run import MODEL, TASK
 from samara.client.personal.components import train_for_a_round
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.training.model_runtime import load_run
+from samara.devices.gateway.page_server.join_relay import JoinRelay
+from samara.devices.gateway.page_server.listening import PageServer
+from samara.devices.gateway.page_server.page_app import PageApp
+from samara.devices.gateway.page_server.published_files import page_files, program_files
 from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
-from samara.devices.phone.page_server.join_relay import JoinRelay
-from samara.devices.phone.page_server.listening import PageServer
-from samara.devices.phone.page_server.page_app import PageApp
-from samara.devices.phone.page_server.published_files import page_files, program_files
-from samara.shared.config import RunConfig
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import (
+from samara.shared.proto.trainer_pb2 import TaskKind
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import (
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import evaluation_column
-from samara.shared.proto.trainer_pb2 import TaskKind
-from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
+from samara.shared.tasks.label_scores import evaluation_column
 from samara.shared.tasks.messages import messages, writers
 
 pytestmark = pytest.mark.slow

@@ -25,13 +25,13 @@ from benchmarks.faults.ports import free_address, free_port
 from benchmarks.scale.mixed_run import (
     GATEWAY,
     MODEL,
+    OPEN,
     SHAPE,
     TASK,
     samara,
     start_phone,
     write_messages,
 )
-from benchmarks.scale.wires import start_by_stream, start_gateway
 from samara.devices.live.commands import app as client_commands
 from samara.devices.live.settings import ClientSettings
 from samara.devices.phone.manifest import manifest_file
@@ -57,6 +57,26 @@ exit $status
 """A `samara` that makes some commands small, and notes how each has ended."""
 STREAM, SUPERNODE, PHONE = "stream", "supernode", "phone"
 ROUNDS = 5
+
+
+def start_gateway(live: LiveRun, door: str) -> None:
+    """Start `samara gateway up`, or start it again; it admits the clients of the server."""
+    host = door.rsplit(":", 1)[0]
+    of_server = ("--superlink", live.address, "--certs", str(live.run / "certificates" / "ca.pem"))
+    own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
+    command = ["gateway", "up", *of_server, *own, "--listen", door, "--name", host]
+    opened = live.said(GATEWAY).count(OPEN) if GATEWAY in live.clients else 0
+    live.start(GATEWAY, command)
+    live.wait(lambda: live.said(GATEWAY).count(OPEN) > opened, "the gateway")
+
+
+def start_by_stream(live: LiveRun, name: str, door: str, *options: str) -> None:
+    """Start `samara client up --wire stream`, or start it again."""
+    command = ["client", "up", "--name", name, "--home", str(live.home(name)), "--wire", "stream"]
+    command += ["--gateway", door]
+    authority = live.home(GATEWAY) / "certificates" / "ca.pem"
+    command += ["--key", str(live.key(name)), "--certs", str(authority)]
+    live.start(name, [*command, *options])
 
 
 @pytest.fixture(scope="module")
@@ -172,15 +192,15 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
         door = free_address()
         live.start_server()
         live.wait(lambda: live.said().count("may join") >= 3, "the server")
-        start_gateway(live, None, door)
+        start_gateway(live, door)
         start_phone(live, PHONE, door)
         what = ("--model", MODEL, "--task", TASK, "--set", "threads=1", "--data")
-        start_by_stream(live, STREAM, [door], None, *what, str(data[0]))
+        start_by_stream(live, STREAM, door, *what, str(data[0]))
         live.start_client(SUPERNODE, None, *what, str(data[1]))
         live.wait_for_round(2, 600)
         live.clients[GATEWAY].kill()
         live.clients[GATEWAY].wait()
-        start_gateway(live, None, door)
+        start_gateway(live, door)
         assert live.server is not None
         live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
         assert live.server.returncode == 0, live.said()[-2000:]

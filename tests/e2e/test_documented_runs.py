@@ -67,7 +67,7 @@ ELSEWHERE = {
     ("client",): "a live client: tests/e2e/test_live_clients.py, test_live_questions.py",
     ("rehearse",): "takes root: tests/e2e/test_rehearsal.py",
     ("device", "calibrate"): "minutes of measuring: tests/devices/hardware/test_calibrate.py",
-    ("device", "run"): "takes root: tests/devices/test_run_command.py",
+    ("device", "run"): "takes root: tests/devices/hardware/test_run_command.py",
     ("device", "wheelhouse"): "downloads from package indexes: tests/e2e/test_wheelhouse.py",
     ("simulate", "SCENARIO"): "a scenario of the reader's own",
     ("simulate", "mixed-200"): "minutes of 200 devices: tests/simulations/fleet/test_run.py",
@@ -76,7 +76,7 @@ ELSEWHERE = {
     ("server", "check", "--replay", "runs/field"): "what a live run leaves: test_live_server.py",
     ("compare", "runs/field"): "what a live run leaves",
     ("adapter", "export", "runs/first", "--client", "anna", "--out", "my-lora"): (
-        "a GGUF file of the reader's own: tests/simulations/test_tuned_export_gguf.py"
+        "a GGUF file of the reader's own: tests/simulations/exports/test_tuned_export_gguf.py"
     ),
 }
 """Beginnings of commands that are not run here, and why."""
@@ -149,7 +149,10 @@ def folder(
     ]
     (tmp_path / "titles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in titles))
     (tmp_path / "demo.toml").write_text("[data]\nclients = 3\n[personal]\nrounds = 1\n")
-    monkeypatch.setattr("samara.simulations.basis.TEXTS", 128)
+    monkeypatch.setattr("samara.simulations.exports.basis_file.TEXTS", 128)
+    few = {"train": 24, "validation": 8, "test": 8}
+    monkeypatch.setattr("samara.shared.tasks.embedded.MESSAGES_PER_WRITER", few)
+    monkeypatch.setattr("samara.shared.tasks.embedded.STYLED_PER_WRITER", few)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

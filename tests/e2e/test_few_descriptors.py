@@ -16,9 +16,9 @@ from gateways import Echo, keys_in
 from live import attempts
 
 from benchmarks.scale.fake_phones import Host
-from samara.devices.live.gateway_endpoint import GatewayEndpoint
-from samara.devices.live.gateway_stream import attach
-from samara.shared.client_index import client_index_of_key
+from samara.devices.live.connection.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.connection.gateway_stream import attach
+from samara.shared.protocol.client_index import client_index_of_key
 
 pytestmark = pytest.mark.slow
 

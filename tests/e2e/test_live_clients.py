@@ -13,10 +13,10 @@ import pytest
 from live import SuperLink, attempts, rounds_of, start_client, terminate
 
 from samara.client.personal.personalizations import read_personalizations
-from samara.client.protocol.remote_trainer import RemoteTrainer
 from samara.client.protocol.session_store import decode_session
+from samara.client.trainer.remote_trainer import RemoteTrainer
 from samara.devices.live.keys import create_key, read_client_index
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 pytestmark = pytest.mark.slow
 NAMES = ("kitchen", "garden")

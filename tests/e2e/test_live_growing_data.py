@@ -11,7 +11,7 @@ import pytest
 from live import QUIET, SuperLink, attempts, rounds_of, start_client, terminate
 
 from samara.devices.live.keys import create_key, read_client_index
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from live import ONE_SMALL_STEP
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from samara.server.store import LEDGER_FOLDER
-from samara.shared.config import RunConfig
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.replay import DenseValues
-from samara.shared.result import RunResult
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.replay import DenseValues
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]

@@ -12,11 +12,11 @@ from live import ONE_SMALL_STEP
 from benchmarks.faults.live_run import ROOT, LiveRun, Place
 from benchmarks.faults.ports import free_address
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.devices.live.settings import ClientSettings, resolve_device_settings
 from samara.server.app import serve
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import RunResult
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import RunResult
 
 pytestmark = pytest.mark.slow
 

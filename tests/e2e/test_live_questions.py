@@ -16,7 +16,7 @@ from live import QUIET, SuperLink, attempts, start_client, terminate
 from benchmarks.serving import serving, write_client
 from samara.devices.live.keys import create_key
 from samara.devices.live.settings import resolve_device_settings
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, **QUIET}

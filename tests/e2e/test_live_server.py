@@ -17,7 +17,6 @@ from benchmarks.faults.ports import free_port
 from benchmarks.faults.server_kill import kill_in_process, kill_live
 from samara.server.live.superlink_process import SuperLinkProcess
 from samara.server.store import METRICS_FILE
-from samara.shared.certificates import make_certificates, renew_certificate
 from samara.shared.errors import SamaraError
 from samara.shared.flower_compat import (
     AcquireTaskRequest,
@@ -27,6 +26,7 @@ from samara.shared.flower_compat import (
     StartRunRequest,
     TaskType,
 )
+from samara.shared.network.certificates import make_certificates, renew_certificate
 
 pytestmark = pytest.mark.slow
 

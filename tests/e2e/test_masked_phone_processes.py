@@ -15,11 +15,11 @@ from benchmarks.scale.mixed_run import (
     start_phone,
     write_messages,
 )
-from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.limits.privacy_budget import ChargeLog
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.server.rounds.secure_aggregation import MASKED_ROUNDS_FILE
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -10,13 +10,13 @@ import pytest
 from helpers import tree_of
 from live import QUIET, SuperLink, attempts, rounds_of, start_client, terminate
 
-from samara.client.protocol.answer_log import read_answers
-from samara.client.protocol.client_model import ClientModel
+from samara.client.limits.answer_log import read_answers
 from samara.client.protocol.session_store import decode_session
+from samara.client.questions.client_model import ClientModel
 from samara.devices.live.keys import create_key, read_client_index
 from samara.devices.live.settings import ClientSettings
-from samara.shared.config import RunConfig
-from samara.shared.replay import digest
+from samara.shared.protocol.replay import digest
+from samara.shared.settings.config import RunConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import MODEL, TASK, samara, write_messages
-from samara.shared.result import read_result
+from samara.shared.results.result import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

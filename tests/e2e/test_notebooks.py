@@ -16,9 +16,13 @@ SMALL = {
     **{"rounds": 2, "steps": 1, "queries": 2, "batch": 4, "personal.rounds": 1},
     **{"evaluate.limit": 4, "data.clients": 3, "threads": 1},
 }
+FEW_MESSAGES = {"train": 24, "validation": 8, "test": 8}
 SMALLER = f"""
 import samara
 from samara.overrides import settings_of
+from samara.shared.tasks import embedded
+
+embedded.MESSAGES_PER_WRITER = {FEW_MESSAGES}
 
 def smaller(scenario, simulate=samara.simulate, **named):
     seeds = {{"seeds": named.pop("seeds")}} if "seeds" in named else {{}}

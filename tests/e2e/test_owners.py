@@ -5,9 +5,8 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from disturbed_owners import GROWING, MOVED, NAMES, Scene, play
 from helpers import ROOT
-
-from benchmarks.faults.owners import GROWING, MOVED, NAMES, Scene, play
 
 SHARED = ROOT.parent / "shared"
 TREC, LLAMA = SHARED / "data" / "trec6", SHARED / "models" / "movie-llama-12m"

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from browsers import chromium
 from built_page import built_page
+from driven_browser import driven
 from gateways import Served
 
-from benchmarks.driven_browser import driven
-from samara.devices.phone.page_server.join_relay import JoinRelay
-from samara.devices.phone.page_server.listening import PageServer
-from samara.devices.phone.page_server.page_app import PageApp
-from samara.devices.phone.page_server.published_files import page_files
+from samara.devices.gateway.page_server.join_relay import JoinRelay
+from samara.devices.gateway.page_server.listening import PageServer
+from samara.devices.gateway.page_server.page_app import PageApp
+from samara.devices.gateway.page_server.published_files import page_files
 
 pytestmark = pytest.mark.slow
 KEPT = "navigator.serviceWorker.getRegistration().then((one) => one?.active?.state === 'activated')"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from browsers import JOINED, chromium
 from built_page import built_page
+from driven_browser import driven
 from gateways import Served
 
-from benchmarks.driven_browser import driven
-from samara.devices.phone.page_server.join_relay import JoinRelay
-from samara.devices.phone.page_server.listening import PageServer
-from samara.devices.phone.page_server.page_app import PageApp
-from samara.devices.phone.page_server.published_files import INTEGRITY_FILE, page_files
-from samara.shared.invitation import InvitationCode
+from samara.devices.gateway.page_server.join_relay import JoinRelay
+from samara.devices.gateway.page_server.listening import PageServer
+from samara.devices.gateway.page_server.page_app import PageApp
+from samara.devices.gateway.page_server.published_files import INTEGRITY_FILE, page_files
+from samara.shared.network.invitation import InvitationCode
 
 pytestmark = pytest.mark.slow
 REFUSING = "indexedDB.open = () => { throw new DOMException('no', 'SecurityError'); };\n"

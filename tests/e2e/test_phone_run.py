@@ -20,7 +20,7 @@ from benchmarks.scale.mixed_run import (
 from samara.client.personal.personalizations import read_personalizations
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.store import read_layout
-from samara.shared.layout import READOUT_GROUP
+from samara.shared.protocol.layout import READOUT_GROUP
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

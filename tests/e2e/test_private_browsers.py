@@ -1,12 +1,12 @@
 """Boards and real browsers in a private run, and an owner who limits ε: processes over TLS."""
 
+import json
 from pathlib import Path
 
 import pytest
 from browsers import chromium
 from built_page import built_page
-
-from benchmarks.faults.private_browser_run import measure
+from private_browsers import measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
@@ -20,6 +20,7 @@ def test_browsers_count_epsilon_as_a_board_does_and_an_owners_limit_ends_the_rou
     built_page()
     folder: Path = tmp_path_factory.mktemp("b")  # short: sockets lie in it
     found = measure(folder, ROUNDS, 2, 2)
+    print(json.dumps(found))
     board, (free, limited) = found["board-0"], found["browsers"].values()
     assert free["epsilon"] == pytest.approx(board["epsilon"], rel=1e-9)
     assert (free["reports"], limited["reports"]) == (ROUNDS, ROUNDS // 2)

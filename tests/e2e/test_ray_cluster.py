@@ -21,7 +21,7 @@ from helpers import files_of
 from benchmarks.faults.live_run import ROOT
 from benchmarks.faults.network import SERVER_ADDRESS, Network, network
 from benchmarks.scale.mixed_run import EVERYBODY, MODEL, TASK, write_messages
-from samara.shared.result import read_result
+from samara.shared.results.result import read_result
 
 pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
 pytestmark = [

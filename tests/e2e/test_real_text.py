@@ -8,8 +8,8 @@ import pytest
 from helpers import ROOT
 
 from samara.server.store import replay_run
-from samara.shared.config import load_scenario
-from samara.shared.result import read_result
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import load_scenario
 from samara.simulations.simulate import simulate
 
 SST2 = ROOT.parent / "shared" / "data" / "sst2_sentences"

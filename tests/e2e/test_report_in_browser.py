@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from browsers import chromium
+from driven_browser import driven
 from results import result_of, write_result
 
-from benchmarks.driven_browser import driven
 from samara.simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")

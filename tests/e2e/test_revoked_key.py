@@ -11,7 +11,7 @@ from benchmarks.faults.ports import free_address
 from samara.devices.live.keys import create_key
 from samara.server.live.status import read_status
 from samara.shared.errors import RejectedError
-from samara.shared.rejection import RejectionCode, describe_rejection
+from samara.shared.network.rejection import RejectionCode, describe_rejection
 
 pytestmark = pytest.mark.slow
 

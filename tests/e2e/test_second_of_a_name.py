@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.client_kill import settings_of
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
+from samara.shared.settings.setting import Scalar
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,10 @@ def refusal(live: LiveRun, who: str) -> str:
 
 
 def test_the_second_is_refused_by_name_and_nothing_is_lost(short: Path) -> None:
-    settings = settings_of(1) | {"cohort.minimum": 1}
+    settings: dict[str, Scalar] = {"rounds": 100_000, "steps": 2, "queries": 4, "batch": 16}
+    settings |= {"learning-rate": 0.01, "personal.rounds": 0, "evaluate.every": 0}
+    settings |= {"cohort.available": 1, "cohort.timeout": 30.0, "cohort.minimum": 1}
+    settings |= {"ledger.snapshot-every": 0}
     with LiveRun(short, settings, [NAME], free_address()) as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == 1, "the server")

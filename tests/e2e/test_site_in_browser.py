@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from browsers import chromium, read_once, serve_folder
+from driven_browser import driven
 from helpers import ROOT
-
-from benchmarks.driven_browser import driven
 
 pytest.importorskip("mkdocs", reason="needs the extra samara-fl[docs]")
 

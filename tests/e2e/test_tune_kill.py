@@ -10,7 +10,7 @@ import pytest
 from helpers import ROOT
 from tuning import small, tuned, tuning_of
 
-from samara.shared.events import read_events
+from samara.shared.storage.events import read_events
 
 
 def command(settings: dict[str, object], out: Path) -> list[str]:

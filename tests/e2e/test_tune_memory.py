@@ -10,7 +10,7 @@ import pytest
 from helpers import ROOT
 
 from samara.shared.model.loading import load_base_model
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.sections import EMBEDDED_MODEL
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from live import ONE_SMALL_STEP
 from benchmarks.faults.live_run import LiveRun, Place
 from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import samara
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -12,7 +12,7 @@ from web_phones import StreamEndedError, WebSocketStub, make_page, open_stream
 from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.scale.mixed_run import GATEWAY, MODEL, TASK, samara, write_messages
-from samara.devices.live.gateway_stream import answer_tasks
+from samara.devices.live.connection.gateway_stream import answer_tasks
 from samara.devices.live.keys import create_key, read_client_index
 from samara.devices.phone.program_index import ProgramIndex
 from samara.devices.phone.reference_client.examples import read_examples
@@ -21,8 +21,15 @@ from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.phone_worker import PhoneWorker
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-from samara.shared.invitation import JOIN_PATH, InvitationCode, JoinRequest, Welcome, join_proof
-from samara.shared.signing import SigningKey
+from samara.shared.network.invitation import (
+    JOIN_PATH,
+    InvitationCode,
+    JoinRequest,
+    Welcome,
+    join_proof,
+)
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.tasks.profiled_loss import PROFILED
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
@@ -57,7 +64,7 @@ def join(origin: str, link: str, key_file: Path) -> None:
     key = SigningKey(key_file)
     request = JoinRequest(code.secret, key.public, key.sign(join_proof(code.secret)))
     joined = httpx.post(f"{origin}{JOIN_PATH}", content=request.encode())
-    assert joined.json() == {"name": BROWSER}
+    assert joined.json() == {"name": BROWSER, "model": "embedded", "task": "messages"}
 
 
 def attach(origin: str, phone: Any, key: SigningKey, ended: list[Any]) -> None:
@@ -81,6 +88,7 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
         "steps": 1,
         "queries": 4,
         "personal.rounds": 0,
+        "objective": PROFILED,
         "cohort.available": 2,
         "cohort.timeout": 600.0,
     }

@@ -192,7 +192,7 @@ def test_another_python_comes_along_and_a_wheel_by_its_checksum(
     url = f"{board.indexes.address}/elsewhere/torch/{wheel.name.replace('+', '%2B')}"
     wrong = make(board, "--torch-wheel", url, "--sha256", "0" * 64)
     assert wrong.exit_code == 1
-    assert "and not 0000" in str(wrong.exception)
+    assert "instead of 0000" in str(wrong.exception)
     assert not list((board.folder / "stick" / "wheels").glob("torch*"))
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
     made = make(board, "--torch-wheel", url, "--sha256", right)
@@ -215,7 +215,7 @@ def listed(run: Callable[..., str], archives: list[dict[str, str]], *arguments: 
         (("--sha256", "0" * 64), "which is missing"),
         (("--from", "samara==9.0"), "no checkout, no wheel, and not samara-fl"),
         (("--from", "tests"), "no checkout of samara-fl"),
-        (("--out", "tests"), "has files in it and is no wheelhouse"),
+        (("--out", "tests"), "contains files and is not a wheelhouse"),
         (("--out", "README.md"), "is a file; give a folder"),
         (("--torch-index", "http://127.0.0.1:9/none"), "no torch for Python"),
     ],
@@ -243,7 +243,7 @@ def test_a_wheel_for_another_python_and_a_missing_distribution_are_said(board: B
     shutil.rmtree(board.indexes.folder / "pypi" / "numpy")
     shutil.rmtree(board.folder / "cache")
     ended = make(board)
-    assert "Samara and what it needs are not to be had" in str(ended.exception)
+    assert "the wheels of Samara or its dependencies cannot be found" in str(ended.exception)
     assert "numpy" in str(ended.exception)
 
 

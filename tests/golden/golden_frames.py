@@ -8,11 +8,11 @@ import numpy as np
 from golden.golden_ledger import LAYOUT, RUN_ID, private_fit
 
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.blob import BlobPart, BlobReceipt
-from samara.shared.frames.bucket_keys import BucketKeyList
-from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.blob import BlobPart, BlobReceipt
+from samara.shared.protocol.frames.bucket_keys import BucketKeyList
+from samara.shared.protocol.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import (
     INTERCEPT_TRACK,
     EvaluateInstruction,
     SeedPolicy,
@@ -20,7 +20,7 @@ from samara.shared.frames.instructions import (
     TrainInstruction,
     token_of,
 )
-from samara.shared.frames.masking import (
+from samara.shared.protocol.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -30,12 +30,22 @@ from samara.shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.frames.round_cost import RoundCost
-from samara.shared.frames.vector_report import MaskedReport, NoisedVectorReport, VectorReport
-from samara.shared.replay import CoefficientBlock, Shrink
-from samara.shared.round_delta import Contributor, DerivedSeeds, Group, PoolSeeds, RoundDelta
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.round_cost import RoundCost
+from samara.shared.protocol.frames.vector_report import (
+    MaskedReport,
+    NoisedVectorReport,
+    VectorReport,
+)
+from samara.shared.protocol.replay import CoefficientBlock, Shrink
+from samara.shared.protocol.round_delta import (
+    Contributor,
+    DerivedSeeds,
+    Group,
+    PoolSeeds,
+    RoundDelta,
+)
 
 SEEDS = (0, 1, 2**64 - 1, 0x9D39247E33776D41)
 
@@ -180,6 +190,15 @@ def frames_of_buckets() -> dict[str, Any]:
     """The kind that came with buckets."""
     listed = frames_of_secure_aggregation()["key_list"]
     return {"bucket_key_list": BucketKeyList(listed, tuple(bytes([n] * 32) for n in range(4)))}
+
+
+def frames_of_profiled_losses() -> dict[str, Any]:
+    """The instruction to train a profiled loss, alone and with another flag."""
+    train = replace(frames()["train"], is_profiled=True)
+    return {
+        "train_profiled": train,
+        "train_profiled_forward": replace(train, differences="forward"),
+    }
 
 
 def frames_of_intercepts() -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from samara.shared.directions import round_root
-from samara.shared.frames.instructions import PERSONAL_TRACK
-from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
-from samara.shared.ledger.personal_file import FitFile
-from samara.shared.ledger.records import (
+from samara.shared.protocol.directions import round_root
+from samara.shared.protocol.frames.instructions import PERSONAL_TRACK
+from samara.shared.protocol.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from samara.shared.protocol.ledger.personal_file import FitFile
+from samara.shared.protocol.ledger.records import (
     LEDGER_VERSION,
     SEGMENT_VERSION,
     LedgerHeader,
@@ -19,7 +19,7 @@ from samara.shared.ledger.records import (
     Record,
     Snapshot,
 )
-from samara.shared.replay import (
+from samara.shared.protocol.replay import (
     MAX_DENSE_VALUE,
     DenseValues,
     digest,
@@ -28,7 +28,7 @@ from samara.shared.replay import (
     to_float32,
     zero_state,
 )
-from samara.shared.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
+from samara.shared.protocol.round_delta import Contributor, DerivedSeeds, Group, RoundDelta
 
 RUN_ID = bytes.fromhex("73616d6172610001")
 LAYOUT = Layout(

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from samara.shared.secure_aggregation import keys
-from samara.shared.secure_aggregation.keys import (
+from samara.shared.protocol.secure_aggregation import keys
+from samara.shared.protocol.secure_aggregation.keys import (
     MASKING,
     SEALING,
     RoundKey,
@@ -19,8 +19,8 @@ from samara.shared.secure_aggregation.keys import (
     pair_of,
     seal,
 )
-from samara.shared.secure_aggregation.masks import mask_stream, mask_vector
-from samara.shared.secure_aggregation.shamir import PRIME, SHARE_BYTES, split_secret
+from samara.shared.protocol.secure_aggregation.masks import mask_stream, mask_vector
+from samara.shared.protocol.secure_aggregation.shamir import PRIME, SHARE_BYTES, split_secret
 
 TOKEN = bytes(range(8))
 CLIENT, NEIGHBOURS = 4, (2, 2**32 - 2)

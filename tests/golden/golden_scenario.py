@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from samara.shared.frames.instructions import Split
-from samara.shared.signed_scenario import SignedScenario
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.terms.signed_scenario import SignedScenario
 
 SETTINGS: dict[str, Any] = {
     "method": "cluster",
@@ -49,9 +49,11 @@ MODEL_ID = bytes(range(32))
 def fields_of(frame: Any) -> dict[str, Any]:
     """Return the fields of a frame that the version which it came with knew."""
     fields = asdict(frame)
-    if not fields.get("joint_clip"):
-        fields.pop("joint_clip", None)
-    return fields
+    for column in fields.get("columns", ()):
+        if column["ordered"] is None:
+            del column["ordered"]
+    later = ("joint_clip", "is_profiled")
+    return {name: value for name, value in fields.items() if name not in later or value}
 
 
 def golden_scenario() -> SignedScenario:

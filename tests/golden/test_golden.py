@@ -15,6 +15,7 @@ from golden.golden_frames import (
     frames_of_intercepts,
     frames_of_local_privacy,
     frames_of_privacy,
+    frames_of_profiled_losses,
     frames_of_secure_aggregation,
     later_frames,
 )
@@ -24,17 +25,17 @@ from golden.golden_scenario import FILES_IN_IT, SETTINGS, fields_of
 from golden.write import ELEMENTS, FILES, FOLDER, plain
 
 from samara.client.protocol.session import Session
-from samara.shared.basis import read_basis
-from samara.shared.directions import directions
-from samara.shared.layout import Layout
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.personal_file import read_personal_file
-from samara.shared.ledger.reading import read_header, read_ledger
-from samara.shared.ledger.records import CatchUp, LedgerHeader
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.replay import to_float32
-from samara.shared.signed_scenario import read_scenario
-from samara.shared.wire import Kind
+from samara.shared.protocol.basis import read_basis
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.personal_file import read_personal_file
+from samara.shared.protocol.ledger.reading import read_header, read_ledger
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.wire import Kind
+from samara.shared.terms.signed_scenario import read_scenario
 
 LEDGERS = "ledger", "ledger-3"
 """As versions 2 and 3 write it."""
@@ -67,12 +68,13 @@ def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
     cases |= golden("frames-3.json") | golden("frames-4.json") | golden("frames-5.json")
     cases |= golden("frames-6.json") | golden("frames-7.json") | golden("frames-8.json")
+    cases |= golden("frames-9.json")
     return cases
 
 
 ALL_FRAMES = frames() | later_frames() | frames_of_privacy() | frames_of_local_privacy()
 ALL_FRAMES |= frames_of_adaptive_clip() | frames_of_secure_aggregation()
-ALL_FRAMES |= frames_of_buckets() | frames_of_intercepts()
+ALL_FRAMES |= frames_of_buckets() | frames_of_intercepts() | frames_of_profiled_losses()
 
 
 @pytest.mark.parametrize("name", ALL_FRAMES)

@@ -23,6 +23,7 @@ from golden.golden_frames import (
     frames_of_intercepts,
     frames_of_local_privacy,
     frames_of_privacy,
+    frames_of_profiled_losses,
     frames_of_secure_aggregation,
     later_frames,
 )
@@ -38,8 +39,8 @@ from golden.golden_ledger import (
 from golden.golden_masks import made_masks
 from golden.golden_scenario import fields_of, golden_scenario, made_scenario
 
-from samara.shared.basis import Basis, BasisOrigin
-from samara.shared.directions import (
+from samara.shared.protocol.basis import Basis, BasisOrigin
+from samara.shared.protocol.directions import (
     Distribution,
     batch_order,
     cohort_keys,
@@ -49,14 +50,14 @@ from samara.shared.directions import (
     query_seeds,
     round_root,
 )
-from samara.shared.ledger.records import SEGMENT_VERSION
-from samara.shared.replay import (
+from samara.shared.protocol.ledger.records import SEGMENT_VERSION
+from samara.shared.protocol.replay import (
     CoefficientBlock,
     Shrink,
     replay,
 )
-from samara.shared.replay_numpy import NumpyBackend
-from samara.shared.start import Start
+from samara.shared.protocol.replay_numpy import NumpyBackend
+from samara.shared.protocol.start import Start
 
 FOLDER = Path(__file__).parent
 LEDGER_FILES = SEGMENT, SNAPSHOT, NEXT_SEGMENT
@@ -300,6 +301,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "frames-6.json": lambda: as_json(made_frames(frames_of_secure_aggregation())),
     "frames-7.json": lambda: as_json(made_frames(frames_of_buckets())),
     "frames-8.json": lambda: as_json(made_frames(frames_of_intercepts())),
+    "frames-9.json": lambda: as_json(made_frames(frames_of_profiled_losses())),
     "signatures.json": lambda: as_json(made_signatures()),
     "masks.json": lambda: as_json(made_masks()),
     **{f"ledger/{name}": partial(ledger_file, name) for name in LEDGER_FILES},

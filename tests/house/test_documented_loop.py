@@ -17,10 +17,10 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.spaces.full import FullSpace
 from samara.client.tuning.descent import SGD
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import load_base_model
 from samara.shared.model.scorers import scorer_for
-from samara.shared.replay_numba import NumbaBackend
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.tasks.label_scores import cross_entropy
 
 PAGE = "docs/concepts/mezo.md"
 STEPS = 3

@@ -1,7 +1,9 @@
 """What the documents name exists: tests, benchmarks and files."""
 
 import re
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,22 @@ HISTORY = {"CHANGELOG.md", "0015-rooms.md"}
 TEST = re.compile(r"(?:(tests/[\w/]+\.py)::)?\b(test_\w+)(?!\w*\.py)\b")
 FILE = re.compile(r"(?<![\w/.])((?:tests|server|client|shared|devices|simulations)/[\w/]+\.py)\b")
 MODULE = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
+BENCHMARK = re.compile(r"\b(benchmarks/[\w/]+\.py)(?:`?\s+at\s+([0-9a-f]{8}))?")
+CHECKOUT = re.compile(r"git checkout ([0-9a-f]{8})")
+"""The line of a block of commands that run the benchmarks of an earlier commit."""
+
+
+@cache
+def exists(path: str, commit: str = "") -> bool:
+    """Whether a file is in the tree, or in an earlier commit; a shallow clone has every file."""
+    if not commit:
+        return (ROOT / path).is_file()
+    git = ["git", "-C", str(ROOT), "cat-file", "-e"]
+
+    def succeeds(name: str) -> bool:
+        return subprocess.run([*git, name], capture_output=True, check=False).returncode == 0
+
+    return succeeds(f"{commit}:{path}") or not succeeds(f"{commit}^{{commit}}")
 
 
 def missing(text: str) -> Iterator[str]:
@@ -25,10 +43,15 @@ def missing(text: str) -> Iterator[str]:
         known = names_in(ROOT / file) if file and (ROOT / file).is_file() else all_tests()
         if name not in known and not any((ROOT / "tests").rglob(f"{name}.py")):
             yield f"{file}::{name}"
-    for module in MODULE.findall(text):
-        path = ROOT.joinpath(*module.split("."))
-        if not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()):
-            yield module
+    for file, commit in BENCHMARK.findall(text):
+        if not exists(file, commit):
+            yield file
+    for block in text.split("\n\n"):
+        commit = next(iter(CHECKOUT.findall(block)), "")
+        for module in MODULE.findall(block):
+            path = module.replace(".", "/")
+            if not (exists(f"{path}.py", commit) or exists(f"{path}/__main__.py", commit)):
+                yield module
 
 
 @pytest.mark.parametrize(
@@ -68,6 +91,14 @@ def test_what_does_not_exist_is_found() -> None:
         "::test_nowhere",
         "benchmarks.faults.gone",
     ]
+    with_commit = (
+        "`benchmarks/gone.py` at 66d5e159\n\ngit checkout 66d5e159\npython -m benchmarks.gone"
+    )
+    if (
+        subprocess.run(["git", "-C", ROOT, "cat-file", "-e", "66d5e159"], check=False).returncode
+        == 0
+    ):
+        assert list(missing(with_commit)) == ["benchmarks/gone.py", "benchmarks.gone"]
     sound = "tests/house/test_documents.py::test_what_a_document_names_exists"
     assert list(missing(f"{sound}, python -m benchmarks.scale.key_checks")) == []
 

@@ -28,5 +28,5 @@ def test_a_file_is_named_after_a_module_and_imports_no_test(file: Path) -> None:
 
 
 def test_another_name_is_found() -> None:
-    assert names_a_module(TESTS / "shared" / "test_replay_laws.py")
-    assert not names_a_module(TESTS / "shared" / "test_laws.py")
+    assert names_a_module(TESTS / "shared" / "protocol" / "test_replay_laws.py")
+    assert not names_a_module(TESTS / "shared" / "protocol" / "test_laws.py")

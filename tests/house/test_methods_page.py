@@ -51,6 +51,17 @@ def test_a_row_has_a_command_and_a_test_or_is_not_built(row: tuple[str, ...]) ->
         assert mistake(Command(PAGE.name, tuple(words), whole=False)) == ""
 
 
+def test_the_page_counts_what_is_built() -> None:
+    parts = [part.partition("\n") for part in PAGE.read_text("utf-8").split("\n## ")]
+    counts = []
+    for paper, _, text in parts[1:]:
+        commands = [row.split("|")[2].strip() for row in ROW.findall(text)]
+        built = sum(not command.startswith(NOT_BUILT) for command in commands)
+        rows_of = "rows of" if paper == "MeZO" else "of"
+        counts.append(f"{built} of {len(commands)} {rows_of} {paper}")
+    assert f"Built are {', '.join(counts[:-1])} and {counts[-1]}." in parts[0][2]
+
+
 def test_no_test_of_a_row_is_one_that_ci_leaves_out() -> None:
     """Neither an exhaustive one, nor one that is skipped where there is no GPU."""
     left_out: set[str] = set()

@@ -91,15 +91,15 @@ def test_troubleshooting_has_every_family_of_messages() -> None:
 
 def test_a_message_is_read_where_it_is_made() -> None:
     texts = {(message.file, message.text) for message in messages()}
-    assert ("shared/config.py", "steps × queries must be at most 1,048,576") in texts
-    assert ("shared/result.py", "…: cannot be read: …; has the run ended?") in texts
+    assert ("shared/settings/config.py", "steps × queries must be at most 1,048,576") in texts
+    assert ("shared/results/result.py", "…: cannot be read: …; has the run ended?") in texts
 
 
 ELSEWHERE = {
     "client/protocol/private_report.py": "the error that it hides from the server",
     "shared/errors.py": "the text of the error that a disk caused",
-    "shared/config.py": "refusals of features, and mistakes of [privacy]",
-    "shared/features.py": "its table of exclusions",
+    "shared/settings/config.py": "refusals of features, and mistakes of [privacy]",
+    "shared/settings/features.py": "its table of exclusions",
     "shared/tasks/data.py": "the problems of the files, shortened",
     "shared/tasks/rows.py": "describe_missing_fields",
     "server/transport/blob_sender.py": "the sentences of refusals",
@@ -134,13 +134,13 @@ def test_every_error_has_words_that_are_read_or_passes_others_on() -> None:
     ("file", "text"),
     [
         ("shared/tasks/row_files.py", "is not UTF-8; save the file in UTF-8"),
-        ("shared/settings.py", "…: there is no such setting; did you mean …?"),
-        ("shared/privacy_settings.py", "privacy.mode: … needs privacy.epsilon or …"),
-        ("client/protocol/privacy_budget.py", "data.epsilon-limit = …"),
+        ("shared/settings/setting.py", "…: there is no such setting; did you mean …?"),
+        ("shared/settings/privacy.py", "privacy.mode: … needs privacy.epsilon or …"),
+        ("client/limits/privacy_budget.py", "data.epsilon-limit = …"),
         ("devices/live/join.py", "the invitation has ended; ask for another one"),
         ("devices/jetson/wheelhouse.py", "--from …: no checkout of …"),
-        ("shared/rejection.py", "this machine's clock is wrong; set it by a time server"),
-        ("devices/live/http_requests.py", "…: these models do not offer it; leave it out"),
+        ("shared/network/rejection.py", "this machine's clock is wrong; set it by a time server"),
+        ("devices/live/owner/http_requests.py", "…: these models do not offer it; leave it out"),
         ("client/protocol/client.py", "client … refuses: …"),
     ],
 )

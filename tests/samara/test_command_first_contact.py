@@ -10,9 +10,9 @@ import pytest
 
 import samara.simulations.simulate
 from samara.client.tuning import run as tuning
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, DataError, ModelError
-from samara.shared.result import RunResult, read_result
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,7 +35,7 @@ def test_a_task_without_its_data_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(tuning, "TuningSetup", nothing_is_loaded)
     status, printed, errors = run(*command, "--model", "m", "--out", tmp_path / "out")
     assert (status, printed) == (1, "")
-    assert "task 'sst2' has no data: give data.path (--data)" in errors
+    assert "task 'sst2' has no data: set data.path (--data)" in errors
     assert not (tmp_path / "out").exists()
 
 
@@ -51,7 +51,7 @@ def test_a_live_client_is_refused_before_it_connects(run: Run, tmp_path: Path) -
     places = ("--superlink", "127.0.0.1:9", "--name", "a", "--insecure", "--home", tmp_path / "a")
     status, printed, errors = run("client", "up", *places, "--task", "sst2", "--model", "m")
     assert (status, printed) == (1, "")
-    assert "task 'sst2' has no data: give data.path (--data)" in errors
+    assert "task 'sst2' has no data: set data.path (--data)" in errors
 
 
 def test_a_run_says_what_it_is_about_to_do(
@@ -233,7 +233,7 @@ def test_a_path_without_rights_is_one_message(run: Run, monkeypatch: pytest.Monk
     def closed(path: Path | None) -> Path:
         raise PermissionError(13, "Permission denied", "closed/field.toml")
 
-    monkeypatch.setattr("samara.shared.scenarios.scenario_file", closed)
+    monkeypatch.setattr("samara.shared.settings.scenarios.scenario_file", closed)
     status, printed, errors = run("simulate", "closed/field.toml")
     assert (status, printed) == (1, "")
     assert errors.startswith("samara: closed/field.toml: Permission denied; give a path that")

@@ -7,12 +7,12 @@ import pytest
 from helpers import tree_of
 from typer.testing import CliRunner
 
+from samara.devices.gateway import process as gateway_process
+from samara.devices.gateway.settings import GatewaySettings
 from samara.devices.live.client_folder import UP_LOCK
 from samara.devices.live.client_supervisor import up
 from samara.devices.live.processes import exclusive_lock
 from samara.devices.live.settings import ClientSettings
-from samara.devices.phone import gateway_process
-from samara.devices.phone.gateway_settings import GatewaySettings
 from samara.server.commands import app as server_app
 from samara.server.live.run_lock import lock_run
 from samara.shared.errors import SamaraError

@@ -54,9 +54,10 @@ def test_every_public_name_is_there_and_documented() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "samara.devices.live.client_supervisor, samara.devices.live.executor, samara.client.app",
-        "samara.devices.live.supernode",
-        "samara.devices.live.http_server",
+        "samara.devices.live.client_supervisor, samara.devices.live.connection.executor, "
+        "samara.client.app",
+        "samara.devices.live.connection.supernode",
+        "samara.devices.live.owner.http_server",
         "samara.devices.live.client_status, samara.devices.live.status_display",
     ],
 )

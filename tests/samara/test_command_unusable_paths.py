@@ -11,13 +11,13 @@ from federations import config_of
 from typer.testing import CliRunner
 
 from samara.command import app, run
-from samara.devices.live.preflight import Outcome, check_key
+from samara.devices.live.checks.preflight import Outcome, check_key
 from samara.server.app import clients_to_await
 from samara.server.live.keys import ClientKeys
 from samara.server.live.superlink_process import SuperLinkProcess
 from samara.server.store import METRICS_FILE
-from samara.shared.addresses import check_host
 from samara.shared.errors import ConfigError, SamaraError
+from samara.shared.network.addresses import check_host
 
 
 def said_by(
@@ -152,8 +152,8 @@ def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("samara.shared.files.os.fsync", full)
-    monkeypatch.setattr("samara.shared.files.sync_folder", lambda folder: None)
+    monkeypatch.setattr("samara.shared.storage.files.os.fsync", full)
+    monkeypatch.setattr("samara.shared.storage.files.sync_folder", lambda folder: None)
     with pytest.raises(OSError, match="No space left") as error:
         ClientKeys(tmp_path).create("kitchen")
     assert error.value.filename == str(tmp_path / "kitchen.key")

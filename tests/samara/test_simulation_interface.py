@@ -15,8 +15,8 @@ from forked import LOADED
 
 import samara
 from samara.overrides import config_of, settings_of
-from samara.shared.config import RunConfig
-from samara.simulations.experiments import parse_seeds
+from samara.shared.settings.config import RunConfig
+from samara.simulations.experiments.experiments import parse_seeds
 from samara.simulations.simulate import simulate as simulate_config
 
 
@@ -118,12 +118,23 @@ def test_without_pandas_a_frame_says_what_to_install(
 
 def test_a_frame_has_a_row_per_client_and_model(run: samara.Run) -> None:
     frame = run.to_frame()
-    assert list(frame.columns) == ["client", "model", "examples", "accuracy", "macro_f1", "loss"]
+    names = ["client", "model", "examples", "accuracy", "macro_f1", "loss", "auc"]
+    assert list(frame.columns) == names
     assert set(frame["client"]) == {0, 1, 2}
     assert {"zero-shot", "global", "personalized"} <= set(frame["model"])
     own = run.result.evaluations[-1].columns["global"].clients[1]
     row = frame[(frame["client"] == 1) & (frame["model"] == "global")].iloc[0]
     assert (row["accuracy"], row["examples"]) == (own.accuracy, own.examples)
+
+
+def test_every_model_of_two_labels_has_an_auc(run: samara.Run) -> None:
+    columns = run.result.evaluations[-1].columns
+    areas = {name: [one.auc for one in own.clients.values()] for name, own in columns.items()}
+    assert areas["zero-shot"] == pytest.approx(areas["label bias"])
+    assert set(areas["base rate"]) == {0.5}
+    assert columns["global"].mean_client_auc == pytest.approx(np.mean(areas["global"]))
+    assert columns["global"].auc is None
+    assert f"{columns['global'].mean_client_auc:.3f}" in str(run)
 
 
 def test_a_comparison_is_that_of_the_command(run: samara.Run, tmp_path: Path) -> None:

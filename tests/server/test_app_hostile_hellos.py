@@ -12,11 +12,11 @@ from benchmarks.faults.hostile_hellos import CLIENTS, HELLOS, HostileGrid
 from benchmarks.faults.toy_client import LAYOUT, MODEL_ID, app
 from samara.server.app import serve
 from samara.server.store import read_layout
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, SamaraError
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import read_result
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 
 class InterruptedGrid(InProcessGrid):
@@ -115,7 +115,7 @@ def test_the_operators_layout_and_model_outweigh_every_hello(tmp_path: Path) -> 
 
 def test_the_size_of_a_layout_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a refused layout's size is allocated, even if all clients agree on it."""
-    monkeypatch.setattr("samara.shared.ledger.ledger.zero_state", pytest.fail)
+    monkeypatch.setattr("samara.shared.protocol.ledger.ledger.zero_state", pytest.fail)
     config = config_of(tmp_path / "run")
     grid = HostileGrid(config, dict.fromkeys(range(CLIENTS), HELLOS["a layout of 2²⁹ numbers"]))
     with pytest.raises(SamaraError, match=r"536870912 trained numbers, over 33554432"):

@@ -16,12 +16,12 @@ from samara.server.live.server_log import write_server_log
 from samara.server.live.status import read_status
 from samara.server.store import replay_run
 from samara.shared.errors import DataError, RefusalCode, SamaraError, TrainingError
-from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
-from samara.shared.frames.instructions import TrainInstruction
-from samara.shared.frames.refusal import describe_servers_refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import read_result
+from samara.shared.protocol.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.protocol.frames.instructions import TrainInstruction
+from samara.shared.protocol.frames.refusal import describe_servers_refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import read_result
 from samara.simulations.simulate import simulate
 
 

@@ -30,13 +30,13 @@ from samara.server.live.superlink import FILTER_PATH, AccessFilter, is_allowed
 from samara.server.rounds.planner import ClientHealth
 from samara.server.store import METRICS_FILE
 from samara.server.transport.messages import MAX_FOREIGN_TEXT, cut_foreign_text, decode_foreign
-from samara.shared.certificates import make_certificates
-from samara.shared.client_index import client_index_of_key
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, FrameError, SamaraError
-from samara.shared.events import EventFollower, append_event
-from samara.shared.rejection import HEADER
-from samara.shared.signing import SigningKey
+from samara.shared.network.certificates import make_certificates
+from samara.shared.network.rejection import HEADER
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.events import EventFollower, append_event
 
 
 def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_key_that_was_made_elsewhere_is_registered(tmp_path: Path) -> None:
     added = keys.add("pocket", file)
     assert (added.name, added.client) == ("pocket", client_index_of_key(public))
     keys.check(public, client_index_of_key(public))
-    with pytest.raises(SamaraError, match="has this key, or one of the same index"):
+    with pytest.raises(SamaraError, match="has this key, or a key with the same index"):
         keys.add("pocket-again", file)
     with pytest.raises(SamaraError, match="choose another"):
         keys.add("pocket", file)
@@ -214,7 +214,7 @@ def test_an_operators_certificate_needs_its_key_and_the_loopback_address(tmp_pat
         check_certificates(tls.certificate, None, None)
     with pytest.raises(SamaraError, match=r"^--key .*none: no such file; .* leave --cert"):
         check_certificates(tls.certificate, tmp_path / "none", None)
-    with pytest.raises(SamaraError, match=r"is not for 127\.0\.0\.1"):
+    with pytest.raises(SamaraError, match=r"is not valid for 127\.0\.0\.1"):
         check_certificates(tls.authority, tls.key, None)
 
 
@@ -314,8 +314,8 @@ def test_rests_double_and_end_with_a_success() -> None:
 
 
 def test_the_bundle_has_the_same_bytes_and_every_setting() -> None:
-    data = build_bundle()
-    assert data == build_bundle()
+    data = build_bundle(RunConfig())
+    assert data == build_bundle(RunConfig())
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         project = tomllib.loads(archive.read("pyproject.toml").decode())
@@ -325,8 +325,21 @@ def test_the_bundle_has_the_same_bytes_and_every_setting() -> None:
     assert "form" not in config  # clients of earlier versions do not know it
 
 
+def test_a_new_setting_reaches_clients_of_earlier_versions_only_where_a_run_has_it() -> None:
+    key = "personal.own-words"
+    plain, with_words = RunConfig(), RunConfig.of({"task": "style", key: True}, "run")
+    assert key not in plain.sent()
+    assert with_words.sent()[key] is True
+    assert RunConfig.of(plain.sent(), "sent") == plain
+    assert RunConfig.of(with_words.sent(), "sent") == with_words
+    # versions without the setting used another value than its default
+    assert plain.sent()["aggregation.rule"] == "median-norm"
+
+
 def test_a_live_run_takes_its_form_from_the_task() -> None:
-    with pytest.raises(ConfigError, match="form is for simulated clients; write it into the file"):
+    with pytest.raises(
+        ConfigError, match="form is for simulated clients; write it into the task file"
+    ):
         read_live_config(None, ["form=chat"], "serve")
 
 
@@ -334,8 +347,8 @@ def test_code_that_is_not_installed_makes_a_bundle(monkeypatch: pytest.MonkeyPat
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("samara.shared.installed_code.version", version)
-    with zipfile.ZipFile(io.BytesIO(build_bundle())) as archive:
+    monkeypatch.setattr("samara.shared.machine.installed_code.version", version)
+    with zipfile.ZipFile(io.BytesIO(build_bundle(RunConfig()))) as archive:
         project = tomllib.loads(archive.read("pyproject.toml").decode())["project"]
     assert project["version"] == "checkout"
 

@@ -20,9 +20,9 @@ from samara.server.store import (
     write_result,
 )
 from samara.shared.errors import LedgerError, SamaraError
-from samara.shared.events import append_event
-from samara.shared.ledger.records import LedgerHeader, Record
-from samara.shared.result import read_result
+from samara.shared.protocol.ledger.records import LedgerHeader, Record
+from samara.shared.results.result import read_result
+from samara.shared.storage.events import append_event
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)

@@ -18,11 +18,11 @@ import samara
 from samara.client.estimators.prge import prge_estimator
 from samara.server.rounds.rule import Contribution, Rule
 from samara.shared import extensions
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, DataError, TaskError
 from samara.shared.extensions import Kind, check_extensions, extension, is_extension, stored_name
-from samara.shared.label_scores import cross_entropy
+from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.label_scores import cross_entropy
 from samara.shared.tasks.partition import partition
 from samara.shared.tasks.rows import Example
 
@@ -93,7 +93,7 @@ def test_what_a_closure_holds_is_part_of_the_hash() -> None:
         samara.register.aggregation("own", power(exponent))
         hashes.add(stored_name("aggregation", "own"))
     assert len(hashes) == 2
-    with pytest.raises(ConfigError, match="say which one it is by version="):
+    with pytest.raises(ConfigError, match="identify it with version="):
         samara.register.aggregation("own", power(np.ones(3)))
     samara.register.aggregation("own", power(np.ones(3)), version="3 ones")
     with pytest.raises(ConfigError, match="use lower-case letters"):

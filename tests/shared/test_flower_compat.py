@@ -14,7 +14,7 @@ from helpers import ROOT
 
 from samara.shared import flower_compat
 from samara.shared.flower_compat import PARTS, FlowerPart, set_message_id
-from samara.simulations.engine import InProcessGrid
+from samara.simulations.engines.in_process import InProcessGrid
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 PUBLIC |= {"flwr.simulation"}
@@ -40,7 +40,7 @@ def test_a_missing_part_is_named_with_the_installed_and_the_tested_version(
     monkeypatch.setattr(flower_compat, "version", lambda name: "1.99.0")
     for module in ("flwr.supercore.run", "flwr.no_such_module"):
         monkeypatch.setitem(PARTS, "Gone", FlowerPart(module, "1.41.0"))
-        with pytest.raises(ImportError, match=rf"^Flower 1\.99\.0 has no {module}\.Gone, .*1\.41"):
+        with pytest.raises(ImportError, match=rf"^Flower 1\.99\.0 has no {module}\.Gone\. .*1\.41"):
             flower_compat.Gone  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Unheard'"):
         from samara.shared.flower_compat import Unheard  # type: ignore[attr-defined]  # noqa: F401

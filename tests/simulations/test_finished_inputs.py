@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
+from samara.shared.settings.config import RunConfig
 from samara.simulations.finished import find_finished, hold_inputs
 from samara.simulations.simulate import simulate
 
@@ -43,7 +43,7 @@ def test_a_run_that_was_begun_with_other_files_is_not_continued(
         hold_inputs(tmp_path / "run", config)
     before = files[name].read_text()
     files[name].write_text(before.replace("great", "fine"))
-    with pytest.raises(ConfigError, match=rf"another content of {name}; restore it, or"):
+    with pytest.raises(ConfigError, match=rf"the content of {name} has changed .*; restore it, or"):
         hold_inputs(tmp_path / "run", config)
     files[name].write_text(before)
     hold_inputs(tmp_path / "run", config)
@@ -57,7 +57,7 @@ def test_a_finished_run_stands_for_its_own_data_alone(
     assert find_finished(config) == tmp_path / "run"
     rows = files["data"].read_text().splitlines()
     files["data"].write_text("\n".join(rows[::-1]))
-    with pytest.raises(ConfigError, match="another content of data"):
+    with pytest.raises(ConfigError, match="the content of data has changed"):
         simulate(config)
     files["data"].unlink()  # the result still stands
     assert find_finished(config) == tmp_path / "run"

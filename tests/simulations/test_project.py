@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samara.shared.config import load_scenario
 from samara.shared.errors import ConfigError, DataError
+from samara.shared.settings.config import load_scenario
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 from samara.simulations.project.baselines import _wilson

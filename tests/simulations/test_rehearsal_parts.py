@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samara.devices.hardware.hold import Held, Hold
-from samara.shared.config import RunConfig, load_scenario
 from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.settings.config import RunConfig, load_scenario
 from samara.shared.tasks.catalog import load_task
 from samara.simulations.rehearsal import fault_means
 from samara.simulations.rehearsal.arguments import served_settings

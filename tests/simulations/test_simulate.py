@@ -18,17 +18,17 @@ from samara.client.training.local_steps import take_local_steps
 from samara.server.app import serve
 from samara.server.rounds.aggregation import aggregate
 from samara.server.store import read_layout, replay_run
-from samara.shared.directions import Differences, batch_order, directions
-from samara.shared.frames.instructions import SeedPolicy, Split, token_of
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import cross_entropy
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.replay import Shrink, digest, rebuild, replay, summed, zero_state
-from samara.shared.result import read_result
-from samara.shared.round_delta import PoolSeeds, RoundDelta
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.directions import Differences, batch_order, directions
+from samara.shared.protocol.frames.instructions import SeedPolicy, Split, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import Shrink, digest, rebuild, replay, summed, zero_state
+from samara.shared.protocol.round_delta import PoolSeeds, RoundDelta
+from samara.shared.results.result import read_result
+from samara.shared.tasks.label_scores import cross_entropy
+from samara.simulations.engines.in_process import InProcessGrid
 from samara.simulations.simulate import simulate
 
 

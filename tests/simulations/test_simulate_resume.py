@@ -18,19 +18,19 @@ from samara.server.rounds import aggregation
 from samara.server.rounds.aggregation import observe_round
 from samara.server.rounds.event_log import EventLog
 from samara.server.store import NEXT_EVENT_FILE, read_layout, replay_run
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, LedgerError, RefusalCode
-from samara.shared.frames.instructions import TrainInstruction
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger import ledger as ledgers
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.result import RESULT_FILE, read_result
-from samara.shared.round_delta import RoundDelta
-from samara.shared.settings import SETTINGS_FILE
-from samara.shared.step_size import Observation
-from samara.simulations.adapter import export
+from samara.shared.protocol.frames.instructions import TrainInstruction
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger import ledger as ledgers
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.protocol.step_size import Observation
+from samara.shared.results.result import RESULT_FILE, read_result
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import SETTINGS_FILE
+from samara.simulations.exports.adapter import export
 from samara.simulations.simulate import simulate
 
 
@@ -182,7 +182,9 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     assert read_result(again)["final_digest"] == read_result(folder)["final_digest"]
     file = folder / "step_size.jsonl"
     file.write_text(re.sub(r'"clients": \[[^]]*\], ', "", file.read_text()))
-    with pytest.raises(LedgerError, match="does not say whose reports decided round 6"):
+    with pytest.raises(
+        LedgerError, match="does not name the clients whose reports decided round 6"
+    ):
         simulate(config_of(settings, **changes), cohorts_from=folder)
 
 
@@ -254,7 +256,7 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
             reply = plain(message)
             refusal = Refusal.decode(bytes(reply.content.config_records["samara"]["frame"]))  # type: ignore[arg-type]
             assert refusal.code == RefusalCode.CATCH_UP
-            assert "the snapshot's state is not that which ended round" in caplog.text
+            assert "the digest of the snapshot's state is not the digest after round" in caplog.text
             return reply
         return plain(message)
 
@@ -322,7 +324,7 @@ def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
     for finished in (True, False):
         with pytest.raises(LedgerError) as refused:
             simulate(config)
-        for part in (str(folder), "another run", "made by an earlier Samara", "Verify or export"):
+        for part in (str(folder), "another run", "an earlier Samara made it", "Verify or export"):
             assert part in str(refused.value)
         if finished:
             *_, last = replay_run(folder)

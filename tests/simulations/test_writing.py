@@ -9,12 +9,12 @@ import pytest
 from results import result_of, write_result
 
 from samara.shared.errors import SamaraError
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import Example
 from samara.simulations.comparison.comparison import compare_runs
-from samara.simulations.passage_writer import beginnings
+from samara.simulations.experiments.passage_writer import beginnings
 from samara.simulations.report.terminal import print_result
 from samara.simulations.writing.passages import (
     PASSAGES_FILE,

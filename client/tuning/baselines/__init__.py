@@ -1,1 +1,1 @@
-"""Baselines of zeroth-order training: no training, and true gradients."""
+"""Baselines for zeroth-order training: no training, and training on true gradients."""

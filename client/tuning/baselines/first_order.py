@@ -1,10 +1,10 @@
 """Training on true gradients by Adam or SGD: resident, or with the optimizer on the host.
 
-One loop for all first-order methods, so that they see the same batches in the same passes: Adam or
-SGD on LoRA-FA's B, on LoRA's A and B, on a prefix or on all parameters; Zero-Offload, whose Adam is
-on the host; and LSP-Offload, whose Adam is on the host and in a subspace of every linear layer. A
-run is continued from two files, each written as a whole: the trained tensors with the state of the
-optimizer, and the trained tensors of the best step.
+All first-order methods share one loop, so that they see the same batches in the same passes: Adam
+or SGD on LoRA-FA's B, on LoRA's A and B, on a prefix or on all parameters; Zero-Offload, whose Adam
+runs on the host; and LSP-Offload, whose Adam runs on the host in a subspace of every linear layer.
+A run is continued from two files, each written atomically: the trained tensors with the state of
+the optimizer, and the trained tensors of the best step.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,40 +49,44 @@ from samara.shared.errors import TrainingError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
-from samara.shared.start import Start
+from samara.shared.protocol.start import Start
 
-CHECKPOINT_FILE, BEST_FILE, MODEL_FOLDER = "checkpoint.safetensors", "best.safetensors", "model"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+BEST_FILE = "best.safetensors"
+MODEL_FOLDER = "model"
 ADAPTER_NAME = "adapter"
 _CHECK_ORDER = 1
-"""Order of the examples that projectors are checked on; steps are in order 0."""
+"""Order of the examples on which projectors are checked; steps use order 0."""
 
 
 class GradientOptimizer(Protocol):
-    """An optimizer that a loop of backward passes drives."""
+    """An optimizer driven by a loop of backward passes."""
 
     def begin_pass(self, learning_rate: float | None) -> None:
-        """Prepare for a backward pass: η if it is the last one of the step, otherwise None."""
+        """Prepare for a backward pass; η is given only for the last pass of a step,
+        otherwise None.
+        """
 
     def finish_step(self, learning_rate: float) -> None:
-        """Complete the step: afterwards the weights are updated and no gradients are kept."""
+        """Complete the step; afterwards the weights are updated and no gradients are stored."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state by the names that tensors have in a checkpoint."""
+        """Return the tensors of the method's state, by their names in a checkpoint."""
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continue with the tensors of a checkpoint; ValueError if one does not fit."""
+        """Continue with a checkpoint's tensors; raise a ValueError if one is missing or wrong."""
 
     def hold(self, accelerator: Accelerator) -> None:
-        """Count the state in the memories that it is in."""
+        """Count the state's bytes in the memories that hold it."""
 
 
 class FirstOrder:
-    """A method that trains by Adam or SGD, on batches that are a function of seed and step.
+    """A method that trains by Adam or SGD, on batches determined by seed and step.
 
     Args:
-        setup: setup whose model is trained, or adapted.
-        folder: folder of the run; a checkpoint in it is continued.
-        settings_hash: hash of everything that decides what the run computes, 32 bytes.
+        setup: setup whose model is trained or adapted.
+        folder: folder of the run; training continues from a checkpoint in it.
+        settings_hash: hash of everything that determines the run's results, 32 bytes.
 
     Raises:
         SamaraError: if the adapter settings do not fit the model, or a checkpoint is damaged or
@@ -92,10 +96,12 @@ class FirstOrder:
     warning = ""
 
     def __init__(self, setup: TuningSetup, folder: Path, settings_hash: bytes) -> None:
-        self._setup, self._folder = setup, folder
+        self._setup = setup
+        self._folder = folder
         self._checkpoint = TensorFile(folder / CHECKPOINT_FILE, settings_hash.hex())
         self._best = TensorFile(folder / BEST_FILE, settings_hash.hex())
-        base, settings = setup.base, setup.settings
+        base = setup.base
+        settings = setup.settings
         self._at_weights: Callable[[], AbstractContextManager[PerturbedAdapters]]
         if settings.space in ("full", "linear"):
             adapter, no_adapters = empty_adapter()
@@ -108,7 +114,8 @@ class FirstOrder:
             theta = space.values(0, space.size).clone().requires_grad_()
             self._trained = {name_of_theta(space.kind): theta}
             self._at_weights = lambda: space.computing_with(theta)
-        self._adapter, self._forward = adapter, setup.make_forward(adapter)
+        self._adapter = adapter
+        self._forward = setup.make_forward(adapter)
         self._accelerator = accelerator = make_accelerator(settings, base)
         self._cost = (
             EmulatedCost(accelerator) if isinstance(accelerator, EmulatedAccelerator) else None
@@ -173,7 +180,7 @@ class FirstOrder:
         batch = self._setup.batch(self._steps)
         size = settings.micro_batch or len(batch)
         if isinstance(self._forward, ReadoutForward):
-            size = len(batch)  # the model has run already
+            size = len(batch)  # the model has already run
         total = 0.0
         for start in range(0, len(batch), size):
             loss = self._batch_loss(batch[start : start + size], len(batch))
@@ -193,7 +200,8 @@ class FirstOrder:
     def _check_projectors(self, checks: ProjectorLog) -> None:
         """Check all projectors on the gradient of a sample that no step's batch depends on."""
         settings = self._setup.settings
-        wanted, size = settings.lsp.check_examples, settings.micro_batch
+        wanted = settings.lsp.check_examples
+        size = settings.micro_batch
         sample = self._setup.batch(self._steps, _CHECK_ORDER, wanted)
         if not wanted:
             sample = sample[: size or None]
@@ -223,7 +231,7 @@ class FirstOrder:
         self._checkpoint.write(self._values() | self._optimizer.tensors(), self._steps)
 
     def keep_best(self) -> None:
-        """Write the trained tensors as the best, unless they have been written already."""
+        """Write the trained tensors as the best ones, unless they have already been written."""
         if not self._best.exists or self._best.step() != self._steps:
             self._best.write(self._values(), self._steps)
 
@@ -231,7 +239,7 @@ class FirstOrder:
         """Read the best tensors back.
 
         Raises:
-            TrainingError: if the best tensors are those of another step.
+            TrainingError: if the best tensors belong to another step.
         """
         if step != self._steps:
             if self._best.step() != step:
@@ -243,7 +251,7 @@ class FirstOrder:
             self._steps = step
 
     def digest(self) -> str:
-        """Return the hash of names, shapes and values, in hexadecimal."""
+        """Return the hash of names, shapes and values in hexadecimal."""
         return digest_of(self._values())
 
     def make_start(self) -> Start | None:
@@ -256,30 +264,32 @@ class FirstOrder:
         return Start.from_weights(weights, layout, self._setup.base.model_id, layers)
 
     def export(self) -> None:
-        """Write the model in its current state, where nothing but its own weights is trained."""
+        """Write the current model if the method trains only the model's own weights."""
         settings = self._setup.settings
         if settings.space in ("full", "linear") and settings.classifier == "label-words":
             self._schedule.finish()
             export_model(self._setup.base, self._folder / MODEL_FOLDER)
 
     def close(self) -> None:
-        """End the threads of the schedule."""
+        """Stop the schedule's threads."""
         if isinstance(self._schedule, OverlappedSchedule):
             self._schedule.close()
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return seconds and bytes on an emulated accelerator; empty without one."""
+        """Return seconds and bytes on an emulated accelerator; empty if there is none."""
         self._pause()
         return self._cost.as_json() if self._cost else {}
 
     def _pause(self) -> None:
-        """Complete all updates; the time until the next step is not counted."""
+        """Complete all updates; emulated time stops until the next step."""
         self._schedule.finish()
         if self._cost:
             self._cost.count()
 
     def _batch_loss(self, batch: NDArray[np.int64], count: int) -> Tensor:
-        """Return the loss of some examples, summed and divided by a count, with its graph."""
+        """Return the loss of some examples, summed and divided by a count, with its
+        autograd graph.
+        """
         prompts, labels = self._setup.rows(batch)
         blocks = list(self._setup.base.blocks) if computes_again(self._setup.settings) else []
         with (
@@ -292,7 +302,7 @@ class FirstOrder:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Give a block that runs again the weights of its first run, θ where there is one."""
+        """Restore the weights (and θ, if any) of a block's first run while it is recomputed."""
         with self._at_weights() as adapters, self._adapter.using(adapters):
             yield
 
@@ -321,12 +331,12 @@ class FirstOrder:
 
 
 def name_of_theta(kind: str) -> str:
-    """Return the name that a space's θ has in a checkpoint."""
+    """Return the name of a space's θ in a checkpoint."""
     return ADAPTER_NAME if kind == "lora-fa" else kind
 
 
 def _own_weights(base: BaseModel, space: str) -> dict[str, Tensor]:
-    """Return the model's own parameters that a space trains, and let gradients reach them."""
+    """Return the model's own parameters that a space trains, and enable their gradients."""
     trained: dict[str, Tensor] = dict(
         base.network.named_parameters() if space == "full" else linear_weights(base.network)
     )

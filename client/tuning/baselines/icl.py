@@ -1,36 +1,42 @@
-"""The in-context learning baseline: prompts begin with solved examples, nothing is trained.
+"""The in-context learning baseline: prompts begin with solved examples, and nothing is trained.
 
-The baseline of MeZO (appendix E.4): 32 demonstrations, or as many as fit the model's context.
+This is the baseline of MeZO (appendix E.4): 32 demonstrations, or as many as fit the model's
+context.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
-from samara.shared.directions import batch_order
 from samara.shared.errors import ModelError, TaskError
+from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.prompt_frame import first_tokens, form_of
 from samara.shared.model.scorers import Prompt
 from samara.shared.model.word_tokens import Ids
+from samara.shared.protocol.directions import batch_order
 from samara.shared.tasks.demonstrations import demonstration
 from samara.shared.tasks.kinds import CHAT, GenerationTask
+
+PROMPTS_IN_PASS = 4
+"""Prompts in a pass. Each holds its own copy of the demonstrations' keys and values."""
 
 
 class InContext:
     """A baseline that puts demonstrations from the training split before a causal LM's prompts.
 
-    All prompts get the first ones of one random order, as many as fit the model's context together
-    with the prompt, which itself is not shortened for them.
+    All prompts get the first examples of one random order, as many as fit the model's context
+    together with the prompt. The prompt itself is not shortened for them.
 
     Args:
         setup: setup with a causal LM.
-        demonstrations: number of demonstrations, at most.
+        demonstrations: maximum number of demonstrations.
 
     Raises:
-        ModelError: if the model is no causal LM.
-        TaskError: if it is asked as a chat.
+        ModelError: if the model is not a causal LM.
+        TaskError: if the prompt form is a chat.
     """
 
     def __init__(self, setup: TuningSetup, demonstrations: int) -> None:
@@ -60,7 +66,12 @@ class InContext:
         self._limit = setup.base.context - answer
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
-        """Evaluate the base model on a split, with demonstrations before every prompt."""
+        """Evaluate the base model on a split, with demonstrations before every prompt.
+
+        A model that can continue from a prefix it has read reads equal demonstrations only once.
+        """
+        if (scores := self._scores_behind(split)) is not None:
+            return self._setup.result_of(scores, split)
         extended = replace(
             split,
             prompts=tuple(map(self.extend, split.prompts)),
@@ -68,14 +79,47 @@ class InContext:
         )
         return self._setup.evaluate_base(extended)
 
+    def _scores_behind(self, split: TaskSplit) -> NDArray[np.float32] | None:
+        """Return the scores of prompts after demonstrations that the model reads only once.
+
+        Returns:
+            float32 [n, width]; None if the model cannot continue a prefix, is streamed or cut, or
+                has to write answers.
+        """
+        setup = self._setup
+        if setup.stream is not None or setup.base.depth or split.open_prompts:
+            return None
+        by_prefix: dict[Ids, list[int]] = {}
+        for index, prompt in enumerate(split.prompts):
+            by_prefix.setdefault(self.prefix(prompt), []).append(index)
+        width = setup.scorer.width(split.prompts)
+        scores = np.full((len(split.prompts), width), -np.inf, np.float32)
+        engine, _ = setup.base_engine()
+        for prefix, chosen in by_prefix.items():
+            prompts = [self.extend(split.prompts[index]) for index in chosen]
+            own = engine.scores_after(empty_adapter()[1], prefix, prompts, PROMPTS_IN_PASS)
+            if own is None:
+                return None
+            scores[chosen, : own.shape[1]] = own
+        return scores
+
+    def prefix(self, prompt: Prompt) -> Ids:
+        """Return the tokens that precede a prompt's tokens."""
+        start = self._start if self._begins(prompt.sequences[0]) else ()
+        return (*start, *self._tokens(prompt))
+
+    def _tokens(self, prompt: Prompt) -> Ids:
+        """Return the tokens of the demonstrations that fit before a prompt."""
+        return tuple(token for ids in self._demonstrations[: self.count(prompt)] for token in ids)
+
     def count(self, prompt: Prompt) -> int:
         """Return the number of demonstrations that fit before a prompt."""
         free = self._limit - max(map(len, prompt.sequences))
         return int(np.searchsorted(self._ends, free, side="right"))
 
     def extend(self, prompt: Prompt) -> Prompt:
-        """Return a prompt with as many demonstrations before it as fit."""
-        tokens = [token for ids in self._demonstrations[: self.count(prompt)] for token in ids]
+        """Return a prompt preceded by as many demonstrations as fit."""
+        tokens = self._tokens(prompt)
         return Prompt(
             tuple(self._insert(sequence, tokens) for sequence in prompt.sequences),
             tuple(
@@ -86,6 +130,9 @@ class InContext:
         )
 
     def _insert(self, sequence: Ids, tokens: Sequence[int]) -> Ids:
-        """Insert tokens at the start of a sequence, behind its first special token if any."""
-        start = len(self._start) if sequence[: len(self._start)] == self._start else 0
+        """Insert tokens at the start of a sequence, after its first special token if it has one."""
+        start = len(self._start) if self._begins(sequence) else 0
         return (*sequence[:start], *tokens, *sequence[start:])
+
+    def _begins(self, sequence: Ids) -> bool:
+        return sequence[: len(self._start)] == self._start

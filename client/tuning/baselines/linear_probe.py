@@ -1,8 +1,8 @@
 """Linear probing: logistic regression on features of the frozen model.
 
-The features of a text are the last layer's output: of a causal LM at the last token, which attends
-to all others, otherwise the mean over all tokens. The strength of the regularisation is chosen on
-the validation split.
+The features of a text are the last layer's output. For a causal LM this is the output at the last
+token, which attends to all others; for other models, the mean over all tokens. The regularization
+strength is chosen on the validation split.
 """
 
 import numpy as np
@@ -19,10 +19,15 @@ from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.kinds import ClassificationTask
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Values of C, the inverse regularisation strength, from strong to weak regularisation."""
-ITERATIONS, TOLERANCE = 5_000, 1e-4
-EARLY_ITERATIONS, EARLY_TOLERANCE = 1_000, 1e-2
-"""Limits of a regression that ends early, since training goes on from it (MeZO, appendix F.1)."""
+"""Values of C, the inverse regularization strength, from strong to weak regularization."""
+ITERATIONS = 5_000
+TOLERANCE = 1e-4
+EARLY_ITERATIONS = 1_000
+"""Iterations of a regression that stops early because training continues from it (MeZO, appendix
+F.1).
+"""
+EARLY_TOLERANCE = 1e-2
+"""Tolerance of a regression that stops early."""
 
 
 class LinearProbe:
@@ -32,11 +37,11 @@ class LinearProbe:
         strength: chosen value of C.
 
     Args:
-        setup: setup whose model is unchanged since it was loaded.
+        setup: setup whose model has not changed since loading.
 
     Raises:
-        TaskError: if the task is no classification.
-        DataError: if all training examples have one label.
+        TaskError: if the task is not a classification.
+        DataError: if all training examples have the same label.
     """
 
     def __init__(self, setup: TuningSetup) -> None:
@@ -45,8 +50,10 @@ class LinearProbe:
                 f"task {setup.task.name!r} is a {setup.task.kind}; linear probing needs labels "
                 "that are the same for all rows: choose a classification, or another optimizer"
             )
-        self._setup, self._body = setup, PerturbedBody(setup.base, 0)
-        train, validation = setup.splits["train"], setup.splits["validation"]
+        self._setup = setup
+        self._body = PerturbedBody(setup.base, 0)
+        train = setup.splits["train"]
+        validation = setup.splits["validation"]
         self.strength, self._probe = fit_probe(
             setup, self._features(train), self._features(validation)
         )
@@ -75,18 +82,19 @@ def fit_probe(
     held_out: NDArray[np.float64],
     early: bool = False,
 ) -> tuple[float, Pipeline]:
-    """Fit logistic regressions and return the one that is best on validation, with its C.
+    """Fit logistic regressions, and return the best one on the validation split with its C.
 
     Args:
-        setup: setup whose splits the features are of.
-        features: of the training examples, float64 [n, features].
-        held_out: of the validation examples.
-        early: whether the regressions end early.
+        setup: setup with the splits of the features.
+        features: features of the training examples, float64 [n, features].
+        held_out: features of the validation examples.
+        early: whether the regressions stop early.
 
     Raises:
-        DataError: if all training examples have one label.
+        DataError: if all training examples have the same label.
     """
-    labels, validation = setup.splits["train"].labels, setup.splits["validation"]
+    labels = setup.splits["train"].labels
+    validation = setup.splits["validation"]
     if len(np.unique(labels)) < 2:
         raise DataError(f"all {len(labels)} training examples have one label; draw more of them")
     limits = (EARLY_ITERATIONS, EARLY_TOLERANCE) if early else (ITERATIONS, TOLERANCE)
@@ -100,7 +108,7 @@ def fit_probe(
 
 
 def _scores(probe: Pipeline, features: NDArray[np.float64], labels: int) -> NDArray[np.float32]:
-    """Return log-probabilities, float32 [n, labels]; −∞ for labels not trained on."""
+    """Return log-probabilities, float32 [n, labels]; −∞ for labels without training examples."""
     scores = np.full((len(features), labels), -np.inf, np.float32)
     scores[:, probe.classes_] = probe.predict_log_proba(features)
     return scores

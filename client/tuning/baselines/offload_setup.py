@@ -1,4 +1,4 @@
-"""The accelerator and the update schedule that a run's settings ask for."""
+"""The accelerator and the update schedule for a run's settings."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.model.loading import BaseModel
 
 _ZERO_GRADIENTS = 2
-"""Layers whose whole gradients are on the accelerator: one computed, another one sent."""
+"""Number of layers whose complete gradients are on the accelerator: one computed, another sent."""
 _UNLIMITED = 1e15
 
 
 def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
-    """Return the accelerator that trains a model, with the model in its memory.
+    """Return the accelerator that trains a model, with the model loaded into its memory.
 
     Raises:
         DeviceError: if the model does not fit into an emulated accelerator's memory.
@@ -50,8 +50,8 @@ def make_schedule(
 
 
 def computes_again(settings: TuneSettings) -> bool:
-    """Return whether the backward pass computes the blocks' activations again."""
-    if settings.space == "prefix":  # a block run again would read its keys and values twice
+    """Return whether the backward pass recomputes the blocks' activations."""
+    if settings.space == "prefix":  # a block that runs again would read its keys and values twice
         return False
     if settings.offload.checkpointing != "auto":
         return settings.offload.checkpointing == "on"

@@ -1,4 +1,4 @@
-"""Adam or SGD where the weights are: resident training, without offloading."""
+"""Adam or SGD on the device of the weights: resident training, without offloading."""
 
 from collections.abc import Mapping
 
@@ -11,12 +11,12 @@ from samara.client.offload.stored_tensors import stored_moments
 
 
 class ResidentOptimizer:
-    """An optimizer of torch beside the weights: Adam, or SGD without momentum.
+    """A torch optimizer on the weights' device: Adam, or SGD without momentum.
 
     Args:
         trained: trained tensors by name.
         learning_rate: η of the first step.
-        kind: optimizer of torch (Adam: Kingma & Ba 2014).
+        kind: torch optimizer (Adam: Kingma & Ba 2014).
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class ResidentOptimizer:
         self._optimizer = kind(list(trained.values()), learning_rate, fused=True)
 
     def begin_pass(self, learning_rate: float | None) -> None:
-        """Do nothing, since gradients are summed beside the weights."""
+        """Do nothing, because gradients accumulate beside the weights."""
 
     def finish_step(self, learning_rate: float) -> None:
-        """Update the weights by the sum of the gradients, and free it.
+        """Update the weights by the accumulated gradients, and free the gradients.
 
         Args:
             learning_rate: η of the step.
@@ -43,7 +43,7 @@ class ResidentOptimizer:
         self._optimizer.zero_grad()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return Adam's moments by the names that they have in a checkpoint; SGD has none."""
+        """Return Adam's moments by their names in a checkpoint; SGD has none."""
         return {
             f"{moment}.{name}": state[moment]
             for name, tensor in self._trained.items()
@@ -56,11 +56,11 @@ class ResidentOptimizer:
         """Continue with the moments of a checkpoint.
 
         Args:
-            tensors: tensors by name, as `tensors` has returned them.
-            steps: steps taken before.
+            tensors: tensors by name, as returned by `tensors`.
+            steps: number of steps taken before.
 
         Raises:
-            ValueError: if a tensor is missing or does not fit.
+            ValueError: if a tensor is missing or has another shape or dtype.
         """
         for name, tensor in self._trained.items():
             moments = stored_moments(tensors, name, tuple(tensor.shape))
@@ -70,7 +70,7 @@ class ResidentOptimizer:
                 self._optimizer.state[tensor] = {"step": count} | state
 
     def hold(self, accelerator: Accelerator) -> None:
-        """Count the moments in the accelerator's memory.
+        """Count the moments' bytes in the accelerator's memory.
 
         Raises:
             DeviceError: if they do not fit into an emulated accelerator's memory.

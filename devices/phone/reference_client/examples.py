@@ -1,8 +1,8 @@
-"""A phone's tokenized examples: a file with one JSON object per line.
+"""A phone's tokenized examples, in a file with one JSON object per line.
 
-An app tokenizes its own texts; the manifest names the label words. A line is
-``{"ids": [5, 17, …], "label": 0, "split": "train"}``, with the ids up to where the label word
-follows. Where answers have several tokens, ``"candidates": [[8, 3], [9]]`` are the tokens of each.
+An app tokenizes its own texts; the manifest names the label words. A line is ``{"ids": [5, 17, …],
+"label": 0, "split": "train"}``, with the ids of the tokens before the label word. For answers of
+several tokens, ``"candidates": [[8, 3], [9]]`` lists the tokens of each answer.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from samara.devices.phone.manifest import Manifest
 from samara.shared.errors import DataError
-from samara.shared.frames.instructions import Split
+from samara.shared.protocol.frames.instructions import Split
 
 MAX_TOKEN = 2**31
 
@@ -26,7 +26,7 @@ class TokenizedExamples:
     """The examples of a split, padded to the program's shape.
 
     Attributes:
-        ids: int64 [n, S], or [n, C, S] of candidates, −1 behind a candidate.
+        ids: int64 [n, S], or [n, C, S] for candidates, padded with −1.
         positions: int64 [n], position of each example's last token before the answer.
         labels: int64 [n].
     """
@@ -41,14 +41,14 @@ class TokenizedExamples:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of each example, int64 [n]; of candidates those of the longest."""
+        """The tokens of each example, int64 [n]; with candidates, of its longest sequence."""
         if self.ids.ndim == 2:
             return self.positions + 1
         used = (self.ids >= 0).sum(axis=2).max(axis=1, initial=0)
         return np.asarray(used, np.int64)
 
     def hash(self) -> str:
-        """Return 32 hexadecimal digits that change with any example, and not with their order."""
+        """Return a hash of the examples, 32 hex digits, independent of their order."""
         columns = zip(self.ids, self.positions, self.labels, strict=True)
         rows = sorted([*ids.tolist(), int(end), int(label)] for ids, end, label in columns)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
@@ -77,7 +77,9 @@ def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExampl
 
 
 class _Row(NamedTuple):
-    """A row: the tokens before the answer, those of each candidate if it names them, the label."""
+    """A row: the tokens before the answer, the tokens of each candidate if there are any, the
+    label.
+    """
 
     ids: list[int]
     candidates: list[list[int]]
@@ -85,15 +87,21 @@ class _Row(NamedTuple):
 
 
 def _row(value: Any, manifest: Manifest) -> tuple[Split, _Row]:
-    split, ids, label = Split[str(value["split"]).upper()], value["ids"], value["label"]
-    candidates, longest = [], 0
+    split = Split[str(value["split"]).upper()]
+    ids = value["ids"]
+    label = value["label"]
+    candidates = []
+    longest = 0
     if most := manifest.answer_tokens:
         candidates = value["candidates"]
         if not isinstance(candidates, list) or len(candidates) != len(manifest.words):
             raise ValueError(f"candidates must be {len(manifest.words)} lists of token ids")
         longest = max(map(_token_count, candidates))
         if not 1 <= min(map(len, candidates)) <= longest <= most:
-            raise ValueError(f"a candidate must have 1 to {most} tokens; it has up to {longest}")
+            raise ValueError(
+                f"every candidate must have 1 to {most} tokens; the longest one has {longest}, the "
+                f"shortest one {min(map(len, candidates))}"
+            )
     if not 1 <= _token_count(ids) <= manifest.sequence - longest:
         raise ValueError(f"{len(ids)} ids; the program takes 1 to {manifest.sequence - longest}")
     if type(label) is not int or not 0 <= label < len(manifest.words):
@@ -109,7 +117,7 @@ def _token_count(ids: Any) -> int:
 
 
 def _padded(rows: list[_Row], shape: tuple[int, ...]) -> TokenizedExamples:
-    """Return rows as arrays; behind a candidate comes −1, and behind other examples any token."""
+    """Return rows as arrays. Candidates are padded with −1, other examples with any token."""
     has_candidates = len(shape) > 1
     ids = np.full((len(rows), *shape), -1 if has_candidates else 0, np.int64)
     for padded, row in zip(ids, rows, strict=True):

@@ -1,8 +1,8 @@
-"""Joining a run by a phone's invitation: nothing is copied by hand.
+"""Joining a run by a phone's invitation, without copying files by hand.
 
-HOME/own.key       the private key, made at the first try; only its public half leaves
+HOME/own.key       the private key, created at the first try; only its public half is sent
 HOME/scenarios/    the operator's signed scenario, if the invitation has one
-HOME/model.pte     the program, and model.json its manifest, with the hashes of the invitation
+HOME/model.pte     the program and its manifest model.json, matching the invitation's hashes
 HOME/gateway.pem   the authority that verifies the gateway
 HOME/joined.json   address of the gateway; written last
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samara.devices.live.client_folder import PHONE_LOCK, check_is_no_boards
+from samara.devices.live.connection.tls_contexts import invited_context
 from samara.devices.live.join import (
     GATEWAY_AUTHORITY_FILE,
     JoinedFile,
@@ -22,15 +23,15 @@ from samara.devices.live.join import (
     register,
 )
 from samara.devices.live.keys import OWN_KEY_FILE, create_key
-from samara.devices.live.tls_contexts import invited_context
 from samara.devices.phone.manifest import MAX_MANIFEST_BYTES, manifest_file
-from samara.shared.addresses import parse_address
-from samara.shared.blob_store import blob_hash
 from samara.shared.errors import InvitationError
-from samara.shared.files import UNFINISHED, sync_folder, write_durably
-from samara.shared.invitation import JOIN_PATH, InvitationCode
+from samara.shared.network.addresses import parse_address
+from samara.shared.network.invitation import JOIN_PATH, InvitationCode
+from samara.shared.storage.blob_store import blob_hash
+from samara.shared.storage.files import UNFINISHED, sync_folder, write_durably
 
-PROGRAM_FILE, AUTHORITY_FILE = "model.pte", GATEWAY_AUTHORITY_FILE
+PROGRAM_FILE = "model.pte"
+AUTHORITY_FILE = GATEWAY_AUTHORITY_FILE
 IN_USE = "another `samara phone up` uses this folder"
 MAX_PROGRAM_BYTES = 2**36
 _PIECE_BYTES = 2**18
@@ -42,7 +43,7 @@ class JoinedGateway(NamedTuple):
 
     Attributes:
         gateway: address of the gateway, host:port.
-        authority: certificate that verifies it, PEM.
+        authority: certificate that verifies the gateway, PEM.
         key: private key file of the phone.
         program: program, with its manifest beside it.
     """
@@ -54,21 +55,21 @@ class JoinedGateway(NamedTuple):
 
 
 def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
-    """Register this phone's own key, and fetch program and gateway of the invitation.
+    """Register this phone's key, download the invitation's program, and store its gateway.
 
-    The same call goes on after an interruption at any point, with the same key.
+    After an interruption, the same call continues with the same key.
 
     Args:
-        address: server, host:port.
+        address: address of the server, host:port.
         code: code of the invitation.
-        home: folder of the phone; made if it is missing.
+        home: folder of the phone; created if missing.
 
     Returns:
         Sentences about the phone for its owner.
 
     Raises:
-        SamaraError: if the folder cannot be used, the server is not that of the invitation, or it
-            refuses or sends something else.
+        SamaraError: if the folder cannot be used, the server does not match the invitation, or the
+            server refuses or sends invalid data.
     """
     parse_address(address, "the server's address")
     program = home / PROGRAM_FILE
@@ -94,7 +95,7 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
     """Return the gateway and program of a phone; None if it never joined by an invitation.
 
     Raises:
-        DeviceError: if the file about it is damaged.
+        DeviceError: if the file with the gateway's address is damaged.
     """
     if (joined := JoinedFile(home, "gateway").read()) is None:
         return None
@@ -104,7 +105,9 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
 
 
 class _Source(NamedTuple):
-    """The server of an invitation's files: address, PEM of its authority, and the invitation."""
+    """The source of an invitation's files: server address, PEM of its authority, and the
+    invitation.
+    """
 
     address: str
     authority: str
@@ -112,11 +115,12 @@ class _Source(NamedTuple):
 
 
 def _download(source: _Source, file: Path, digest: str, most: int) -> None:
-    """Fetch a file, from where an earlier try has ended, unless it is there.
+    """Download a file unless it exists, continuing an earlier attempt.
 
     Raises:
-        InvitationError: if it does not come, is not that of the invitation, or too large.
-        OSError: if it cannot be written.
+        InvitationError: if the file does not arrive, does not match the invitation, or is too
+            large.
+        OSError: if the file cannot be written.
     """
     if file.exists() and blob_hash(file).hex() == digest:
         return
@@ -130,7 +134,7 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
     if blob_hash(part).hex() != digest:
         part.unlink()
         raise InvitationError(
-            f"{file.name}: what the server sent is not the file of the invitation; the same "
+            f"{file.name}: the file sent by the server does not match the invitation; the same "
             "command fetches it again"
         )
     os.replace(part, file)
@@ -138,16 +142,17 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
 
 
 def _pieces(source: _Source, digest: str, start: int, most: int) -> Iterator[tuple[int, bytes]]:
-    """Yield what a verified server sends of a file, each piece with its offset in the file.
+    """Yield the pieces of a file from a verified server, each with its offset in the file.
 
     Args:
-        source: where the file is fetched.
+        source: source of the file.
         digest: SHA-256 of the file, 64 hex digits.
-        start: bytes that are there already; the server may begin anew.
-        most: most bytes of the file.
+        start: number of bytes already present. If the server sends the whole file again, the first
+            offset is 0.
+        most: size limit of the file in bytes.
 
     Raises:
-        InvitationError: if it does not come, or is too large.
+        InvitationError: if the file does not arrive, or is too large.
     """
     host, port = parse_address(source.address)
     context = invited_context(source.authority)
@@ -162,7 +167,7 @@ def _pieces(source: _Source, digest: str, start: int, most: int) -> Iterator[tup
                 "minute, or ask for another invitation"
             )
         offset = start if response.status == 206 else 0
-        if response.status == 416:  # there are bytes of another file
+        if response.status == 416:  # the existing bytes belong to another file
             yield 0, b""
             return
         while piece := response.read(_PIECE_BYTES):
@@ -173,7 +178,7 @@ def _pieces(source: _Source, digest: str, start: int, most: int) -> Iterator[tup
     except (http.client.HTTPException, OSError) as error:
         raise InvitationError(
             f"the program was not sent whole: {error or type(error).__name__}; the same command "
-            "goes on where it ended"
+            "continues where it ended"
         ) from error
     finally:
         connection.close()

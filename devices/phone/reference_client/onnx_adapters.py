@@ -1,7 +1,7 @@
-"""The program of adapters inside the model for ONNX Runtime: its graph, and the rest in numpy.
+"""The ONNX Runtime program of adapters inside the model, completed by numpy code.
 
-The graph gives scores at adapters that it is given; directions, replay and losses are those of a
-browser's TypeScript.
+The graph computes scores at given adapters. As in the browser's TypeScript code, directions, replay
+and losses are computed outside the graph.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from samara.client.forward.turns import forward_pass
 from samara.devices.phone.reference_client.losses import cross_entropies
 from samara.devices.phone.reference_client.onnx_graph import OnnxGraph
 from samara.devices.phone.reference_client.runtime import PhoneProgram
-from samara.shared.directions import DIRECTION_BITS
-from samara.shared.replay import default_backend, to_float32
+from samara.shared.protocol.directions import DIRECTION_BITS
+from samara.shared.protocol.replay import default_backend, to_float32
 
 
 class OnnxPhoneProgram(PhoneProgram):
@@ -34,8 +34,11 @@ class OnnxPhoneProgram(PhoneProgram):
         seeds: NDArray[np.uint64],
         epsilon: float,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-        """Apply an update, and give scores and losses of perturbations; see `PhoneProgram.step`."""
-        state, layout = self.replay(state, *previous), self.layout
+        """Apply an update, and return scores and losses of perturbations; see
+        `PhoneProgram.step`.
+        """
+        state = self.replay(state, *previous)
+        layout = self.layout
         weights = np.tile(to_float32(state), (2, self.manifest.queries, 1))
         tried = max(1, len(seeds))
         if len(seeds):

@@ -1,4 +1,4 @@
-"""ONNX Runtime: a program's graph with numpy arrays as inputs and outputs."""
+"""An ONNX Runtime graph with numpy arrays as inputs and outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from samara.shared.errors import DeviceError
 
 
 class OnnxGraph:
-    """A loaded graph; used by one thread.
+    """A loaded graph, for use by one thread.
 
     Args:
-        file: program.
+        file: path of the program.
 
     Raises:
         DeviceError: if ONNX Runtime is missing or refuses the file.
@@ -32,7 +32,7 @@ class OnnxGraph:
             self._session = onnxruntime.InferenceSession(
                 str(file), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # its classes have no common base of their own
+        except Exception as error:  # its exception classes have no common base
             raise DeviceError(f"{file}: not a program for this ONNX Runtime: {error}") from error
         self._names = [one.name for one in self._session.get_inputs()]
 

@@ -1,11 +1,11 @@
-"""The phone as a client of runs, whose settings come with the tasks."""
+"""A phone as a client of runs, whose tasks carry the settings of their runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samara.client.limits.answer_limits import AnswerLimits
 from samara.client.protocol.answer_guard import AnswerGuard, Records
-from samara.client.protocol.answer_limits import AnswerLimits
 from samara.client.protocol.client import INSTRUCTIONS, Client, Participation
 from samara.client.protocol.masking_client import Signer
 from samara.client.protocol.scenario_folder import ScenarioFolder
@@ -17,22 +17,22 @@ from samara.devices.phone.reference_client.phone_masks import PhoneMasks
 from samara.devices.phone.reference_client.run_settings import RunSettings
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.run_terms import RunTerms
+from samara.shared.terms.run_terms import RunTerms
 
 SNAPSHOT_EVERY = 1000
-"""Records between snapshots of the personal ledger."""
+"""Number of records between snapshots of the personal ledger."""
 
 
 class Phone:
-    """A phone's answers to the gateway, and its private rounds between them.
+    """Answers the gateway's tasks and takes private rounds between them.
 
     Args:
         learner: program and examples.
         home: folder of the phone's sessions, personal ledgers, counts, answers and signed
-            scenarios; made if it does not exist.
+            scenarios; created if missing.
         limits: limits that the phone's owner set.
-        owners: settings of a run that the owner has decided otherwise, by dotted key.
-        signer: the phone's own key; without it, it takes part in no secure aggregation.
+        owners: settings that the owner decides instead of the run, by dotted key.
+        signer: the phone's key; without it, the phone takes part in no secure aggregation.
 
     Raises:
         ScenarioError: if the signed scenarios are damaged.
@@ -46,9 +46,12 @@ class Phone:
         owners: Mapping[str, Any] | None = None,
         signer: Signer | None = None,
     ) -> None:
-        self._learner, self._limits = learner, limits or AnswerLimits()
-        self._records, self._folder = Records.in_folder(home), SessionFolder(home)
-        scenarios, hashes = ScenarioFolder(home), (learner.layout.hash, learner.model_id)
+        self._learner = learner
+        self._limits = limits or AnswerLimits()
+        self._records = Records.in_folder(home)
+        self._folder = SessionFolder(home)
+        scenarios = ScenarioFolder(home)
+        hashes = (learner.layout.hash, learner.model_id)
         self._signed = SignedRuns(
             scenarios.read_all(), *hashes, self._records.answered, scenarios.record_refusal
         )
@@ -56,11 +59,11 @@ class Phone:
         self._masks = PhoneMasks(learner.client, signer)
 
     def answer(self, task: Task) -> bytes:
-        """Return the reply to a task, a frame.
+        """Return the reply to a task as a frame.
 
         Args:
-            task: task whose settings are those that the run id is a hash of, sorted JSON; without
-                them an instruction is of a run whose settings are known.
+            task: task with the run's settings as sorted JSON, of which the run id is a hash. An
+                instruction without settings must belong to a run whose settings are known.
         """
         try:
             if task.kind == TaskKind.HELLO:
@@ -71,10 +74,12 @@ class Phone:
         return client.answer(task)
 
     def take_private_rounds(self) -> None:
-        """Take the private rounds that are due in the latest run; nothing of them is sent.
+        """Take the private rounds that are due in the latest run; they stay on the phone.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Client.take_private_rounds`.
+            TrainingError: as in `Client.take_private_rounds`.
+            ReplayError: as in `Client.take_private_rounds`.
+            LedgerError: as in `Client.take_private_rounds`.
         """
         if latest := self._settings.latest():
             client = self._client(self._part(*latest))
@@ -82,23 +87,24 @@ class Phone:
                 pass
 
     def _hello(self, settings: bytes) -> bytes:
-        """Return the hello with which this phone introduces itself; its round is always 0.
+        """Return the hello with which this phone introduces itself; the hello's round is always 0.
 
-        The server learns the session's round from a refusal of its first instruction. With
-        differential privacy, or without settings, it does not learn how many examples there are.
+        The phone refuses the server's first instruction if it has another round, and the refusal
+        names the phone's round. With differential privacy, or without settings, the hello omits the
+        number of examples.
         """
         is_private = not settings or bool(self._settings.read_terms(settings).privacy)
         is_private |= self._signed.has_privacy
         return self._learner.introduce(0, hides_examples=is_private).encode()
 
     def _client_for(self, task: Task) -> Client:
-        """Return the client of the run that a task is of.
+        """Return the client for a task's run.
 
         Raises:
-            ConfigError: if an instruction's settings are unknown, or not those of its run.
-            ScenarioError: if they lack a term of the run.
-            FrameError: if an instruction is none.
-            TrainerError: if they cannot be written.
+            ConfigError: if an instruction's settings are unknown, or do not match its run.
+            ScenarioError: if the settings lack a term of the run.
+            FrameError: if the instruction is invalid.
+            TrainerError: if the settings cannot be written.
         """
         if task.kind in INSTRUCTIONS:
             instruction = decode_instruction(task.instruction)
@@ -107,31 +113,32 @@ class Phone:
                 return self._client(None)
             run_id, terms = self._settings.take(instruction, settings)
         elif task.settings and task.kind == TaskKind.MASK:
-            settings, terms = task.settings, self._settings.read_terms(task.settings)
+            settings = task.settings
+            terms = self._settings.read_terms(task.settings)
             run_id = b""  # a masking frame names no run
         else:
             return self._client(None)
         return self._client(self._part(run_id, terms, self._masks.under(settings, terms.privacy)))
 
     def _settings_of(self, run_id: bytes, settings: bytes) -> bytes:
-        """Return the settings of a run: signed, sent with an instruction, or known from one before.
+        """Return a run's settings: from a signed scenario, from the instruction, or from the disk.
 
-        The run id is a hash of them, so that nobody between server and phone takes a run's privacy
-        away by leaving them out or by sending others.
+        The run id is a hash of the settings. Nobody between server and phone can therefore remove a
+        run's privacy terms by omitting or replacing settings.
 
         Returns:
             Sorted JSON; empty if no signed scenario leads to the run.
 
         Raises:
-            ConfigError: if there are none.
+            ConfigError: if no settings are available.
         """
         if not self._signed.server_decides:
             return self._signed.settings_of(run_id)
         if found := settings or self._settings.find(run_id):
             return found
         raise ConfigError(
-            f"an instruction of run {run_id.hex()} came without the run's settings, so that this "
-            "phone does not know whether its reports are to be private; update the gateway"
+            f"an instruction of run {run_id.hex()} came without the run's settings, so this phone "
+            "does not know whether its reports must be private; update the gateway"
         )
 
     def _part(

@@ -1,4 +1,4 @@
-"""The learner of a phone: it computes by calls of the phone's program, and with numpy."""
+"""The learner of a phone, which computes by calls of the phone's program and numpy."""
 
 import json
 import platform
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from samara.client.estimators.prge import run_estimator
 from samara.client.personal.learner import ScoredExamples, State
 from samara.client.personal.newton import fit_softmax
+from samara.client.personal.own_words import OwnWords
 from samara.client.personal.softmax_fit import Examples, Solver
 from samara.client.training.local_step_plan import InterruptedSteps, LocalStepPlan, smallest_batch
 from samara.devices.phone.reference_client.adapter_calls import NOTHING, AdapterCalls, Pending
@@ -19,10 +20,15 @@ from samara.devices.phone.reference_client.examples import TokenizedExamples
 from samara.devices.phone.reference_client.readout_calls import KEPT_BYTES, ReadoutCalls
 from samara.devices.phone.reference_client.readout_program import ReadoutProgram
 from samara.devices.phone.reference_client.runtime import PhoneProgram, ProgramBackend
-from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
-from samara.shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.replay import check_fits, summed
+from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.protocol.frames.instructions import (
+    PERSONAL_TRACK,
+    Split,
+    TrainInstruction,
+    token_of,
+)
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import check_fits, summed
 
 
 class PhoneLearner:
@@ -31,15 +37,15 @@ class PhoneLearner:
     Args:
         program: program of the model and adapter.
         examples: examples by split.
-        client: client index; 0 outside of a run.
-        kept_bytes: most bytes of a readout's representations in memory.
+        client: client index; 0 outside a run.
+        kept_bytes: maximum bytes of cached readout representations.
 
     Attributes:
         client: client index.
         layout: layout of the adapter.
         model_id: model id of the base model, 32 bytes.
         labels: label words of the program.
-        backend: backend that replays by the program.
+        backend: replay backend that uses the program.
     """
 
     def __init__(
@@ -49,7 +55,9 @@ class PhoneLearner:
         client: int = 0,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        self._program, self._examples, self.client = program, examples, client
+        self._program = program
+        self._examples = examples
+        self.client = client
         self._calls: AdapterCalls | ReadoutCalls
         if isinstance(program, ReadoutProgram):
             self._calls = ReadoutCalls(program, examples, kept_bytes)
@@ -98,14 +106,15 @@ class PhoneLearner:
         return smallest_batch(instruction, self._examples[Split.TRAIN].labels, len(self.labels))
 
     def generations_of(self, split: Split) -> tuple[str, ...]:
-        """Return the hash of a split's examples in hex, which all came together; if any are there.
+        """Return the hash of a split's examples in hex; empty if there are none.
 
-        The hash does not depend on their order.
+        All examples of a phone arrive together, so they are a single generation. The hash does not
+        depend on the order of the examples.
         """
         return (hash_,) if (hash_ := self.data_hash(split)) else ()
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Evaluate all examples: those of a phone do not change."""
+        """Do nothing: a phone evaluates all examples, because the examples do not change."""
 
     def take_passes(self) -> int:
         """Return 0: a phone does not count its passes."""
@@ -116,49 +125,65 @@ class PhoneLearner:
     ) -> Report:
         """Take K local steps from a state; see `Learner.take_steps`.
 
-        A step's update is applied at the beginning of the next step. With adapters inside the model
-        a step with as many queries and examples as the program has so is one call. The program and
-        the steps are given the adapter's weights, which are the state plus the run's start.
+        A step's update is applied at the beginning of the next step. With adapters inside the
+        model, a step with the program's number of queries and examples is therefore one call. The
+        program and the steps receive the adapter's weights, which are the state plus the run's
+        start.
 
         Args:
             instruction: instruction of the round.
             state: int64 [d].
-            mask: None, since a phone's program moves all numbers or none.
+            mask: must be None, because a phone's program always perturbs all weights.
 
         Raises:
             TrainingError: if a loss is not finite.
             ReplayError: if a local step does not fit the exact state.
         """
         assert mask is None
-        examples, token = self._examples[Split.TRAIN], token_of(instruction.encode())
+        examples = self._examples[Split.TRAIN]
+        token = token_of(instruction.encode())
         plan = LocalStepPlan(instruction, self.client, examples.labels, len(self.labels))
         steps = _Steps(plan, state + self._start)
         if instruction.track == PERSONAL_TRACK:
             steps = self._interrupted.resume(token, examples, steps)
         for _ in range(steps.plan.steps_taken, instruction.steps):
-            work = self._calls.begin_step(steps.weights, steps.pending)
+            work = self._calls.begin_step(steps.weights, steps.pending, instruction.is_profiled)
             estimate = run_estimator(steps.plan.next_estimator(), work.losses_of)
             added = steps.plan.finish_step(estimate)
-            steps.weights, steps.pending = work.state, summed(added)
+            steps.weights = work.state
+            steps.pending = summed(added)
             check_fits(work.state - self._start, [one_pass for _, one_pass in added])
         return steps.plan.report(token)
 
     def data_hash(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex, whatever their order; empty without any."""
+        """Return a hash of a split's examples in hex, independent of their order; empty if there
+        are none.
+        """
         return self._examples[split].hash() if len(self._examples[split]) else ""
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return a split's examples with their scores under a state; None is the base model."""
+        """Return a split's examples with their scores under a state; None means the base model."""
         weights = np.zeros_like(self._start) if state is None else state + self._start
-        scores, labels = self._calls.scores(weights, split), self._examples[split].labels
+        scores = self._calls.scores(weights, split)
+        labels = self._examples[split].labels
         return ScoredExamples(scores.reshape(len(labels), len(self.labels)), labels)
 
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, since those of a phone do not change."""
+        """Return all examples of a split with their scores under a state.
+
+        A phone's evaluations are not limited to some examples; see `limit_evaluation`.
+        """
         return self.score(state, split)
 
     def score_in_context(self, split: Split) -> None:
-        """Return nothing: a phone's program has labels, and no prompts to put examples before."""
+        """Return None: a phone has no prompts into which in-context examples could be put."""
+
+    def own_words(self, state: State) -> None:
+        """Return None: a phone's program classifies, and has no texts for own words."""
+
+    def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
+        """Return the scores without own words, because a phone has no own words."""
+        return self.score_evaluated(state, split)
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples as scores under a state, labels, and features."""
@@ -169,7 +194,7 @@ class PhoneLearner:
 
 @dataclass(eq=False)
 class _Steps:
-    """The steps of a round so far.
+    """The steps taken so far in a round.
 
     Attributes:
         plan: batches and directions of the steps, and their results.

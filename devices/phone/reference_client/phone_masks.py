@@ -1,58 +1,66 @@
-"""A phone's part in secure aggregation, between the tasks of its gateway."""
+"""A phone's part in secure aggregation across its gateway's tasks."""
 
 from typing import Self
 
 from samara.client.protocol.masking_client import MaskingClient, MaskingMemory, Signer
-from samara.shared.frames.vector_report import AnyVectorReport, MaskedReport
-from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.protocol.frames.vector_report import AnyVectorReport, MaskedReport
+from samara.shared.terms.privacy import PrivacyTerms
 
 
 class PhoneMasks:
-    """The masks of a phone, in memory alone: a phone that is started again has left the round.
+    """The masks of a phone, which are only in memory: after a restart, the phone leaves the round.
 
-    Masking frames name no run, and the gateway brings the settings. So masks that were agreed on
-    under some settings are forgotten under others, and what the run id is a hash of decides how
-    many clients a sum must be of.
+    Masking frames name no run; the gateway supplies the run's settings. The masks are dropped when
+    the settings change, because the settings decide the minimum number of clients in a sum.
 
     Args:
         client: client index.
-        signer: the phone's own key; without it, it takes part in no secure aggregation.
+        signer: the phone's key; without it, the phone takes part in no secure aggregation.
     """
 
     def __init__(self, client: int, signer: Signer | None) -> None:
-        self._client, self._signer = client, signer
-        self._settings, self._memory = b"", MaskingMemory()
+        self._client = client
+        self._signer = signer
+        self._settings = b""
+        self._memory = MaskingMemory()
         self._asked = self._answered = b""
 
     def under(self, settings: bytes, privacy: PrivacyTerms | None) -> Self | None:
-        """Return the masks of the runs with some settings; None if it makes none there.
+        """Return the masks for a run with the given settings.
+
+        The result is None if the run uses no masks, or if the phone has no key.
 
         Args:
-            settings: settings that are part of the run id, sorted JSON.
-            privacy: the differential privacy that they ask for.
+            settings: the settings that the run id is a hash of, as sorted JSON.
+            privacy: differential privacy terms in these settings.
         """
         if privacy is None or not privacy.is_masked or self._signer is None:
             return None
         if settings != self._settings:
-            self._settings, self._memory = settings, MaskingMemory()
+            self._settings = settings
+            self._memory = MaskingMemory()
             self._asked = self._answered = b""
-        minimum, bucket = privacy.minimum, privacy.bucket
+        minimum = privacy.minimum
+        bucket = privacy.bucket
         self._masking = MaskingClient(self._client, self._signer, self._memory, minimum, bucket)
         return self
 
     def answer(self, frame: bytes) -> bytes:
-        """Return the answer to a masking frame; nothing to sealed shares, which are kept.
+        """Return the answer to a masking frame; empty for sealed shares, which are stored.
 
-        A gateway gives a phone that reattaches its task again: it gets the same answer.
+        When a phone reattaches, the gateway sends its task again, and the phone gives the same
+        answer.
 
         Raises:
-            MaskingError: if it asks for what this phone does not do.
-            FrameError: if it is no sound frame.
+            MaskingError: if the frame asks for something that this phone does not do.
+            FrameError: if the frame is invalid.
         """
         if frame != self._asked:
-            self._asked, self._answered = b"", b""
+            self._asked = b""
+            self._answered = b""
             answer = self._masking.answer(frame)
-            self._asked, self._answered = frame, answer
+            self._asked = frame
+            self._answered = answer
         return self._answered
 
     def mask(self, report: AnyVectorReport) -> MaskedReport:

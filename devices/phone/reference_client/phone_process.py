@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samara.client.protocol.answer_limits import AnswerLimits, warn_of_few_examples
-from samara.client.protocol.idle_work import InterruptionError
-from samara.client.protocol.privacy_budget import ChargeLog, describe_charges
+from samara.client.limits.answer_limits import AnswerLimits, warn_of_few_examples
+from samara.client.limits.privacy_budget import ChargeLog, describe_charges
 from samara.client.protocol.scenario_folder import describe_scenarios, take_scenario
+from samara.client.trainer.idle_work import InterruptionError
 from samara.devices.live.client_folder import PHONE_LOCK, check_is_no_boards
-from samara.devices.live.gateway_endpoint import GatewayEndpoint
-from samara.devices.live.gateway_stream import attach
+from samara.devices.live.connection.gateway_endpoint import GatewayEndpoint
+from samara.devices.live.connection.gateway_stream import attach
 from samara.devices.live.keys import read_client_index
 from samara.devices.live.processes import exclusive_lock
 from samara.devices.phone.reference_client.examples import read_examples
@@ -24,9 +24,9 @@ from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.phone_worker import PhoneWorker
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.shared.errors import DeviceError, SamaraError
-from samara.shared.files import make_private_folder
-from samara.shared.frames.instructions import Split
-from samara.shared.signing import SigningKey
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.storage.files import make_private_folder
 
 log = logging.getLogger("samara.phone")
 
@@ -45,21 +45,21 @@ def up(
 ) -> None:
     """Check the program, attach to the gateway, and answer tasks until the run is finished.
 
-    SIGINT and SIGTERM end it before.
+    SIGINT and SIGTERM end the process earlier.
 
     Args:
-        program_file: program of the model and adapter.
-        rows_file: tokenized examples, JSONL.
-        key_file: private key of the phone.
+        program_file: path of the program of the model and adapter.
+        rows_file: path of the tokenized examples, JSONL.
+        key_file: path of the phone's private key.
         home: folder of the phone's state.
-        endpoint: address of the gateway, and how it is trusted.
+        endpoint: address of the gateway, and how to verify it.
         limits: limits that the phone's owner set.
-        owners: settings of a run that the owner has decided otherwise, by dotted key.
-        scenario: signed scenario to keep; None leaves the phone with those that it has.
+        owners: settings that the owner decides instead of the run, by dotted key.
+        scenario: signed scenario to store; None keeps the stored ones.
 
     Raises:
-        SamaraError: if the program's runtime is missing, program, rows, key or folder cannot be
-            used, another process uses the folder, or the gateway rejects this phone.
+        SamaraError: if the program's runtime is missing; if program, rows, key or folder cannot be
+            used; if another process uses the folder; or if the gateway rejects this phone.
     """
     check_is_no_boards(home)
     try:
@@ -106,7 +106,7 @@ def _up(
         except SamaraError as error:
             failures.append(error)
         except InterruptionError:
-            pass  # this process ends
+            pass  # the process ends
 
     # in a thread, so that a signal ends the process while it waits for the stream
     thread = threading.Thread(target=work, daemon=True)
@@ -120,7 +120,7 @@ def _up(
 
 
 def describe_end(home: Path) -> str:
-    """Return what the owner of a phone can do when the run is finished."""
+    """Tell the owner what can be done with a phone after its run has finished."""
     return (
         f"the run is finished, and this phone keeps its model in {home}/runs, where its app finds "
         f"the global and the private part; `samara client audit --home {home}` shows what has left "

@@ -1,4 +1,4 @@
-"""The thread in which a phone computes: answers to messages, and private rounds between them."""
+"""The thread in which a phone computes, answering messages between private rounds."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from samara.client.forward.turns import checked_passes
-from samara.client.protocol.idle_work import IdleWork, InterruptionError
+from samara.client.trainer.idle_work import IdleWork, InterruptionError
 from samara.devices.phone.reference_client.phone import Phone
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
 
@@ -16,32 +16,33 @@ _T = TypeVar("_T")
 class PhoneWorker:
     """A phone whose messages interrupt its private rounds before the program's next call.
 
-    Hellos come every few seconds, need no computing, and interrupt nothing.
+    Hellos do not interrupt them, because hellos arrive every few seconds and need no program call.
 
     Args:
         phone: the phone; only this worker's thread computes with it.
     """
 
     def __init__(self, phone: Phone) -> None:
-        self._phone, self._end = phone, threading.Event()
+        self._phone = phone
+        self._end = threading.Event()
         self._worker = ThreadPoolExecutor(1, "phone")
         self._idle = IdleWork(self._worker, phone.take_private_rounds)
 
     def begin(self) -> None:
-        """Begin to take private rounds that are due."""
+        """Start the private rounds that are due."""
         self._idle.begin()
 
     def finish(self) -> None:
-        """Take the private rounds that are due to their end.
+        """Take all private rounds that are due.
 
         Raises:
             InterruptionError: if the worker is closed meanwhile.
-            SamaraError: those of `Phone.take_private_rounds`.
+            SamaraError: as in `Phone.take_private_rounds`.
         """
         self._work(self._phone.take_private_rounds)
 
     def close(self) -> None:
-        """End all computing before the program's next call."""
+        """Stop the worker before the next call of the phone's exported program."""
         self._end.set()
         self._idle.close()
         self._worker.shutdown(cancel_futures=True)
@@ -57,7 +58,7 @@ class PhoneWorker:
         return self._work(lambda: self._phone.answer(task))
 
     def _work(self, act: Callable[[], _T]) -> _T:
-        """Act in the worker's thread, and return the result.
+        """Run a function in the worker's thread, and return its result.
 
         Raises:
             InterruptionError: if the worker is closed meanwhile.

@@ -1,4 +1,4 @@
-"""The program of a readout: the model's part of it, and a readout's losses in numpy."""
+"""The program of a readout: the model's part, and the readout's losses in numpy."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from samara.devices.phone.reference_client.losses import cross_entropies
 from samara.devices.phone.reference_client.onnx_adapters import OnnxPhoneProgram
 from samara.devices.phone.reference_client.onnx_graph import OnnxGraph
 from samara.devices.phone.reference_client.runtime import LoadedProgram, PhoneProgram, pad
-from samara.shared.directions import DIRECTION_BITS
-from samara.shared.replay import default_backend, digest, to_float32, zero_state
+from samara.shared.protocol.directions import DIRECTION_BITS
+from samara.shared.protocol.replay import default_backend, digest, to_float32, zero_state
 
 
 class ReadoutProgram(LoadedProgram):
-    """The methods of a program that gives scores of the base model and features.
+    """The methods of a program that computes base model scores and features.
 
     Attributes:
         features: number of features of an example.
@@ -38,7 +38,8 @@ class ReadoutProgram(LoadedProgram):
         """Call ``forward`` once; see `samara.devices.phone.program.RepresentationModule`.
 
         Args:
-            ids: [B, s], s from the manifest's `least_sequence` to S; [B, C, s] of candidates.
+            ids: [B, s] with s from the manifest's `least_sequence` to S, or [B, C, s] for
+                candidates.
             positions: [B].
 
         Returns:
@@ -60,7 +61,8 @@ class ReadoutProgram(LoadedProgram):
         self, state: NDArray[np.int64], seeds: NDArray[np.uint64], coefficients: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return state + Σ c·z, int64 [d], for any number of coefficients with unit 2⁻⁴⁰."""
-        state, size = state.copy(), self.manifest.replay_seeds
+        state = state.copy()
+        size = self.manifest.replay_seeds
         for start in range(0, len(seeds), size):
             some = slice(start, start + size)
             for coefficient, z in zip(
@@ -71,7 +73,8 @@ class ReadoutProgram(LoadedProgram):
 
     def check(self) -> float:
         """Run the manifest's self-check; see `LoadedProgram.check`."""
-        check, state = self.manifest.check, zero_state(self.layout.size)
+        check = self.manifest.check
+        state = zero_state(self.layout.size)
         seeds = np.array(check.seeds, np.uint64)
         moved = self.replay(state, seeds, np.array(check.coefficients, np.int64))
         scores, features = self._represent_check()
@@ -81,8 +84,12 @@ class ReadoutProgram(LoadedProgram):
         return self.compare(digest(self.layout.hash, moved).hex() == check.digest, losses)
 
     def _represent_check(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the self-check's scores and features; its shortest row's are of a short call."""
-        ids, positions = np.array(self.manifest.check.ids), np.array(self.manifest.check.positions)
+        """Return the self-check's scores and features.
+
+        The shortest example has a call of its own, with fewer tokens than S.
+        """
+        ids = np.array(self.manifest.check.ids)
+        positions = np.array(self.manifest.check.positions)
         scores, features = self.represent(ids, positions)
         if self.manifest.least_sequence:
             row = int(positions.argmin())
@@ -100,13 +107,14 @@ class ReadoutProgram(LoadedProgram):
         epsilon: float,
         signs: tuple[int, ...] = (1, -1),
     ) -> NDArray[np.float32]:
-        """Return the trained numbers θ + s·ε·z, float32 [signs · n, d].
+        """Return the perturbed weights θ + s·ε·z, float32 [signs · n, d].
 
-        They are a readout W [labels − 1, features], row by row, and the label bias if there is one.
+        The weights are a readout W [labels − 1, features], row by row, and the label bias if there
+        is one.
 
         Args:
             state: state, int64 [d].
-            z: directions, int16 [n, d]; without any the result is θ alone, [1, d].
+            z: directions, int16 [n, d]; if there are none, the result is θ alone, [1, d].
             epsilon: size ε of the perturbations.
             signs: signs s; all directions with the first sign come first.
         """
@@ -125,11 +133,12 @@ class ReadoutProgram(LoadedProgram):
         """Return the scores of n examples under P perturbations, float32 [P, n, labels].
 
         Args:
-            weights: trained numbers [P, d].
+            weights: trained weights [P, d].
             scores: scores of the base model [n, labels].
             features: features of the examples [n, features].
         """
-        count, contrasts = len(weights), len(self.contrasts)
+        count = len(weights)
+        contrasts = len(self.contrasts)
         size = contrasts * self.features
         by_example = features @ weights[:, :size].reshape(count * contrasts, -1).T
         coordinates = by_example.reshape(len(features), count, contrasts).transpose(1, 0, 2)
@@ -140,9 +149,9 @@ class ReadoutProgram(LoadedProgram):
 
 
 class OnnxReadoutProgram(ReadoutProgram):
-    """A readout's program for ONNX Runtime, which has the method ``forward`` alone.
+    """A readout's program for ONNX Runtime, which has only the method ``forward``.
 
-    Directions are drawn by numpy, as a browser draws them in TypeScript.
+    numpy draws the directions, as TypeScript does in a browser.
     """
 
     def _load(self, file: Path) -> None:
@@ -160,10 +169,11 @@ class OnnxReadoutProgram(ReadoutProgram):
 
 
 def load_program(file: Path) -> PhoneProgram | ReadoutProgram:
-    """Load a program of either kind with the manifest beside it.
+    """Load a program of either kind, with the manifest beside it.
 
     Raises:
-        DeviceError: if the program's runtime is missing, or program or manifest cannot be used.
+        DeviceError: if the program's runtime is missing, or the program or its manifest is
+            unusable.
     """
     manifest = Manifest.read(file)
     if manifest.runtime == "onnx":

@@ -1,7 +1,7 @@
-"""The settings of a phone's runs: they come with instructions, and are kept on its disk.
+"""The settings of a phone's runs, which arrive with instructions and are stored on disk.
 
-The run id is a hash of them with the program's layout and model, so that nobody between server and
-phone can change them.
+The run id is a hash of the settings with the program's layout and model, so nobody between server
+and phone can change them.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,20 @@ from typing import Any
 from samara.client.protocol.session import Instruction
 from samara.client.protocol.session_store import SessionFolder
 from samara.shared.errors import ConfigError, SamaraError
-from samara.shared.frames.instructions import GLOBAL_TRACK
-from samara.shared.kept_file import KeptFile
-from samara.shared.run_id import hash_identity
-from samara.shared.run_terms import RunTerms
+from samara.shared.protocol.frames.instructions import GLOBAL_TRACK
+from samara.shared.protocol.run_id import hash_identity
+from samara.shared.storage.kept_file import KeptFile
+from samara.shared.tasks.profiled_loss import PROFILED
+from samara.shared.terms.run_terms import RunTerms
 
 SETTINGS_FILE = "settings.json"
 """Name of the file in a run's folder."""
 MAX_SETTINGS_BYTES = 2**16
+_OBJECTIVES = ("cross-entropy", PROFILED)
 
 
 class _SettingsFile(KeptFile[bytes]):
-    """The settings of a run, in its folder; nothing before they came."""
+    """File with the settings of a run, in its folder; empty before they arrive."""
 
     name = SETTINGS_FILE
     damaged = (
@@ -39,13 +41,13 @@ class _SettingsFile(KeptFile[bytes]):
 
 
 class RunSettings:
-    """The settings of the runs that a phone takes part in.
+    """The settings of the runs in which a phone takes part.
 
     Args:
         home: folder of the phone.
         layout_hash: hash of the program's layout, 32 bytes.
-        model_id: model id of its base model, 32 bytes.
-        owners: settings that the phone's owner has decided in place of a run's, by dotted key.
+        model_id: model id of the program's base model, 32 bytes.
+        owners: settings that the owner decides instead of the run, by dotted key.
     """
 
     def __init__(
@@ -55,23 +57,28 @@ class RunSettings:
         model_id: bytes,
         owners: Mapping[str, Any] | None = None,
     ) -> None:
-        self._home, self._sessions, self._owners = home, SessionFolder(home), owners
-        self._layout_hash, self._model_id = layout_hash, model_id
+        self._home = home
+        self._sessions = SessionFolder(home)
+        self._owners = owners
+        self._layout_hash = layout_hash
+        self._model_id = model_id
 
     def take(self, instruction: Instruction, settings: bytes) -> tuple[bytes, RunTerms]:
-        """Return id and terms of a run from its settings, which are on the disk from now on.
+        """Store a run's settings on disk, and return its id and terms.
 
         Args:
             instruction: instruction of the run, or of the phone's cluster in it.
-            settings: settings that are part of the run id, sorted JSON.
+            settings: the settings that the run id is a hash of, as sorted JSON.
 
         Raises:
-            ConfigError: if they are not those of the run, or ask for what phones cannot do.
-            ScenarioError: if they lack what a run asks of a client.
-            TrainerError: if they cannot be written, or there are too many personal models for
-                another run.
+            ConfigError: if the settings do not match the run, or ask for something that phones
+                cannot do.
+            ScenarioError: if a term of the run is missing.
+            TrainerError: if the settings cannot be written, or if the phone already has the maximum
+                number of personal models.
         """
-        named, terms = self._named(settings), self._read(settings)
+        named = self._named(settings)
+        terms = self._read(settings)
         terms.check_run(named, instruction.run_id, instruction.track)
         file = self._file(instruction.run_id)
         if file.read() != settings:
@@ -80,17 +87,17 @@ class RunSettings:
         return named, terms
 
     def find(self, run_id: bytes) -> bytes:
-        """Return the settings that came with an earlier instruction of a run; nothing if none did.
+        """Return the stored settings of a run; empty if none arrived with an earlier instruction.
 
         Raises:
-            TrainerError: if they cannot be read.
+            TrainerError: if the settings cannot be read.
         """
         return self._file(run_id).read()
 
     def latest(self) -> tuple[bytes, RunTerms] | None:
-        """Return id and terms of the run whose session was written last; None without any.
+        """Return id and terms of the run whose session was written last; None if there is no run.
 
-        Of a run with clusters the id is that of the phone's cluster, in which its session is.
+        For a run with clusters, the id is that of the phone's cluster, which contains the session.
         """
         sessions = self._home.glob(f"runs/{'[0-9a-f]' * 16}/session")
         folders = [file.parent for file in sorted(sessions, key=_time_of, reverse=True)]
@@ -102,15 +109,15 @@ class RunSettings:
             terms = self._read(settings)
             terms.check_run(self._named(settings), run_id, GLOBAL_TRACK)
             return run_id, terms
-        except SamaraError:  # those of a later instruction are read again
+        except SamaraError:  # the next instruction brings the settings again
             return None
 
     def read_terms(self, settings: bytes) -> RunTerms:
-        """Return the terms in settings that no run id is known for yet.
+        """Return the terms that settings describe, without a check against a run id.
 
         Raises:
-            ConfigError: if they are too long.
-            ScenarioError: if they lack what a run asks of a client.
+            ConfigError: if the settings are too long.
+            ScenarioError: if a term of the run is missing.
         """
         if len(settings) > MAX_SETTINGS_BYTES:
             raise ConfigError(f"the run's settings have over {MAX_SETTINGS_BYTES} bytes")
@@ -127,6 +134,11 @@ class RunSettings:
         if terms.method == "partial":
             raise ConfigError(
                 "method partial: a phone's program moves all numbers or none; choose another method"
+            )
+        if terms.objective not in _OBJECTIVES:
+            raise ConfigError(
+                f"objective {terms.objective}: a phone's program trains the cross-entropy, plain "
+                "or profiled; set objective to cross-entropy"
             )
         return terms
 

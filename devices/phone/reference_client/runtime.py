@@ -1,8 +1,8 @@
-"""The ExecuTorch runtime: a phone's program with numpy arrays as inputs and outputs.
+"""The ExecuTorch runtime for a phone's program, with numpy arrays as inputs and outputs.
 
-This is the only file of the reference client that uses the runtime's tensors. ExecuTorch's Python
-binding represents them as torch tensors, so torch is imported; nothing here computes with it, and
-the bindings for Kotlin, Swift and C++ do not need it.
+This is the only file of the reference client that uses the runtime's tensors. In ExecuTorch's
+Python binding these are torch tensors. torch is therefore imported, but computes nothing here. The
+bindings for Kotlin, Swift and C++ do not need torch.
 """
 
 from abc import ABC, abstractmethod
@@ -16,25 +16,27 @@ from numpy.typing import NDArray
 from samara.client.forward.turns import forward_pass
 from samara.devices.phone.extra import MISSING, require_executorch
 from samara.devices.phone.manifest import Manifest
-from samara.shared.directions import Distribution
 from samara.shared.errors import DeviceError
-from samara.shared.layout import Layout
-from samara.shared.replay import digest, zero_state
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.replay_numpy import NumpyBackend
 
 TOLERANCE = 5e-3
-"""Largest allowed difference of a loss in the self-check, in nats."""
+"""Maximum difference of a loss in the self-check, in nats."""
 TOLERANCE_4_BIT = 1.0
-"""Largest allowed difference with 4-bit weights, where every library rounds inputs in its way."""
+"""Maximum difference of a loss in nats with 4-bit weights, for which every library rounds inputs
+differently.
+"""
 
 
 class LoadedProgram(ABC):
-    """A loaded program and its manifest; used by one thread.
+    """A loaded program and its manifest, for use by one thread.
 
     Attributes:
         manifest: manifest of the program.
         layout: layout of the adapter.
-        has_readout: whether programs of this kind are those of a readout.
+        has_readout: whether programs of this class compute a readout.
     """
 
     has_readout: bool
@@ -43,7 +45,7 @@ class LoadedProgram(ABC):
         """Load a program.
 
         Args:
-            file: program.
+            file: path of the program.
             manifest: manifest of the program; read from the file beside it if not given.
 
         Raises:
@@ -53,12 +55,13 @@ class LoadedProgram(ABC):
         self.layout = Layout.from_json(self.manifest.layout)
         if self.manifest.form != "functional":
             raise DeviceError(
-                f"{file}: --form {self.manifest.form} joins no run; export functional"
+                f"{file}: --form {self.manifest.form} cannot join a run; export with --form "
+                "functional"
             )
         if (self.manifest.readout is not None) != self.has_readout:
             kinds = "adapters inside the model", "a readout"
             raise DeviceError(
-                f"{file}: a program with {kinds[not self.has_readout]}, where one with "
+                f"{file}: a program with {kinds[not self.has_readout]}, but one with "
                 f"{kinds[self.has_readout]} is needed; export it with other adapter.layers"
             )
         self._load(file)
@@ -90,17 +93,16 @@ class LoadedProgram(ABC):
         """
 
     def run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
-        """Run a method and copy its outputs, whose memory the runtime may reuse.
+        """Run a method and copy its outputs, because the runtime may reuse their memory.
 
-        It is a forward pass: what interrupts work does so before it
-        (`samara.client.forward.turns`).
+        The call counts as a forward pass, before which `samara.client.forward.turns` may interrupt.
         """
         with forward_pass():
             outputs = run_method(self._module, method, inputs)
             return [output.numpy().copy() for output in outputs]
 
     def compare(self, exact: bool, losses: NDArray[np.floating]) -> float:
-        """Return the largest difference of the self-check's losses [2q, B] to the manifest's.
+        """Return the largest difference of the self-check's losses [2q, B] from the manifest's.
 
         Args:
             exact: whether replay gave the expected states.
@@ -147,12 +149,13 @@ class PhoneProgram(LoadedProgram):
             ids: [B, S].
             positions: [B].
             labels: [B].
-            previous: at most q seeds and their coefficients with unit 2⁻⁴⁰, applied first.
+            previous: at most q seeds and their coefficients with unit 2⁻⁴⁰; applied first.
             seeds: at most q seeds of directions to try.
             epsilon: ε.
 
         Returns:
-            Scores [2, q, B, labels] and losses [2, q, B] of the given seeds, +ε first; the state.
+            Scores [2, q, B, labels] and losses [2, q, B] of the given seeds, with +ε first; and the
+            state after the update, int64 [d].
         """
         q = self.manifest.queries
         scores, losses, after = self.run(
@@ -202,7 +205,7 @@ class PhoneProgram(LoadedProgram):
 
 
 class ProgramBackend:
-    """A `samara.shared.replay.Backend` that replays by the program's own directions."""
+    """A `samara.shared.protocol.replay.Backend` that uses the program's directions."""
 
     name = "program"
 
@@ -222,12 +225,12 @@ class ProgramBackend:
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Return directions drawn by numpy, since the program does not return its own."""
+        """Return directions drawn by numpy, because the program does not return its directions."""
         return NumpyBackend().directions(seeds, count, distribution, first)
 
 
 def load_module(file: Path) -> Any:
-    """Load a program as an ExecuTorch module, the class that the phone bindings have too.
+    """Load a program as an ExecuTorch module, the class that the phone bindings expose too.
 
     Raises:
         DeviceError: if ExecuTorch is missing or refuses the file.
@@ -235,7 +238,7 @@ def load_module(file: Path) -> Any:
     try:
         import torch  # noqa: F401 - the extension needs its libraries
 
-        # not from `portable_lib`, which imports the exporter for the class of a warning
+        # `portable_lib` would import the exporter, only for the class of a warning
         from executorch.extension.pybindings._C import _load_for_executorch
     except (ImportError, OSError) as error:
         raise DeviceError(MISSING.format(error=error)) from error
@@ -246,7 +249,7 @@ def load_module(file: Path) -> Any:
 
 
 def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
-    """Run a method and return its output tensors, whose memory belongs to the runtime.
+    """Run a method and return its output tensors, whose memory the runtime owns.
 
     Raises:
         DeviceError: if the runtime reports an error.

@@ -9,6 +9,7 @@ import pytest
 from tiny_models import save_model
 
 from benchmarks.accuracy import people
+from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves, groups
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import Person, accuracies, references
 from benchmarks.accuracy.pooled_prior import choose_prior, choose_share, fit_with, fitted_together
@@ -147,6 +148,29 @@ def test_a_set_is_measured_and_measured_once(
     assert "loved, text: 4 users, 1 splits" in printed
     people.main(command)
     assert len(file.read_text().splitlines()) == 2
+
+
+def test_a_curve_has_the_users_that_have_its_last_number_of_examples(tmp_path: Path) -> None:
+    """Of 14 users 10 have 40 examples, and two none to test on."""
+    random, slopes = np.random.default_rng(0), np.array([8.0, 0, 0])
+    sizes = [(40, 50)] * 10 + [(12, 50)] * 2 + [(40, 0)] * 2
+    group = [
+        Person([examples_of(random, size, slopes) for size in (own, 5, test)], [[], [], []])
+        for own, test in sizes
+    ]
+    found = curves(group)
+    by_most = groups(found)
+    assert {most: len(own["personalized"]) for most, own in by_most.items()} == {
+        10: 12,
+        20: 10,
+        40: 10,
+    }
+    personalized = by_most[40]["personalized"]
+    assert personalized.shape == (10, 4)
+    assert personalized[:, -1].mean() > personalized[:, 0].mean() + 0.05
+    assert curve_table(found, "a set").row_count == 2 + 3 + 4
+    draw_curves({"a set": found}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_text_goes_through_the_model_once(

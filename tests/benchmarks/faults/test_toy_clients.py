@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from benchmarks.faults.toy_clients import heartbeats_end_with_the_run
-from samara.shared.rejection import HEADER, RejectionCode
+from samara.shared.network.rejection import HEADER, RejectionCode
 
 
 def error_of(code: RejectionCode) -> httpx.HTTPStatusError:

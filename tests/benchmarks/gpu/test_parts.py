@@ -24,7 +24,7 @@ from benchmarks.gpu.__main__ import (
     write_page,
 )
 from benchmarks.gpu.parts import PARTS, Cell, Given, Part, Row
-from samara.shared.events import append_event
+from samara.shared.storage.events import append_event
 
 PAGE = ROOT / "docs" / "measurements" / "gpu.md"
 FIRST = {"digests", "replay", "tests", "steps-1.1b", "zo2-1.3b", "sst2", "offload", "streams"}

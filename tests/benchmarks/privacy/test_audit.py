@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 
 from benchmarks.privacy.audit import NOISES, audit, chance_of_guesses, guess, lower_bound
-from benchmarks.privacy.audit_run import CLIENTS, audit_run, fitted_coins
-from benchmarks.privacy.linear_texts import Texts
-from benchmarks.privacy.texts import groups_of, joined
 
 DELTA = 1e-5
 
@@ -65,28 +62,3 @@ def test_noise_that_is_too_small_is_found(noise: str) -> None:
     measured = [audit(0.5, seed, NOISES[noise], 2048, 2) for seed in range(6)]
     assert all(row["reported"] == pytest.approx(0.5) for row in measured)
     assert max(row["lower_bound"] for row in measured) > 0.5
-
-
-def test_coins_are_fitted_to_sums() -> None:
-    rng = np.random.default_rng(0)
-    said, coins = rng.standard_normal((30, 200)), rng.random(30) < 0.5
-    released = coins @ said + 0.1 * rng.standard_normal(200)
-    fitted = fitted_coins(said, released, 0.1)
-    np.testing.assert_allclose(fitted, coins - 0.5, atol=0.1)
-    hidden = fitted_coins(said, released, 1e6)
-    assert np.abs(hidden).max() < 1e-6
-
-
-@pytest.mark.parametrize(("noise", "finds"), [("as reported", False), ("none", True)])
-def test_a_run_that_trains_stays_below_its_epsilon_and_one_without_noise_does_not(
-    noise: str, finds: bool
-) -> None:
-    rng = np.random.default_rng(1)
-    gradients = rng.standard_normal(((CLIENTS + 20) * 2, 300))
-    rule = rng.standard_normal(300)
-    labels = (gradients @ rule > 0).astype(np.int64)
-    every = groups_of(Texts(gradients / 10, np.zeros(len(labels)), labels), 2)
-    clients, public = every[:CLIENTS], joined(every[CLIENTS:])
-    found = audit_run(clients, public, "central", 0.5, 0, NOISES[noise])
-    assert found["reported"] == pytest.approx(0.5)
-    assert (found["lower_bound"] > 0.5) == finds

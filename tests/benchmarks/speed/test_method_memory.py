@@ -2,14 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-import torch
-
 from benchmarks.speed.method_memory import METHODS, Rig, measure
-from benchmarks.speed.shapes import write_checkpoint
 from benchmarks.speed.streamed_ablations import VARIANTS
 from benchmarks.speed.streamed_ablations import measure as measure_ablations
-from benchmarks.speed.streamed_timeline import COLOURS, draw, step_marks
 
 
 def test_methods_take_more_memory_than_inference_by_what_they_keep() -> None:
@@ -25,15 +20,3 @@ def test_every_ablation_takes_its_steps(tmp_path: Path) -> None:
     seconds = measure_ablations("llama-tiny", 8, 1, tmp_path)
     assert set(seconds) == {"MeZO", *VARIANTS}
     assert all(len(own) == 1 and own[0] > 0 for own in seconds.values())
-
-
-def test_a_drawn_step_has_every_kind_of_work(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
-    model = tmp_path / "model"
-    model.mkdir()
-    write_checkpoint("llama-tiny", model, 2**30, torch.float32)
-    marks = step_marks(model, tmp_path / "blocks", "ZO2", 8)
-    assert {mark.work for mark in marks} == set(COLOURS)
-    assert all(0 <= mark.start <= mark.end for mark in marks if mark.lane == "compute")
-    draw({"ZO2": marks}, tmp_path / "step.png")
-    assert (tmp_path / "step.png").stat().st_size > 1000

@@ -15,10 +15,10 @@ from samara.client.training.client_data import ClientDataSource
 from samara.client.training.local_steps import take_local_steps, take_local_steps_together
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.shared.errors import ConfigError
-from samara.shared.frames.instructions import TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.replay import digest
-from samara.shared.result import read_result
+from samara.shared.protocol.frames.instructions import TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import read_result
 from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]

@@ -11,13 +11,13 @@ from tiny_models import ARCHITECTURES, save_tokenizer
 from samara.client.forward.body import PerturbedBody
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.trunk_cache import make_trunk_cache
-from samara.shared.directions import directions
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import scorer_for
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask
 
 

@@ -15,9 +15,9 @@ from samara.client.forward.grouping import (
     perturbations_per_pass,
     split_by_grouping,
 )
-from samara.shared.directions import directions
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
+from samara.shared.protocol.directions import directions
 
 LAYOUT = layout_of()
 CENTER = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)

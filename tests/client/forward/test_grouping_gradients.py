@@ -15,17 +15,17 @@ from samara.client.forward.grouping import GROUPINGS, Schedule
 from samara.client.forward.peak_memory import measure_peak_memory
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.trunk_cache import make_trunk_cache
-from samara.shared.directions import DIRECTION_BITS, directions
 from samara.shared.errors import ModelError
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model import head
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import Adapter, inject
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.scorers import Prompt, scorer_for
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import DIRECTION_BITS, directions
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.label_scores import cross_entropy
 
 ModelFolder = Callable[[str], Path]
 
@@ -34,7 +34,7 @@ TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", 
 LABELS = np.array([1, 0, 0, 1, 0])
 ROUNDING = {"float32": 10.0, "bfloat16": 1.0, "float16": 1.0}
 """|Δg| · ε / u allowed, u being half a unit in the last place of 1: ten times what
-benchmarks/accuracy/rounding.py finds."""
+benchmarks/accuracy/rounding.py at 66d5e159 found."""
 
 TASK = ClassificationTask.model_validate(
     {

@@ -9,7 +9,7 @@ import torch
 
 from samara.client.forward.peak_memory import measure_peak_memory
 from samara.devices.live.processes import child_environment
-from samara.shared.machine import HUGE_PAGES
+from samara.shared.machine.process import HUGE_PAGES
 from samara.simulations import commands, simulate
 
 CPU = torch.device("cpu")

@@ -23,18 +23,18 @@ from samara.client.streaming.stream import BlockStream
 from samara.client.training.local_steps import take_local_steps, take_local_steps_together
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.server.app import serve
-from samara.shared.config import RunConfig
-from samara.shared.contrasts import contrasts
-from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
-from samara.shared.features import check_features
-from samara.shared.frames.instructions import Split, TrainInstruction
-from samara.shared.layout import READOUT_GROUP, Layout
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.replay import digest, zero_state
-from samara.shared.result import RunResult
-from samara.simulations.adapter import FinishedRun, export
-from samara.simulations.quick_look import quick_look
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.frames.instructions import Split, TrainInstruction
+from samara.shared.protocol.layout import READOUT_GROUP, Layout
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.features import check_features
+from samara.shared.tasks.contrasts import contrasts
+from samara.simulations.exports.adapter import FinishedRun, export
+from samara.simulations.exports.quick_look import quick_look
 from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
@@ -69,7 +69,7 @@ def test_contrasts_are_orthonormal_and_without_a_mean() -> None:
 def test_without_weights_it_is_the_base_model_bit_for_bit(
     family: str, readout: Settings, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.shared.config.TRUNK_CACHE_BYTES", 0)
+    monkeypatch.setattr("samara.shared.settings.config.TRUNK_CACHE_BYTES", 0)
     settings = readout | {"model.path": str(model_folder(family))}
     inside = loaded(settings, adapter__layers="top:1")
     run = loaded(settings, micro_batch=EVALUATION_MICRO_BATCH)
@@ -162,7 +162,7 @@ def test_a_step_does_not_depend_on_what_is_kept(
 ) -> None:
     """Whole splits are computed alike: after an eviction, from a subset, in another order."""
     plain = loaded(readout)
-    monkeypatch.setattr("samara.shared.config.TRUNK_CACHE_BYTES", 1)
+    monkeypatch.setattr("samara.shared.settings.config.TRUNK_CACHE_BYTES", 1)
     forgetful = loaded(readout)
     splits = {}
     for name, run in (("plain", plain), ("forgetful", forgetful)):

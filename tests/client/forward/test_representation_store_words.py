@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 TASK = """
 kind = "classification"

@@ -18,12 +18,12 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.forward.rows import Rows, pack
 from samara.client.forward.streamed import make_forward_engine
 from samara.client.forward.trunk_cache import make_trunk_cache
-from samara.shared.directions import directions
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import GenerationScorer, Prompt, scorer_for
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.objectives import negative_log_likelihood
 

@@ -194,6 +194,23 @@ def test_moments_move_by_the_formula_of_the_paper() -> None:
     assert layer.projectors is new
 
 
+@given(st.floats(-1.0, 1.0), st.floats(-(2.0**-8), 2.0**-8), seeds)
+def test_a_sum_in_bfloat16_is_rounded_to_a_neighbour_and_exact_on_average(
+    start: float, change: float, seed: int
+) -> None:
+    before = torch.full((100, 100), start, dtype=torch.bfloat16)
+    added = torch.full_like(before, change, dtype=torch.float32)
+    exact = before[0, 0].item() + added[0, 0].item()
+    weight, again = before.clone(), before.clone()
+    for one in (weight, again):
+        add_decompressed(ProjectorPair(), added, one, seed)
+    assert torch.equal(weight, again)
+    gap = abs(exact) * 2.0**-7
+    assert weight.max().item() - weight.min().item() <= gap
+    error = 6 * 0.5 * gap / weight.numel() ** 0.5
+    assert abs(weight.double().mean().item() - exact) <= error + 2.0**-23 * abs(exact) + 1e-30
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(200, 300), (16, 300), (300, 16)])
 def test_a_gpu_compresses_and_decompresses_as_the_cpu(shape: tuple[int, int]) -> None:

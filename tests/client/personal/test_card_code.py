@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forked import LOADED
 from scipy.special import softmax
 
 from samara.client.forward.setup import make_forward
@@ -17,9 +18,9 @@ from samara.client.personal.card_base import hub_id_of
 from samara.client.personal.model_folder import TrainedModel
 from samara.client.personal.readout_file import load_scorer
 from samara.client.training.client_data import ExampleTokenizer
-from samara.shared.config import RunConfig
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.perturbations import Perturbations
+from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.rows import read_rows
 
@@ -61,14 +62,14 @@ def snippet_of(folder: Path) -> str:
 
 
 def answers_without_samara(
-    folders: list[Path], rows: Mapping[str, Mapping[str, str]]
+    folders: list[Path], rows: Mapping[str, Mapping[str, str]], *options: str
 ) -> dict[str, dict[str, dict[str, float]]]:
+    """What the code of each folder prints for each row, in a process with Python's options."""
     for folder in folders:
         (folder / "snippet.py").write_text(snippet_of(folder))
     given = json.dumps(list(map(str, folders))), json.dumps(rows)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", RUNNER, *given], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, *options, "-c", LOADED + RUNNER, *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, dict[str, float]]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -110,7 +111,7 @@ def test_the_code_of_every_form_answers_as_samara_does(
         ours[str(out)] = exported(out, str(model_folder(family)), layers, merged, more)
         folders.append(out)
     rows = {"long": LONG, "short": SHORT}
-    theirs = answers_without_samara(folders, rows)
+    theirs = answers_without_samara(folders, rows, "-I")  # which starts with nothing loaded
     for folder, answer in ours.items():
         shown = Path(folder, "README.md").read_text()
         for name, row in rows.items():

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from samara.client.personal.components import train_for_a_round
 from samara.client.personal.softmax_fit import Examples
-from samara.shared.contrasts import contrasts
-from samara.shared.directions import directions
 from samara.shared.errors import DataError, LayoutError
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.layout import (
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import (
     ADAPTER_GROUP,
     LABEL_BIAS_GROUP,
     READOUT_GROUP,
@@ -24,7 +23,8 @@ from samara.shared.layout import (
     Layout,
     Tensor,
 )
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.replay_numpy import NumpyBackend
+from samara.shared.tasks.contrasts import contrasts
 
 LABELS, FEATURES, COUNT = 3, 5, 40
 SIZE = (LABELS - 1) * FEATURES

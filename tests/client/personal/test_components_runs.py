@@ -17,19 +17,19 @@ from federations import (
 from samara.client.protocol.signed_runs import _describe_differences, _round_of
 from samara.server.app import serve
 from samara.server.store import replay_run
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
-from samara.shared.frames.instructions import TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.layout import READOUT_GROUP, Layout, Tensor
-from samara.shared.ledger.personal_file import PersonalFile
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import read_result
-from samara.shared.round_delta import ConsecutiveSeeds
-from samara.shared.run_terms import RunTerms
-from samara.shared.step_size import STEP_SIZE_FILE, component_rate
-from samara.shared.wire import Kind, kind_of
-from samara.simulations.adapter import FinishedRun
+from samara.shared.protocol.frames.instructions import TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import READOUT_GROUP, Layout, Tensor
+from samara.shared.protocol.ledger.personal_file import PersonalFile
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.round_delta import ConsecutiveSeeds
+from samara.shared.protocol.step_size import STEP_SIZE_FILE, component_rate
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.shared.terms.run_terms import RunTerms
+from samara.simulations.exports.adapter import FinishedRun
 from samara.simulations.simulate import simulate
 
 COMPONENTS: dict[str, Any] = {
@@ -149,6 +149,19 @@ def test_the_rate_is_the_same_time_for_all_rounds_and_directions() -> None:
     assert component_rate(six, 40, 128) == pytest.approx(15 * 5 * 384 / (40 * 128))
 
 
+def test_the_rate_grows_with_the_clients_that_train_together() -> None:
+    two = layout_of(2)
+    assert component_rate(two, 40, 32, 8) == component_rate(two, 40, 32)
+    assert component_rate(two, 40, 32, 120) == pytest.approx(15 * component_rate(two, 40, 32))
+
+
+def test_the_server_counts_the_clients_that_train(settings: Settings) -> None:
+    folder = simulate(components(settings, rounds=1, cohort__newcomers=1))
+    run = FinishedRun.at(folder)
+    rate = component_rate(run.layout, 1, 4, 2)
+    assert read_result(folder)["rounds"][0]["learning_rate"] == pytest.approx(rate, rel=1e-6)
+
+
 def test_a_signed_scenario_leads_to_these_rounds(settings: Settings) -> None:
     terms = RunTerms.of(components(settings).flat())
     asked = terms.instruction(
@@ -165,7 +178,7 @@ def test_a_signed_scenario_leads_to_these_rounds(settings: Settings) -> None:
         ({"adapter__layers": "top:1"}, "set adapter.layers to readout"),
         ({"seed_policy": "independent"}, "set seed-policy to shared"),
         ({"gradients": "exact"}, "set gradients to differences"),
-        ({"steps": 2}, "is of one step"),
+        ({"steps": 2}, "covers one step"),
         ({"adapter__distribution": "gaussian"}, "leave adapter.distribution out"),
         ({"differences": "central", "adapter__distribution": "orthogonal"}, "leave adapter"),
     ],

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from samara.client.personal.kept_label_bias import LABEL_BIAS_FILE, LabelBiases
 from samara.client.personal.learner import Learner, ScoredExamples
-from samara.shared.config import RunConfig
 from samara.shared.errors import LedgerError
-from samara.shared.frames.instructions import Split
-from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
-from samara.shared.replay import STATE_BITS, replay, zero_state
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from samara.shared.protocol.replay import STATE_BITS, replay, zero_state
+from samara.shared.settings.config import RunConfig
 
 INNER = Tensor("inner", 4, 1, ADAPTER_GROUP)
 BIAS = Tensor("label bias", 3, 1, LABEL_BIAS_GROUP)

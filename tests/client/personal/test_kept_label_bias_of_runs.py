@@ -11,10 +11,10 @@ from federations import Settings
 from samara.client.personal.kept_label_bias import LABEL_BIAS_FILE
 from samara.client.personal.private_rounds import personal_ledger
 from samara.client.protocol.joined_runs import run_folders
-from samara.shared.ledger.latest_state import read_latest_state
-from samara.shared.ledger.reading import read_ledger
 from samara.shared.model.lora_fa import LABEL_BIAS
-from samara.shared.round_delta import Group
+from samara.shared.protocol.ledger.latest_state import read_latest_state
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.round_delta import Group
 
 
 @pytest.fixture

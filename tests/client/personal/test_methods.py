@@ -22,16 +22,16 @@ from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
 from samara.server.app import serve
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, LedgerError
-from samara.shared.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import cross_entropy
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.replay import Shrink, replay, to_float32
-from samara.shared.result import RunResult, read_result
-from samara.simulations.adapter import FinishedRun, export_ledger
+from samara.shared.protocol.frames.instructions import PERSONAL_TRACK, Split, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.replay import Shrink, replay, to_float32
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.label_scores import cross_entropy
 from samara.simulations.comparison.comparison import compare_runs
+from samara.simulations.exports.adapter import FinishedRun, export_ledger
 from samara.simulations.simulate import simulate
 
 PRIVATE = ("local", "finetune", "ditto", "mixture", "partial")
@@ -236,7 +236,7 @@ def test_nothing_is_left_of_a_state() -> None:
             {"method": "cluster", "rounds": 1, "personal.rounds": 0},
             "cluster needs more rounds",
         ),
-        ({"cohort.newcomers": 8}, "at least one must train"),
+        ({"cohort.newcomers": 8}, "at least one of 8 clients must train"),
     ],
 )
 def test_a_method_must_have_what_it_needs(settings_of_method: dict[str, Any], message: str) -> None:

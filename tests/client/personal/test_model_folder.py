@@ -17,16 +17,16 @@ from tiny_models import ARCHITECTURES, save_tokenizer
 
 from samara.client.personal.model_folder import TrainedModel, write_new_folder
 from samara.client.personal.readout_file import READOUT_FILE
-from samara.client.protocol.client_model import ClientModel
+from samara.client.questions.client_model import ClientModel
 from samara.client.training.model_runtime import ModelRuntime
-from samara.shared.config import RunConfig
 from samara.shared.errors import ModelError, SamaraError, TrainerError
-from samara.shared.frames.instructions import Split
-from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.loading import load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import AdapterSettings
 
 ModelFolder = Callable[[str], Path]
 

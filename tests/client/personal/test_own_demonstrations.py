@@ -15,15 +15,15 @@ from federations import Settings, config_of, loaded
 from samara.client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import LoadedRun
-from samara.shared.frames.instructions import Split
-from samara.shared.result import RunResult
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.results.result import RunResult
 from samara.shared.tasks.chats import read_chat
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import Example
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.comparison.comparison import compare_runs
 from samara.simulations.comparison.tables import csv_of
-from samara.simulations.passage_writer import write_missing_passages
+from samara.simulations.experiments.passage_writer import write_missing_passages
 from samara.simulations.report.html import page_of
 from samara.simulations.simulate import simulate
 from samara.simulations.writing.passages import read_passages

@@ -16,7 +16,7 @@ from samara.client.personal.personalizations import (
     read_personalizations,
 )
 from samara.shared.errors import LedgerError
-from samara.shared.replay import digest
+from samara.shared.protocol.replay import digest
 
 LAYOUT = layout_of(8)
 

@@ -18,18 +18,18 @@ from samara.client.personal.private_rounds import personal_ledger
 from samara.client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
 from samara.client.training.model_runtime import load_run
 from samara.server.app import serve
-from samara.shared.contrasts import contrasts
 from samara.shared.errors import ConfigError, TrainingError
-from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import cross_entropy
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.replay import DenseValues, to_float32, zero_state
-from samara.shared.result import RunResult, read_result
-from samara.shared.runs import client_folder
-from samara.simulations.adapter import FinishedRun, export_ledger
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import DenseValues, to_float32, zero_state
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.settings.runs import client_folder
+from samara.shared.tasks.contrasts import contrasts
+from samara.shared.tasks.label_scores import cross_entropy
 from samara.simulations.comparison.comparison import compare_runs
-from samara.simulations.quick_look import quick_look
+from samara.simulations.exports.adapter import FinishedRun, export_ledger
+from samara.simulations.exports.quick_look import quick_look
 from samara.simulations.simulate import simulate
 
 
@@ -182,7 +182,7 @@ def test_what_is_recorded_is_read_and_never_fitted_again(
 
     target = {
         "while it is fitted": "samara.client.personal.private_fit.fit_private_part",
-        "before it is acknowledged": "samara.shared.ledger.ledger.Ledger._keep_snapshot",
+        "before it is acknowledged": "samara.shared.protocol.ledger.ledger.Ledger._keep_snapshot",
     }.get(moment, "")
     segment = ledger / "0000000001.seg"
     if moment == "written":  # half of the record is on the disk

@@ -9,12 +9,12 @@ from federations import Settings, config_of, wrap_local_steps
 from samara.client.personal.methods import ERASURE
 from samara.server.store import read_layout
 from samara.shared.errors import ReplayError, TrainingError
-from samara.shared.frames.instructions import PERSONAL_TRACK, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.replay import digest, zero_state
-from samara.shared.result import RunResult
-from samara.shared.step_size import SETBACK
+from samara.shared.protocol.frames.instructions import PERSONAL_TRACK, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.step_size import SETBACK
+from samara.shared.results.result import RunResult
 from samara.simulations.simulate import simulate
 
 RATE = 0.1

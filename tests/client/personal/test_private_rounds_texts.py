@@ -12,9 +12,9 @@ from helpers import RUN_ID
 from samara.client.personal.learner import ScoredExamples, State
 from samara.client.personal.private_rounds import open_personal_ledger, run_private_rounds
 from samara.client.personal.runtime_learner import RuntimeLearner
-from samara.shared.frames.instructions import Split
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.replay import zero_state
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.replay import zero_state
 
 ROUNDS = 3
 

@@ -15,12 +15,12 @@ from samara.client.personal.personalizer import Personalizer
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.server.app import serve
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, TrainingError
-from samara.shared.frames.instructions import PERSONAL_TRACK
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.replay import digest, zero_state
-from samara.simulations.adapter import FinishedRun, export_ledger
+from samara.shared.protocol.frames.instructions import PERSONAL_TRACK
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.settings.config import RunConfig
+from samara.simulations.exports.adapter import FinishedRun, export_ledger
 from samara.simulations.simulate import simulate
 
 RUN_ID = bytes(range(8))

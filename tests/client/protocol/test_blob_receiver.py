@@ -7,9 +7,9 @@ import pytest
 
 from samara.client.protocol import blob_receiver
 from samara.client.protocol.blob_receiver import receive_part
-from samara.shared.blob_store import BlobStore
 from samara.shared.errors import BlobError, FrameError
-from samara.shared.frames.blob import BlobPart, BlobReceipt
+from samara.shared.protocol.frames.blob import BlobPart, BlobReceipt
+from samara.shared.storage.blob_store import BlobStore
 
 FILES = [bytes([number]) * 1000 for number in range(4)]
 HASHES = [hashlib.sha256(file).digest() for file in FILES]
@@ -38,7 +38,7 @@ def test_the_files_of_a_run_are_bounded_together(
     assert again.received == 1000
     assert disk_bytes(store) == 2000
     receive_part(sent(2, 0, 100), [HASHES[2]], 7, store)  # of another run
-    with pytest.raises(FrameError, match="is none that the run's settings name"):
+    with pytest.raises(FrameError, match="is not named by the run's settings"):
         receive_part(sent(3), HASHES[:3], 7, store)
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samara.client.limits.scalar_counts import ScalarBudget, ScalarCounts
 from samara.client.protocol.generations import GENERATIONS_FILE, MOST_GENERATIONS, Generations
-from samara.client.protocol.scalar_counts import ScalarBudget, ScalarCounts
 from samara.shared.errors import ScalarLimitError, TrainerError
-from samara.shared.frames.instructions import Split
+from samara.shared.protocol.frames.instructions import Split
 from samara.shared.tasks.rows import Example, hash_examples
 
 LAYOUT = bytes(32)

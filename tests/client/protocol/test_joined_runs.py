@@ -10,9 +10,9 @@ from helpers import layout_of
 from samara.client.protocol.joined_runs import RUN_FILE, JoinedRuns
 from samara.client.protocol.session import Session
 from samara.client.protocol.session_store import SessionFolder
-from samara.shared.config import RunConfig
 from samara.shared.errors import TrainerError
-from samara.shared.ledger.records import LedgerHeader
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.settings.config import RunConfig
 
 LAYOUT, MODEL = layout_of(6), bytes(range(32))
 

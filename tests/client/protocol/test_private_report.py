@@ -26,21 +26,21 @@ from helpers import ROOT
 from private_reports import MODES, STEPS, asked_of, die_at, frame_of, local_config, private
 from residents import CLIENTS, resident
 
-from samara.client.protocol.privacy_budget import CHARGES_FILE, ChargeLog
+from samara.client.limits.privacy_budget import CHARGES_FILE, ChargeLog
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.server.app import serve
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.server.store import replay_run
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
-from samara.shared.ledger.reading import read_ledger
 from samara.shared.privacy.accountant import epsilon_of, rho_of
 from samara.shared.privacy.vector import NOISED_LIMIT, SENSITIVITY
-from samara.shared.result import RunResult, read_result
-from samara.shared.terms_description import describe_terms
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.vector_report import NoisedVectorReport, VectorReport
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.terms.description import describe_terms
 from samara.simulations.simulate import simulate
 
 

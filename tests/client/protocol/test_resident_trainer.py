@@ -17,8 +17,7 @@ from residents import CLIENTS, device_settings, process, resident
 
 from samara.client.app import TRAINER_VARIABLE
 from samara.client.app import app as client_app
-from samara.client.protocol.device_settings import with_device_settings
-from samara.client.protocol.remote_trainer import RemoteTrainer
+from samara.client.limits.device_settings import with_device_settings
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.session import Session
 from samara.client.protocol.session_store import (
@@ -26,19 +25,20 @@ from samara.client.protocol.session_store import (
     decode_session,
     encode_session,
 )
-from samara.client.protocol.trainer_service import serve_trainer
-from samara.client.protocol.trainer_socket import address_of
+from samara.client.trainer.remote_trainer import RemoteTrainer
+from samara.client.trainer.trainer_service import serve_trainer
+from samara.client.trainer.trainer_socket import address_of
 from samara.server.app import serve
 from samara.server.transport.messages import make_message
-from samara.shared.config import RunConfig
 from samara.shared.errors import CatchUpError, ConfigError, DataError, RefusalCode, TrainerError
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import VectorReport
-from samara.shared.ledger.records import CatchUp, LedgerHeader
-from samara.shared.result import read_result
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import VectorReport
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 from samara.simulations.simulate import simulate
 
 
@@ -214,7 +214,7 @@ def test_unsound_settings_from_the_server_are_refused(
                 refusal = Refusal.decode(remote.answer(hello_task(json.dumps(sent).encode())).frame)
             assert (refusal.client, refusal.code) == (7, code)
             assert f"client 7 refuses: run config: {message}" in caplog.text
-            assert re.search("install that( of the server)?$", caplog.text, re.MULTILINE)
+            assert re.search("install (that|the server's version)$", caplog.text, re.MULTILINE)
             caplog.clear()
         with RemoteTrainer(str(short / "t.sock")) as remote:
             refusal = Refusal.decode(remote.answer(hello_task(b"[")).frame)
@@ -270,7 +270,7 @@ def test_without_a_trainer_flower_gets_a_code_and_the_log_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(
-        "samara.client.protocol.remote_trainer.RemoteTrainer", partial(RemoteTrainer, patience=0.1)
+        "samara.client.trainer.remote_trainer.RemoteTrainer", partial(RemoteTrainer, patience=0.1)
     )
     monkeypatch.setenv(TRAINER_VARIABLE, str(short / "nobody.sock"))
     grid = InProcessGrid(client_app, 1, server_config.flat())

@@ -11,20 +11,20 @@ from data_rows import write_jsonl
 from federations import Settings, config_of, loaded
 from helpers import instruction_with
 
+from samara.client.limits.device_settings import with_device_settings
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.client import Client, Guard, Participation
-from samara.client.protocol.device_settings import with_device_settings
 from samara.client.protocol.joined_runs import latest_data_settings
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.session import Session
 from samara.client.training.client_data import ClientData
 from samara.client.training.own_examples import OwnExamples
-from samara.shared.config import RunConfig
 from samara.shared.errors import DataError
-from samara.shared.frames.instructions import Split
-from samara.shared.frames.report import Report
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.runs import run_id_of
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.growing import split_of
 from samara.shared.tasks.messages import writers

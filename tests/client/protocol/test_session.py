@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from samara.client.protocol import session as session_module
 from samara.client.protocol.session import Session, SharedCatchUp
 from samara.shared.errors import CatchUpError
-from samara.shared.ledger.records import CatchUp, LedgerHeader, Record, Snapshot
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader, Record, Snapshot
 
 LAYOUT = layout_of()
 HISTORY = history_of([delta_of(n) for n in (1, 2, 3)], LAYOUT)
@@ -195,7 +195,7 @@ def test_a_snapshot_with_another_state_or_round_does_not_fit_the_chain(session: 
         forged = b"".join(Snapshot(HEADER, other, HISTORY.states[3]).parts())
         assert_refused(session, HISTORY.tail(2), 3, "from round 1: |is at round 4", forged)
         unproven = b"".join(Snapshot(HEADER, other, HISTORY.states[2]).parts())
-        assert_refused(session, HISTORY.tail(2), 3, "is not that which ended", unproven)
+        assert_refused(session, HISTORY.tail(2), 3, "is not the digest after", unproven)
 
 
 def test_another_round_than_the_servers_is_refused(session: Session) -> None:

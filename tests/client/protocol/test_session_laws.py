@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samara.client.protocol.session import Session
-from samara.shared.ledger.records import CatchUp
-from samara.shared.replay import replay, zero_state
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import replay, zero_state
 
 ROUNDS = 8
 LAYOUT = layout_of(distribution="rademacher")

@@ -11,9 +11,9 @@ from federations import config_of
 from helpers import layout_of, tree_of
 from learners import Modelless
 
+from samara.client.limits.answer_limits import AnswerLimits
+from samara.client.limits.answered_runs import ANSWERED_FILE, AnsweredRun, AnsweredRuns
 from samara.client.protocol.answer_guard import AnswerGuard, Records
-from samara.client.protocol.answer_limits import AnswerLimits
-from samara.client.protocol.answered_runs import ANSWERED_FILE, AnsweredRun, AnsweredRuns
 from samara.client.protocol.client import Client, Participation
 from samara.client.protocol.joined_runs import JoinedRuns
 from samara.client.protocol.session import Session
@@ -25,14 +25,14 @@ from samara.client.protocol.session_store import (
     SessionFolder,
 )
 from samara.devices.phone.reference_client.phone import Phone
-from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode, TrainerError
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.replay import digest, zero_state
-from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
 
 LAYOUT = layout_of()
 RUNS = [bytes([number]) * 8 for number in range(3 * SESSIONS_KEPT)]

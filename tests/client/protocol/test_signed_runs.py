@@ -17,31 +17,31 @@ from samara.client.app import TRAINER
 from samara.client.app import app as client_app
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.scenario_folder import ScenarioFolder, describe_scenarios
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.server.app import serve
 from samara.server.transport.messages import make_message
-from samara.shared.blob_store import to_reference
-from samara.shared.config import RunConfig
-from samara.shared.directions import directions, round_root
 from samara.shared.errors import ConfigError, RefusalCode, ScenarioError
-from samara.shared.frames.blob import BlobPart
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.directions import directions, round_root
+from samara.shared.protocol.frames.blob import BlobPart
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import (
     CLUSTERING_TRACK,
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.records import CatchUp
-from samara.shared.replay import digest, zero_state
-from samara.shared.result import read_result
-from samara.shared.runs import run_id_of
-from samara.shared.signing import SigningKey
-from samara.shared.wire import BLOB_ACTION, PERSONAL_ACTION, RECORD, Kind, kind_of
-from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.protocol.wire import BLOB_ACTION, PERSONAL_ACTION, RECORD, Kind, kind_of
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import run_id_of
+from samara.shared.storage.blob_store import to_reference
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, InProcessGrid
 
 CLIENT = CLIENTS[0]
 
@@ -54,7 +54,8 @@ def key(tmp_path: Path) -> SigningKey:
 @pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
-    return config_of(settings | theirs, cohort__available=1, evaluate__every=2)
+    own = {"evaluate.every": 2, "evaluate.limit": 8}
+    return config_of(settings | theirs | own, cohort__available=1)
 
 
 @dataclass

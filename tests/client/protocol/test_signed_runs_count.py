@@ -27,36 +27,36 @@ from hypothesis.stateful import (
 from learners import Modelless
 from scenarios import operator_key, signed
 
+from samara.client.limits.answer_limits import AnswerLimits
+from samara.client.limits.answered_runs import ANSWERED_FILE
 from samara.client.protocol.answer_guard import AnswerGuard, Records
-from samara.client.protocol.answer_limits import AnswerLimits
-from samara.client.protocol.answered_runs import ANSWERED_FILE
 from samara.client.protocol.client import Client, Participation
 from samara.client.protocol.scenario_folder import ScenarioFolder
 from samara.client.protocol.session import decode_instruction
 from samara.client.protocol.session_store import SESSION_FILE, SessionFolder
 from samara.client.protocol.signed_runs import SignedRuns
 from samara.devices.phone.reference_client.phone import Phone
-from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import (
+from samara.shared.proto.trainer_pb2 import Task
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import (
     INTERCEPT_TRACK,
     EvaluateInstruction,
     Split,
     TrainInstruction,
 )
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.intercept_round import intercept_instruction
-from samara.shared.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
-from samara.shared.ledger.records import CatchUp
-from samara.shared.proto.trainer_pb2 import Task
-from samara.shared.replay import CoefficientBlock
-from samara.shared.run_id import cluster_id
-from samara.shared.run_terms import MOST_RESTORES
-from samara.shared.runs import identity_bytes, run_id_of
-from samara.shared.signed_scenario import SignedScenario
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import ADAPTER_GROUP, LABEL_BIAS_GROUP, Layout, Tensor
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import CoefficientBlock
+from samara.shared.protocol.run_id import cluster_id
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
+from samara.shared.terms.intercept_round import intercept_instruction
+from samara.shared.terms.run_terms import MOST_RESTORES
+from samara.shared.terms.signed_scenario import SignedScenario
 
 LABELS, ROUNDS, LEDGERS = 2, 6, 3
 LAYOUT = Layout(

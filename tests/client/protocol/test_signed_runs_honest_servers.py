@@ -11,18 +11,18 @@ from federations import Settings, config_of, grid_of
 from flwr.app import Message
 from scenarios import operator_key, signed
 
-from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.limits.answered_runs import AnsweredRuns
 from samara.client.protocol.signed_runs import SignedRuns
 from samara.server.app import serve
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.instructions import (
     INTERCEPT_TRACK,
     EvaluateInstruction,
     TrainInstruction,
     token_of,
 )
-from samara.shared.result import read_result
-from samara.shared.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.wire import PERSONAL_ACTION, RECORD, Kind, kind_of
+from samara.shared.results.result import read_result
+from samara.simulations.engines.in_process import InProcessGrid
 
 
 class Requests(InProcessGrid):

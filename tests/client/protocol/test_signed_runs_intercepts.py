@@ -8,11 +8,11 @@ import pytest
 from federations import config_of
 from scenarios import operator_key, signed
 
-from samara.client.protocol.answered_runs import AnsweredRuns
+from samara.client.limits.answered_runs import AnsweredRuns
 from samara.client.protocol.signed_runs import SignedRuns
 from samara.shared.errors import ScenarioError
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.intercept_round import intercept_instruction
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.terms.intercept_round import intercept_instruction
 
 HASHES = bytes([1]) * 32, bytes([2]) * 32
 READOUT: dict[str, Any] = {

@@ -9,17 +9,17 @@ from federations import config_of
 from helpers import report_to
 from scenarios import operator_key, signed
 
-from samara.client.protocol.answered_runs import AnsweredRun, AnsweredRuns
+from samara.client.limits.answered_runs import AnsweredRun, AnsweredRuns
 from samara.client.protocol.signed_runs import SignedRuns
-from samara.shared.config import RunConfig
 from samara.shared.errors import FrameError, ScenarioError
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.frames.instructions import (
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from samara.shared.run_id import cluster_id
+from samara.shared.protocol.run_id import cluster_id
+from samara.shared.settings.config import RunConfig
 
 LAYOUT_HASH, MODEL_ID = bytes([1]) * 32, bytes([2]) * 32
 CLUSTERS = config_of(

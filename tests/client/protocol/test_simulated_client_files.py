@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from samara.client.protocol.simulated_client import RunCache
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from samara.client.forward.turns import Turns, take_turns
+from samara.client.limits.pauses import Pauses
 from samara.client.protocol import session as session_module
 from samara.client.protocol import stepwise_catch_up
-from samara.client.protocol.pauses import Pauses
 from samara.client.protocol.session import MOST_SHRINKS, Session
 from samara.client.protocol.stepwise_catch_up import SlicedBackend, reach_in_steps
 from samara.shared.errors import CatchUpError, PausedError
-from samara.shared.ledger.records import CatchUp, snapshot_bytes
-from samara.shared.message_sizes import INTERCEPT_RECORD_BYTES, SHORT_RECORD_BYTES
-from samara.shared.replay import Shrink, default_backend, digest
-from samara.shared.round_delta import RoundDelta
+from samara.shared.protocol.ledger.records import CatchUp, snapshot_bytes
+from samara.shared.protocol.message_sizes import INTERCEPT_RECORD_BYTES, SHORT_RECORD_BYTES
+from samara.shared.protocol.replay import Shrink, default_backend, digest
+from samara.shared.protocol.round_delta import RoundDelta
 
 ROUNDS = 8
 LAYOUT = layout_of(distribution="rademacher")

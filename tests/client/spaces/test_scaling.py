@@ -30,11 +30,11 @@ from samara.client.tuning.group_norms import (
     parameter_norms,
 )
 from samara.client.tuning.trajectory import TrajectoryWriter, read_trajectory
-from samara.shared.directions import query_seeds
 from samara.shared.errors import TrainingError, TrajectoryError
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
-from samara.shared.replay_numba import NumbaBackend
+from samara.shared.protocol.directions import query_seeds
+from samara.shared.protocol.replay_numba import NumbaBackend
 
 SHAPES = {"embed.weight": (3, 2), "layers.0.a": (5,), "layers.1.a": (2, 2), "head.weight": (3,)}
 D = np.array([0.5, 2.0, 0.25, 4.0], np.float32)
@@ -224,7 +224,7 @@ def test_a_trajectory_holds_d_where_it_is_found(interval: int, tmp_path: Path) -
     again = new_space()
     trajectory.rebuild(again, SGD(), MODEL)
     np.testing.assert_array_equal(again.theta, trained.theta)
-    with pytest.raises(TrajectoryError, match="belongs to something else: update"):
+    with pytest.raises(TrajectoryError, match="made with another model or other settings: update"):
         trajectory.rebuild(ToySpace(40), SGD(), MODEL)
 
 

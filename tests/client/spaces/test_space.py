@@ -22,13 +22,13 @@ from samara.client.spaces.prefix import PrefixSpace, draw_prefix_tokens
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from samara.client.tuning.model_export import export_model
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
-from samara.shared.directions import WHOLE_BLOCKS, directions
 from samara.shared.errors import ModelError
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import load_base_model
 from samara.shared.model.lora_fa import LoRAFALinear, empty_adapter
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.directions import WHOLE_BLOCKS, directions
+from samara.shared.tasks.label_scores import cross_entropy
 
 ModelFolder = Callable[[str], Path]
 EPSILON = 0.25

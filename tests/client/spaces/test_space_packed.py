@@ -21,8 +21,8 @@ from samara.client.streaming.loading import load_model
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer, scorer_for
-from samara.shared.replay_numba import NumbaBackend
-from samara.shared.sections import AdapterSettings, ModelSettings
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.settings.sections import AdapterSettings, ModelSettings
 from samara.shared.tasks.kinds import GenerationTask
 
 BACKEND = NumbaBackend(1)

@@ -24,13 +24,13 @@ from samara.client.streaming.block_store import BlockStore, HostStore, copy_to_f
 from samara.client.streaming.loading import load_model
 from samara.client.streaming.stream import Scheduling
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
-from samara.shared.directions import WHOLE_BLOCKS
 from samara.shared.errors import ModelError
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.model.scorers import scorer_for
-from samara.shared.replay_numba import NumbaBackend
-from samara.shared.sections import ModelSettings
+from samara.shared.protocol.directions import WHOLE_BLOCKS
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.settings.sections import ModelSettings
+from samara.shared.tasks.label_scores import cross_entropy
 
 BACKEND = NumbaBackend(1)
 EPSILON, RATE, STEPS = 1e-3, 1e-3, 50

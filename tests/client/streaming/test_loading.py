@@ -23,7 +23,7 @@ from samara.client.streaming.sizes import ModelSizes, read_model_sizes
 from samara.client.streaming.stream import BlockStream
 from samara.client.streaming.tensor_locations import tensor_locations
 from samara.shared.errors import ModelError
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
 
 FILE = "model.safetensors"
 

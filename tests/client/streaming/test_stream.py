@@ -19,13 +19,13 @@ from samara.client.streaming.loading import load_model
 from samara.client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
-from samara.shared.directions import directions
 from samara.shared.model.lora_fa import Adapter, inject
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
-from samara.shared.replay import zero_state
-from samara.shared.sections import AdapterSettings, ModelSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.replay import zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import AdapterSettings, ModelSettings
 
 SEEDS = np.array([3, 2**40], np.uint64)
 EPSILON = 0.25

@@ -17,7 +17,7 @@ from samara.client.streaming.block_transfer import CudaTransfer
 from samara.client.streaming.loading import LoadedModel, load_model
 from samara.client.streaming.stream import DEFAULT_SCHEDULING, BlockStream, Scheduling
 from samara.shared.errors import ModelError
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
 
 IDS = torch.tensor([[7, 8, 9, 10, 11], [12, 13, 14, 15, 16]])
 ModelFolder = Callable[[str], Path]

@@ -17,8 +17,8 @@ from benchmarks.speed.whole_model_step import OPTIMIZERS
 from samara.client.forward.grouping import GROUPINGS
 from samara.server.store import replay_run
 from samara.shared.errors import ConfigError, ModelError, SamaraError
-from samara.shared.result import read_result
-from samara.simulations.run_size import clients_together
+from samara.shared.results.result import read_result
+from samara.simulations.planning.run_size import clients_together
 from samara.simulations.simulate import simulate
 
 Settings = dict[str, Any]
@@ -66,7 +66,7 @@ def test_clients_side_by_side_change_nothing(
     settings |= {"adapter.layers": layers, "personal.rounds": 2}
     folders = []
     for cores in (1, 3):
-        for user in ("simulate", "run_size"):
+        for user in ("simulate", "planning.run_size"):
             monkeypatch.setattr(f"samara.simulations.{user}.cores", lambda cores=cores: cores)
         config = config_of(settings, out=str(tmp_path / str(cores)))
         assert clients_together(config) == cores

@@ -10,8 +10,8 @@ from samara.client.training.execution import (
     evaluation_batch_size,
     read_or_decide_execution,
 )
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError
+from samara.shared.settings.config import RunConfig
 
 RUN = bytes(8)
 

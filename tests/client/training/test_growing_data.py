@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from samara.client.training.client_data import ClientData, example_reader, grown_parts
 from samara.client.training.growing_data import GrowingData
 from samara.client.training.own_examples import OwnExamples, row_of_text
-from samara.shared.data_settings import DataSettings
 from samara.shared.errors import ConfigError, DataError
-from samara.shared.frames.instructions import Split
 from samara.shared.model.scorers import Prompt
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.data import DataSettings
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.growing import newest, read_growing
 from samara.shared.tasks.rows import Example
@@ -283,17 +283,17 @@ def test_the_order_is_that_in_which_examples_came(tmp_path: Path) -> None:
 def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\nfilm,1\n")
-    with pytest.raises(DataError, match="cannot be watched, since half a row of CSV"):
+    with pytest.raises(DataError, match="cannot be watched, because half a row of CSV"):
         watching(path, tmp_path)
-    with pytest.raises(DataError, match=r"data\.watch needs one on this machine"):
+    with pytest.raises(DataError, match=r"data\.watch needs an existing file or folder"):
         watching(tmp_path / "missing", tmp_path)
     with pytest.raises(ConfigError, match=r"data\.keep"):
         watching(path, tmp_path, limit=5)
-    with pytest.raises(ConfigError, match="only a live client"):
+    with pytest.raises(ConfigError, match="only the data of a live client"):
         example_reader(TASK, data_settings(path))
     folder = tmp_path / "d"
     (folder / "a").mkdir(parents=True)
-    with pytest.raises(DataError, match="a text and a label alone make no row"):
+    with pytest.raises(DataError, match="a row needs more than a text and a label"):
         GrowingData(load_task("mrpc"), data_settings(folder), tmp_path)
 
 

@@ -15,25 +15,25 @@ from helpers import instruction_with
 from residents import device_settings
 from typer.testing import CliRunner
 
+from samara.client.limits.scalar_counts import ScalarCounts
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.scalar_counts import ScalarCounts
 from samara.client.protocol.session import Session
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.client.training.own_examples import OwnExamples, row_of_text
 from samara.devices.live.commands import app as client_app
 from samara.devices.live.settings import ClientSettings
 from samara.server.app import serve
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, DataError, RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.replay import digest, zero_state
-from samara.shared.result import RunResult
-from samara.shared.runs import run_id_of
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import run_id_of
 from samara.shared.tasks.catalog import load_task
 from samara.simulations.simulate import simulate
 
@@ -116,7 +116,7 @@ def test_examples_that_come_during_a_run_are_in_the_next_round(
     assert not any(entry.refused for entry in result.rounds)
     owner_settings(settings, inbox, short / "home").write()
     again = config_of(server_config.flat(), out=str(short / "again"))
-    with pytest.raises(ConfigError, match="the data of this client grow"):
+    with pytest.raises(ConfigError, match="this client's data grow"):
         simulate(again, cohorts_from=folder, homes=[short / "home"])
 
 

@@ -18,11 +18,11 @@ from samara.client.training.informed_basis import (
     share_of_gradients,
 )
 from samara.client.training.model_runtime import ModelRuntime, load_run
-from samara.shared.basis import Basis, read_basis
 from samara.shared.errors import ConfigError, DataError, ModelError
+from samara.shared.protocol.basis import Basis, read_basis
 from samara.shared.tasks.catalog import load_task
-from samara.simulations.adapter_commands import basis
-from samara.simulations.basis import write_basis
+from samara.simulations.exports.basis_file import write_basis
+from samara.simulations.exports.commands import basis
 from samara.simulations.simulate import simulate
 
 SIZES = {"TEXTS": 120, "PROBE_TEXTS": 20, "BASIS_SIZE": 40}
@@ -32,8 +32,8 @@ SIZES = {"TEXTS": 120, "PROBE_TEXTS": 20, "BASIS_SIZE": 40}
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in SIZES.items():
         monkeypatch.setattr(informed_basis, name, size)
-    monkeypatch.setattr("samara.simulations.basis.TEXTS", SIZES["TEXTS"])
-    monkeypatch.setattr("samara.simulations.basis.PROBE_TEXTS", SIZES["PROBE_TEXTS"])
+    monkeypatch.setattr("samara.simulations.exports.basis_file.TEXTS", SIZES["TEXTS"])
+    monkeypatch.setattr("samara.simulations.exports.basis_file.PROBE_TEXTS", SIZES["PROBE_TEXTS"])
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_leading_vectors_are_those_of_the_second_moments() -> None:
     expected = np.linalg.eigvalsh(gradients.T @ gradients / 30)[::-1]
     np.testing.assert_allclose(values[:8], expected[:8], rtol=1e-4)
     np.testing.assert_allclose(vectors @ vectors.T, np.eye(8), atol=1e-4)
-    with pytest.raises(ModelError, match="in 30 directions only, and a basis has 31"):
+    with pytest.raises(ModelError, match="in only 30 directions, but a basis needs 31"):
         leading_vectors(gradients.astype(np.float32), 31)
 
 
@@ -86,7 +86,7 @@ def test_random_texts_depend_on_their_index_alone(runtime: ModelRuntime) -> None
 def test_the_command_writes_a_basis_that_a_run_uses(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.exports.basis_file.LEAST_SHARE", 0.1)
     file = tmp_path / "sst2.basis"
     lines = list(write_basis(config_of(settings), "random-tokens", file))
     basis = read_basis(str(file))
@@ -108,7 +108,7 @@ def test_the_command_writes_a_basis_that_a_run_uses(
 def test_a_basis_beside_a_readout(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.exports.basis_file.LEAST_SHARE", 0.1)
     file, config = tmp_path / "both.basis", config_of(settings, adapter__layers="readout,top:1")
     list(write_basis(config, "random-tokens", file))
     both = config.with_values({"adapter.basis": str(file), "adapter.label-bias": True})
@@ -124,7 +124,7 @@ def test_a_basis_beside_a_readout(
 def test_layers_that_are_left_open_are_those_of_a_run_with_a_basis(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.exports.basis_file.LEAST_SHARE", 0.1)
     open_layers = {k: v for k, v in settings.items() if k != "adapter.layers"}
     scenario, file = tmp_path / "open.toml", tmp_path / "open.basis"
     scenario.write_text("", encoding="utf-8")
@@ -136,8 +136,8 @@ def test_layers_that_are_left_open_are_those_of_a_run_with_a_basis(
 def test_a_basis_that_catches_little_is_not_written(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 1.1)
-    with pytest.raises(ModelError, match="isotropic directions are better; nothing was written"):
+    monkeypatch.setattr("samara.simulations.exports.basis_file.LEAST_SHARE", 1.1)
+    with pytest.raises(ModelError, match=r"isotropic directions are better\. Nothing was written"):
         list(write_basis(config_of(settings), "random-tokens", tmp_path / "no.basis"))
     assert not (tmp_path / "no.basis").exists()
 
@@ -145,7 +145,7 @@ def test_a_basis_that_catches_little_is_not_written(
 def test_texts_may_come_from_a_file(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.simulations.basis.LEAST_SHARE", 0.1)
+    monkeypatch.setattr("samara.simulations.exports.basis_file.LEAST_SHARE", 0.1)
     lines = tmp_path / "lines.txt"
     words = [
         "film",
@@ -179,7 +179,7 @@ def test_a_basis_of_another_model_or_adapter_is_refused(
     for origin, columns, message in (
         (replace(right, model_id="00" * 32), vectors, "was made for model 000000000000"),
         (replace(right, adapter_hash="00" * 32), vectors, "was made for adapter 000000000000"),
-        (right, vectors[:, 1:], r"is for 511 elements and the adapter has 512"),
+        (right, vectors[:, 1:], r"is for 511 elements, but the adapter has 512"),
     ):
         file.write_bytes(Basis.quantize(origin, columns).encoded)
         with pytest.raises(ModelError, match=message):

@@ -6,7 +6,7 @@ from helpers import instruction_with
 
 from samara.client.estimators.prge import GradientEstimate
 from samara.client.training.local_step_plan import LocalStepPlan
-from samara.shared.frames.instructions import CLUSTERING_TRACK, SeedPolicy
+from samara.shared.protocol.frames.instructions import CLUSTERING_TRACK, SeedPolicy
 
 
 def test_labels_take_turns_and_count_by_their_share_of_the_batch() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from helpers import instruction_with
 
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
-from samara.shared.replay import zero_state
+from samara.shared.model.replay_torch import TorchBackend
+from samara.shared.protocol.replay import zero_state
+from samara.shared.settings.config import RunConfig
 
 
 def report(settings: dict[str, Any]) -> bytes:
@@ -44,7 +45,12 @@ def test_a_gpu_reports_what_the_cpu_does(
     model_folder: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "numba")
+    monkeypatch.setenv("SAMARA_REPLAY_BACKEND", "torch")
+
+    def leave(*of: object) -> NoReturn:
+        pytest.fail("directions left the device that they were drawn on")
+
+    monkeypatch.setattr(TorchBackend, "directions", leave)
     settings |= {"model.path": str(model_folder(family))} | change
     wanted = report(settings)
     with pretended_gpus() as gpus:

@@ -7,9 +7,9 @@ import pytest
 
 from samara.client.training.model_runtime import load_run
 from samara.client.training.text_generation import Sampling, generate
-from samara.shared.config import RunConfig
 from samara.shared.errors import QuestionError
 from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.settings.config import RunConfig
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 from samara.client.forward.turns import Turns, take_turns
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 
 def test_a_runtime_that_waits_for_its_turn_leaves_the_tokenizer_to_the_question(

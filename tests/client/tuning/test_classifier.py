@@ -22,8 +22,8 @@ from samara.client.tuning.finished_tuning import FinishedTuning
 from samara.client.tuning.run import tune
 from samara.client.tuning.tuning_setup import TuningSetup
 from samara.shared.errors import TaskError, TrainingError
-from samara.simulations.quick_look import tuned_look
-from samara.simulations.tuned_export import export_tuned
+from samara.simulations.exports.quick_look import tuned_look
+from samara.simulations.exports.tuned_export import export_tuned
 
 ModelFolder = Callable[[str], Path]
 OWN = {"optimizer": "mezo", "space": "full", "tested-state": "last"}

@@ -1,5 +1,6 @@
 """Updates from scalars, against plain loops that keep their moments."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,9 @@ from samara.client.tuning.descent import (
     _Windows,
     window_start,
 )
-from samara.shared.directions import WHOLE_BLOCKS, directions
 from samara.shared.errors import TrainingError
+from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
+from samara.shared.protocol.directions import WHOLE_BLOCKS, directions
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,15 @@ def test_recomputed_held_and_replayed_moments_give_the_same_bits(update: UpdateR
         for step in steps[57:]:
             rebuilt.step(step)
         np.testing.assert_array_equal(space.theta, recomputed.theta)
+
+
+def test_sgd_keeps_no_tensor_of_a_step() -> None:
+    account = MemoryAccount()
+    descent = Descent(ToySpace(), SGD(), hold_moments=True)
+    with CountedTensors(account):
+        descent.step(steps_of(1, most=1)[0])
+    gc.collect()
+    assert account.peak > 0 == account.bytes
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**5))

@@ -21,7 +21,6 @@ from samara.client.tuning.run import METRICS_FILE, read_result, tune
 from samara.client.tuning.trajectory import read_trajectory
 from samara.client.tuning.tuning_setup import EvaluationResult, draw_examples
 from samara.client.tuning.zeroth_order import TRAJECTORY_FILE
-from samara.shared.directions import directions
 from samara.shared.errors import (
     ConfigError,
     DataError,
@@ -30,8 +29,9 @@ from samara.shared.errors import (
     TaskError,
     TrainingError,
 )
-from samara.shared.replay_numba import NumbaBackend
-from samara.shared.step_size import StepSize
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.replay_numba import NumbaBackend
+from samara.shared.protocol.step_size import StepSize
 from samara.shared.tasks.catalog import load_task
 
 ModelFolder = Callable[[str], Path]

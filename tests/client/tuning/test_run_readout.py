@@ -17,7 +17,7 @@ from samara.client.tuning.trajectory import read_trajectory
 from samara.client.tuning.tuning_setup import EvaluationResult, TuningSetup
 from samara.client.tuning.zeroth_order import TRAJECTORY_FILE
 from samara.shared.errors import ConfigError
-from samara.shared.start import START_FILE
+from samara.shared.protocol.start import START_FILE
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_exact_gradients_need_the_cross_entropy_and_all_blocks(settings: Setting
     with pytest.raises(ConfigError, match="needs all blocks at once"):
         tuning_of(settings, gradients="exact", model__stream="disk")
     with pytest.raises(
-        ConfigError, match="gradients: mezo has a batch of its own for every direction"
+        ConfigError, match="gradients: mezo has a separate batch for every direction"
     ):
         tuning_of(settings, gradients="exact", optimizer="mezo")
     assert "gradients" not in tuning_of(settings).identity()

@@ -4,15 +4,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tuning import Settings, setup_of, small, tuned, tuning_of
 
+from samara.client.forward.body import PerturbedBody
 from samara.client.tuning.baselines.icl import InContext
 from samara.client.tuning.baselines.linear_probe import LinearProbe
-from samara.shared.directions import batch_order
 from samara.shared.errors import DataError, TaskError
+from samara.shared.protocol.directions import batch_order
 from samara.shared.tasks.demonstrations import demonstration
 
 ModelFolder = Callable[[str], Path]
@@ -91,6 +93,41 @@ def test_few_demonstrations_are_all_there(settings: Settings) -> None:
         added = len(prompt.sequences[0]) - len(alone.sequences[0])
         assert prompt.supervised == (tuple(place + added for place in alone.supervised[0]),)
         assert context.count(alone) == count
+
+
+@pytest.mark.parametrize("task", ["sst2", "choice"])
+def test_demonstrations_are_read_once(
+    task: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: Settings = {"optimizer": "icl", "model__max_length": 64}
+    if task == "choice":
+        rows = [
+            {"q": f"the {thing}", "one": "good", "other": "very good", "label": number % 2}
+            for number, thing in enumerate(("film", "day", "meal") * 20)
+        ]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "task.toml").write_text(
+            'kind = "choice"\nname = "which"\ntext = "{q} was {candidate}"\nlabel = "label"\n'
+            'candidates = ["{one}", "{other}"]\n'
+        )
+        changes |= {"task": str(tmp_path / "task.toml"), "data__path": str(tmp_path / "rows.jsonl")}
+    setup = setup_of(settings, **changes)
+    context, test = InContext(setup, 32), setup.splits["test"]
+    read = []
+    once = PerturbedBody.read_prefix
+
+    def counted(body: PerturbedBody, prefix: tuple[int, ...]) -> Any:
+        read.append(prefix)
+        return once(body, prefix)
+
+    monkeypatch.setattr(PerturbedBody, "read_prefix", counted)
+    shared = context.evaluate(test)
+    assert sorted(read) == sorted({context.prefix(prompt) for prompt in test.prompts})
+    monkeypatch.setattr(PerturbedBody, "read_prefix", lambda body, prefix: None)
+    whole = context.evaluate(test)
+    assert shared.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert shared.metric == whole.metric
+    assert len(read) < len(test.prompts)
 
 
 @pytest.fixture

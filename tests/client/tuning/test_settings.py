@@ -27,6 +27,35 @@ def test_open_settings_are_completed_by_method_and_space(method: Optimizer) -> N
         assert TuneSettings.of(completed.flat(), "again") == completed
 
 
+@pytest.mark.parametrize(
+    ("given", "is_in_place"),
+    [
+        ({}, True),
+        ({"model.stream": "disk"}, True),
+        ({"autocast": "float16"}, True),
+        ({"in-place": False}, False),
+        ({"model.dtype": "bfloat16"}, False),
+        ({"model.dtype": "bfloat16", "in-place": True}, True),
+        ({"model.stream": "host", "stream-compression": "bfloat16"}, False),
+        ({"space": "lora"}, False),
+        ({"optimizer": "fo-adam"}, False),
+        ({"gradients": "forward-mode"}, False),
+        ({"gradients": "forward-mode", "learning-rate": 0.1}, True),
+        ({"scaling.modify": "variance", "learning-rate": 0.1}, False),
+        (
+            {"scaling.modify": "variance", "scaling.norms": "parameters", "learning-rate": 0.1},
+            True,
+        ),
+    ],
+)
+def test_parameters_are_perturbed_in_place_in_float32(
+    given: dict[str, Any], is_in_place: bool
+) -> None:
+    completed = TuneSettings.of({"optimizer": "mezo", "space": "full"} | given, "test").complete(1)
+    assert completed.in_place is is_in_place
+    assert ("in-place" in completed.identity()) == is_in_place
+
+
 def test_given_settings_are_not_changed() -> None:
     given = {"queries": 7, "epsilon": 0.5, "learning-rate": 0.25, "threads": 2}
     completed = TuneSettings.of(given, "test").complete(3)
@@ -63,9 +92,12 @@ def test_given_settings_are_not_changed() -> None:
         ({"optimizer": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
         (
             {"optimizer": "mezo", "differences": "forward"},
-            "mezo has no forward ones; choose",
+            "mezo has no forward differences; choose",
         ),
-        ({"differences": "one-point", "learning-rate": 0.1}, "prge has no one-point ones; choose"),
+        (
+            {"differences": "one-point", "learning-rate": 0.1},
+            "prge has no one-point differences; choose",
+        ),
         ({"optimizer": "mezo", "differences": "one-point"}, "does not show the curvature"),
         ({"warm-up": 5}, "warm-up: a learning rate that is estimated has no schedule"),
         ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "leave none with the whole learning"),
@@ -76,11 +108,11 @@ def test_given_settings_are_not_changed() -> None:
         ),
         (
             {"optimizer": "mezo", "gradients": "exact"},
-            "a batch of its own for every direction, and",
+            "a separate batch for every direction, and",
         ),
         (
             {"gradients": "forward-mode", "differences": "forward"},
-            "differences: with forward-mode there are none",
+            "differences: forward-mode takes no differences",
         ),
         (
             {"gradients": "forward-mode", "objective": "metric"},
@@ -156,6 +188,14 @@ def test_given_settings_are_not_changed() -> None:
             {"data.per-label": 16, "data.train": 32},
             "data.train: with data.per-label the labels decide how many are drawn",
         ),
+        (
+            {"optimizer": "lsp", "model.dtype": "float16"},
+            "for which float16 is too coarse; set it to float32 or bfloat16",
+        ),
+        (
+            {"optimizer": "fo-adam", "autocast": "float16"},
+            "autocast: small gradients of a backward pass are zero in float16",
+        ),
         ({"scaling.modify": "variance"}, "scaling.modify: prge does not read it"),
         ({"in-place": True}, "in-place: prge does not read it"),
         ({"optimizer": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
@@ -172,7 +212,7 @@ def test_given_settings_are_not_changed() -> None:
         ),
         (
             {"objective": "profiled-cross-entropy", "adapter.label-bias": True},
-            "adapter.label-bias: a profiled loss has a bias of its own",
+            "adapter.label-bias: a profiled loss fits a bias at every step",
         ),
         ({"optimizer": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
         (

@@ -17,8 +17,8 @@ from samara.client.tuning import trajectory_format
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
 from samara.client.tuning.trajectory import TrajectoryWriter, read_trajectory
 from samara.client.tuning.trajectory_format import TrajectoryHeader
-from samara.shared.directions import query_seeds
 from samara.shared.errors import TrainingError, TrajectoryError
+from samara.shared.protocol.directions import query_seeds
 
 SIZE = 40
 GRADIENTS = [step.gradients for step in steps_of(6, most=3)]
@@ -177,7 +177,7 @@ def test_another_run_does_not_continue_it(
 ) -> None:
     path = tmp_path / "trajectory"
     sizes_of(path)
-    with pytest.raises(TrajectoryError, match=f"belongs to something else: {said}"):
+    with pytest.raises(TrajectoryError, match=f"made with another model or other settings: {said}"):
         open_writer(path, **changes)
 
 

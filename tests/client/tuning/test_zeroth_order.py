@@ -22,11 +22,11 @@ from samara.client.tuning.zeroth_order import TRAJECTORY_FILE, update_rule
 
 ModelFolder = Callable[[str], Path]
 VARIANTS: dict[str, dict[str, Any]] = {
-    "in place": {"space": "full", "in_place": True},
+    "with a copy": {"space": "full", "in_place": False},
     "in place, bfloat16": {"space": "full", "in_place": True, "model__dtype": "bfloat16"},
     "one-point": {"space": "full", "differences": "one-point", "queries": 2},
     "one-point of a prefix": {"space": "prefix", "differences": "one-point"},
-    "one-point in place": {"space": "full", "differences": "one-point", "in_place": True},
+    "one-point with a copy": {"space": "full", "differences": "one-point", "in_place": False},
     "weight decay": {"space": "lora", "weight_decay": 0.1},
     "variance": {"space": "full", "scaling__modify": "variance"},
     "variance of a prefix, every epoch": {
@@ -35,9 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "scaling__every_epoch": True,
         "batch": 12,
     },
-    "expectation by parameters, in place": {
+    "expectation by parameters": {
         "space": "full",
-        "in_place": True,
         "scaling__modify": "expectation",
         "scaling__norms": "parameters",
     },
@@ -47,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "scaling__norms": "backward",
     },
     "forward-mode": {"space": "lora", "gradients": "forward-mode", "queries": 2},
-    "forward-mode in place": {"space": "full", "gradients": "forward-mode", "in_place": True},
+    "forward-mode in place": {"space": "full", "gradients": "forward-mode"},
     "profiled": {"space": "full", "objective": "profiled-cross-entropy"},
     "profiled, of every direction's batch": {
         "space": "lora",
@@ -58,13 +57,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random prefix": {"space": "prefix", "prefix_start": "random"},
     "prefix of a network": {"space": "prefix", "prefix_start": "random", "prefix_width": 8},
     "mixed precision": {"space": "full", "autocast": "bfloat16"},
+    "mixed precision, float16": {"space": "full", "autocast": "float16"},
     "mixed precision of a prefix": {"space": "prefix", "autocast": "bfloat16"},
     "mixed precision of adapters": {"space": "lora-fa", "autocast": "bfloat16"},
     "cosine": {"space": "lora-fa", "learning_rate_schedule": "cosine", "warm_up": 2},
 }
 
 
-OWN = {"optimizer": "mezo", "steps": 6, "learning-rate": 1e-3}
+OWN = {"optimizer": "mezo", "learning-rate": 1e-3}
 
 
 @pytest.fixture
@@ -142,11 +142,21 @@ def test_in_place_is_the_copy_but_for_the_rounding_of_restoring(
     assert np.sqrt(np.mean(difference**2)) < 6 * 3 * 2.0**-23 * moved
 
 
+def test_a_run_that_was_begun_with_a_copy_goes_on_with_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    copied = tuning_of(settings, space="full", in_place=False)
+    whole = tuned(copied.model_copy(update={"out": str(tmp_path / "whole")}))
+    with pytest.raises(KeyboardInterrupt):
+        tune(copied, stop_after(3))
+    assert tuned(tuning_of(settings, space="full")) == whole
+
+
 def test_the_rate_is_that_of_a_direction_times_their_number(
     settings: Settings, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {"space": "lora-fa", "queries": 3, "query_schedule": "linear"}
-    config = tuning_of(settings, rate_per_query=True, tested_state="last", **changes)
+    config = tuning_of(settings, steps=6, rate_per_query=True, tested_state="last", **changes)
     result = tuned(config)
     steps = read_trajectory(Path(config.out) / TRAJECTORY_FILE).steps
     rates = [float(np.float32(1e-3 * len(step.gradients))) for step in steps]
@@ -155,8 +165,9 @@ def test_the_rate_is_that_of_a_direction_times_their_number(
     assert result["best_step"] == len(steps) == 6
 
 
-def test_in_place_streamed_is_in_place(settings: Settings, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"space": "full", "in_place": True}
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_in_place_streamed_is_in_place(dtype: str, settings: Settings, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"space": "full", "in_place": True, "model__dtype": dtype}
     resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
     streamed = tuned(tuning_of(settings, model__stream="host", **changes))
     assert streamed["digest"] == resident["digest"]
@@ -168,7 +179,7 @@ def test_in_place_streamed_is_in_place(settings: Settings, tmp_path: Path) -> No
 def test_scaling_by_ones_is_plain(
     space: str, modify: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes: dict[str, Any] = {"space": space, "optimizer": "mezo-momentum"}
+    changes: dict[str, Any] = {"space": space, "optimizer": "mezo-momentum", "in_place": False}
     plain = tuned(tuning_of(settings, out=str(tmp_path / "plain"), **changes))
     monkeypatch.setattr(zeroth_order, "d_of", np.ones_like)
     scaled = tuned(tuning_of(settings, scaling__modify=modify, **changes))
@@ -194,10 +205,11 @@ def test_norms_by_a_backward_pass_are_near_those_from_losses(
     np.testing.assert_allclose(estimated, exact * np.sqrt(2 / np.pi), rtol=0.5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_of_a_streamed_model_is_that_of_a_resident_one(
-    settings: Settings, tmp_path: Path
+    dtype: str, settings: Settings, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"space": "full", "autocast": "bfloat16"}
+    changes: dict[str, Any] = {"space": "full", "autocast": dtype}
     resident = tuned(tuning_of(settings, out=str(tmp_path / "resident"), **changes))
     streamed = tuned(tuning_of(settings, model__stream="host", **changes))
     assert streamed["digest"] == resident["digest"]

@@ -30,11 +30,11 @@ from samara.devices.hardware.roofline import (
     base_pass_time,
     step_time,
 )
-from samara.shared.directions import Differences
 from samara.shared.errors import ConfigError, ModelError
-from samara.shared.layout import ADAPTER_GROUP, Layout, Tensor
 from samara.shared.model.head import VOCABULARY_TILE_BYTES
 from samara.shared.model.perturbations import Perturbations
+from samara.shared.protocol.directions import Differences
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout, Tensor
 
 ORIN = load_device("orin-nano-8gb")
 TINY = model_shape("tinyllama-1.1b")
@@ -231,6 +231,15 @@ def test_memory_by_part() -> None:
     assert memory.others == 2 * TINY.other_weights
     assert memory.dequantized == 2 * 2048 * 5632
     assert memory_footprint(TINY, ORIN, Workload(quantization="fp16")).dequantized == 0
+
+
+def test_clients_that_train_together_share_libraries_and_weights() -> None:
+    memory = memory_footprint(TINY, ORIN, Workload())
+    shared = memory.runtime + memory.others
+    assert memory.of_clients(1, streamed=False) == memory.total
+    own = memory.of_clients(2, streamed=False) - memory.total
+    assert own == memory.total - shared - memory.blocks
+    assert memory.of_clients(2, streamed=True) - memory.total == own + memory.blocks
 
 
 def test_what_does_not_fit_says_what_would() -> None:

@@ -155,6 +155,18 @@ def test_a_discrete_gpu_streams_from_its_host(optimizer: str) -> None:
     assert "the processors of laptop share one memory" in text
 
 
+def test_parameters_are_estimated_in_place_as_they_are_tuned() -> None:
+    words = "--device rtx-4090-workstation --model opt-6.7b --optimizer mezo --json"
+    found = {
+        name: json.loads(command(f"{words} --quantization {name}")[1]) for name in ("fp32", "fp16")
+    }
+    assert {name: one["in_place"] for name, one in found.items()} == {"fp32": True, "fp16": False}
+    smaller = "--quantization fp16 --set in-place=true"
+    assert smaller in found["fp32"]["would_fit"]
+    assert json.loads(command(f"{words} {smaller}")[1])["fits"]
+    assert not json.loads(command(f"{words} --quantization fp16")[1])["fits"]
+
+
 def test_the_command_for_people() -> None:
     status, text = command("--device a100-80gb --model opt-13b --optimizer mezo")
     assert status == 0, text

@@ -69,7 +69,7 @@ class TestEveryWay:
 
     def test_a_command_knows_what_the_limit_leaves_it(self, way: type[MemoryLimit]) -> None:
         lines: list[str] = []
-        asking = "from samara.shared.free_memory import free_memory; print(free_memory())"
+        asking = "from samara.shared.machine.free_memory import free_memory; print(free_memory())"
         assert run_with_memory_limit(_python(asking), LIMIT, lines.append).status == 0
         assert (0 < int(lines[0]) < LIMIT) == (way is not PollingLimit)
 

@@ -12,7 +12,7 @@ from samara.devices.hardware.memory_footprint import memory_footprint
 from samara.devices.hardware.model_shape import model_shape
 from samara.devices.hardware.profile import DeviceProfile, shipped_devices
 from samara.devices.hardware.roofline import Grouping, Quantization, Workload, step_time
-from samara.shared.directions import Differences
+from samara.shared.protocol.directions import Differences
 
 DEVICES = shipped_devices()
 SHAPES = [model_shape(name) for name in BUILT_IN]

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from samara.command import app
 from samara.devices.hardware.profile import load_device
 from samara.devices.hardware.target import PASSES, estimate_target, step_of
-from samara.shared.config import RunConfig, load_scenario
 from samara.shared.errors import ConfigError
 from samara.shared.model.model_folder import find_embedded_model
-from samara.shared.scenarios import scenario_file
+from samara.shared.settings.config import RunConfig, load_scenario
+from samara.shared.settings.scenarios import scenario_file
 
 ORIN = load_device("orin-nano-8gb")
 

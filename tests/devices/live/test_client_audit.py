@@ -19,15 +19,15 @@ from asking import hello_task, train_task
 from federations import Settings
 from typer.testing import CliRunner
 
-from samara.client.protocol.answer_log import ANSWERS_FILE, read_answers
-from samara.client.protocol.remote_trainer import RemoteTrainer
-from samara.client.protocol.scalar_counts import ScalarCounts
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.limits.answer_log import ANSWERS_FILE, read_answers
+from samara.client.limits.scalar_counts import ScalarCounts
+from samara.client.trainer.remote_trainer import RemoteTrainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.devices.live.commands import app as client_app
 from samara.shared.errors import ConfigError, RefusalCode, TrainerError
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import Split
-from samara.shared.frames.report import Report
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.frames.report import Report
 
 
 def audit(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from samara.devices.live.client_folder import (
 from samara.devices.live.join import join_run as join_as_board
 from samara.devices.phone.reference_client.joining import join_run as join_as_phone
 from samara.shared.errors import DeviceError
-from samara.shared.invitation import InvitationCode
+from samara.shared.network.invitation import InvitationCode
 
 ADDRESS = "127.0.0.1:1"
 

@@ -17,17 +17,17 @@ from residents import Unhurried, device_settings, is_idle, resident
 from rich.console import Console
 from typer.testing import CliRunner
 
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
+from samara.devices.live.checks.kept_checks import CHECKS_FILE, keep_checks
 from samara.devices.live.client_folder import MESSAGES_FILE
 from samara.devices.live.client_status import ClientStatus, StatusReader
 from samara.devices.live.commands import app as client_app
 from samara.devices.live.dashboard import last_lines
-from samara.devices.live.kept_checks import CHECKS_FILE, keep_checks
 from samara.devices.live.pause_log import PauseLog
 from samara.devices.live.status_display import SHARES_ENERGY, render_status
 from samara.server.app import serve
 from samara.shared.check_result import CheckResult, Outcome
-from samara.shared.result import read_result
+from samara.shared.results.result import read_result
 
 
 def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:
@@ -40,7 +40,7 @@ def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:
 def test_the_status_of_a_running_client_is_that_of_its_run(
     settings: Settings, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.client.protocol.idle_work.SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr("samara.client.trainer.idle_work.SECONDS_BETWEEN", 0.01)
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     own = {"rounds": 3, "personal.rounds": 2, "personal.learning-rate": 0.1, "evaluate.every": 0}
     when = {"personal.when": "every 2 rounds", "out": str(tmp_path / "run")}

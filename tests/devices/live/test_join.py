@@ -28,7 +28,6 @@ from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.live.live_config import SCENARIO_FILE
 from samara.server.live.run_supervisor import FLOWER_FOLDER
 from samara.server.live.server_port import note_port
-from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from samara.shared.errors import (
     DeviceError,
     InvitationError,
@@ -36,12 +35,13 @@ from samara.shared.errors import (
     ScenarioError,
     TrainerError,
 )
-from samara.shared.invitation import (
+from samara.shared.network.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.network.invitation import (
     MAX_WELCOME_BYTES,
     InvitationCode,
     Welcome,
 )
-from samara.shared.signing import SigningKey
+from samara.shared.protocol.signing import SigningKey
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_client_that_joined_and_was_not_started_is_told_what_starts_it(
     status = ["client", "status", "--home", str(tmp_path / "home")]
     shown = CliRunner().invoke(samara, status)
     assert re.search(
-        "has joined a run and was never started.*`samara client up`", str(shown.exception)
+        "has joined a run but was never started.*`samara client up`", str(shown.exception)
     )
 
 
@@ -178,7 +178,7 @@ def test_client_up_takes_server_key_and_authority_from_the_folder(tmp_path: Path
 def test_wrong_and_broken_codes(run: Path, address: str, tmp_path: Path) -> None:
     code = invite(run)
     for text in ("", "a" * 56, str(code)[:-1], str(code)[::-1], f"{code}{code}", "é" * 56):
-        with pytest.raises(InvitationError, match="not whole"):
+        with pytest.raises(InvitationError, match="incomplete"):
             InvitationCode.parse(text)
     assert InvitationCode.parse(f" {str(code).upper()}\n") == code
     other = InvitationCode(code.trusted, bytes(16))
@@ -250,9 +250,9 @@ def test_nothing_is_told_to_another_server(run: Path, tmp_path: Path) -> None:
             join_run(address, code, tmp_path / "home")
         messages[what] = str(error.value)
     assert "is not verified by the authority" in messages["what is public"]
-    assert "somebody is between" in messages["his own"]
-    assert "somebody is" in messages["nothing"]
-    assert "more than an invitation has" in messages["too much"]
+    assert "somebody in between" in messages["his own"]
+    assert "somebody in between" in messages["nothing"]
+    assert "the answer is longer than an invitation" in messages["too much"]
     assert {method for method, _ in got} == {"GET"}
     assert all(code.secret.hex() not in path for _, path in got)
     assert sorted(p.name for p in (tmp_path / "home").iterdir() if p.name != UP_LOCK) == [
@@ -279,7 +279,7 @@ def test_a_scenario_of_another_operator_is_not_taken(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import samara.shared.files as files
+import samara.shared.storage.files as files
 count, at = 0, int(sys.argv[1])
 def killing(function):
     def call(*arguments):
@@ -291,7 +291,7 @@ def killing(function):
     return call
 os.fsync, os.replace = killing(os.fsync), killing(os.replace)
 from samara.devices.live.join import join_run
-from samara.shared.invitation import InvitationCode
+from samara.shared.network.invitation import InvitationCode
 join_run(sys.argv[2], InvitationCode.parse(sys.argv[3]), Path(sys.argv[4]))
 print(count)
 """
@@ -327,10 +327,10 @@ def test_invitations_that_cannot_be_made(run: Path, tmp_path: Path) -> None:
     assert "not a client's name" in message("../x", *on)
     assert "and not for example.org" in message("kitchen", *on, "--address", "example.org:8000")
     assert "write it as host:port" in message("kitchen", *on, "--address", "localhost")
-    assert "is not made yet" in message("kitchen", "--run", str(tmp_path / "none"))
+    assert "does not exist yet" in message("kitchen", "--run", str(tmp_path / "none"))
     assert "no such" in message("kitchen", *on, "--scenario", str(tmp_path / "none")).lower()
     make_certificates(run / CERTIFICATES_FOLDER, ["a.example", "b.example"])
-    assert "a.example, b.example; say which" in message("kitchen", *on)
+    assert "a.example, b.example; choose one" in message("kitchen", *on)
     assert not (run / INVITATIONS_FOLDER).exists()
 
 

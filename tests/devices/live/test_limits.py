@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from samara.client.forward.turns import Turns
-from samara.client.protocol.pauses import Pauses
-from samara.client.protocol.work_costs import COSTS_FILE, WorkCost, WorkCosts
+from samara.client.limits.pauses import Pauses
+from samara.client.limits.work_costs import COSTS_FILE, WorkCost, WorkCosts
 from samara.devices.jetson import telemetry
 from samara.devices.jetson.telemetry import Reading, Sensors
 from samara.devices.live.limits import DeviceLimits, is_within, parse_hours
@@ -209,7 +209,7 @@ def test_a_pause_that_lasts_too_long_ends_the_message_and_no_other_work_waits() 
     with pauses.message(5.0):
         pauses.before_pass()
         reason[0] = "hot"
-        with pytest.raises(PausedError, match="paused for 5 s, until too late: hot"):
+        with pytest.raises(PausedError, match="paused for 5 s, longer than the server waits: hot"):
             pauses.before_pass()
     assert sum(waited) == pytest.approx(5.0) == pauses.seconds
     pauses.before_pass()

@@ -23,8 +23,8 @@ from live import attempts
 
 from benchmarks.faults.ports import free_address
 from samara.client.protocol.resident_trainer import _read_server_config
-from samara.devices.live import executor
-from samara.devices.live.bundle_check import describe_difference
+from samara.devices.live.connection import executor
+from samara.devices.live.connection.bundle_check import describe_difference
 from samara.devices.live.keys import create_key, read_client_index
 from samara.devices.live.processes import (
     SupervisedProcess,
@@ -36,12 +36,12 @@ from samara.devices.live.processes import (
     status_of_rejection,
 )
 from samara.server.live.bundle import build_bundle
-from samara.shared.client_index import MAX_CLIENT, client_index_of_key
-from samara.shared.config import RunConfig
 from samara.shared.errors import CodeError, DeviceError, FrameError, RejectedError
 from samara.shared.flower_compat import Fab, SendTaskHeartbeatRequest
-from samara.shared.rejection import RejectionCode, describe_rejection, rejection_in
-from samara.shared.wire import FRAME_VERSION, Kind, kind_of, pack
+from samara.shared.network.rejection import RejectionCode, describe_rejection, rejection_in
+from samara.shared.protocol.client_index import MAX_CLIENT, client_index_of_key
+from samara.shared.protocol.wire import FRAME_VERSION, Kind, kind_of, pack
+from samara.shared.settings.config import RunConfig
 
 SECONDS = 20.0
 
@@ -76,7 +76,7 @@ def test_how_a_server_of_another_version_is_described(shipped: bytes, difference
 
 
 def test_the_bundle_of_this_version_does_not_differ_and_rubbish_does() -> None:
-    own = build_bundle()
+    own = build_bundle(RunConfig())
     assert describe_difference(own) == ""
     middle = own.index(b"pyproject.toml") + 200
     for rubbish in (

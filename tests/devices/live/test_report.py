@@ -37,7 +37,7 @@ def test_of_a_message_the_codes_own_words_and_numbers_are_left(line: str, shown:
 
 
 def test_a_message_in_a_message_is_shown_without_what_is_in_it() -> None:
-    end = "does not know my.setting; install that of the server"
+    end = "does not know my.setting; install the server's version"
     inner = f"run config: this version of Samara {end}"
     shown = hide_insertions(f"{STAMP}client 7 refuses: {inner}")
     assert shown == STAMP + "client 7 refuses: " + inner.replace("my.setting", HIDDEN)

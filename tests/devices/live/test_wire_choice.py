@@ -13,28 +13,28 @@ from learners import Modelless
 from typer.testing import CliRunner
 
 from samara.client.protocol.client import Client, Guard, Participation
-from samara.client.protocol.remote_trainer import RemoteTrainer
 from samara.client.protocol.session_store import SessionFolder
-from samara.devices.live import board as board_module
-from samara.devices.live.board import Board
+from samara.client.trainer.remote_trainer import RemoteTrainer
+from samara.devices.live.checks.gateway_check import check_gateways
 from samara.devices.live.commands import app
-from samara.devices.live.gateway_check import check_gateways
+from samara.devices.live.connection import board as board_module
+from samara.devices.live.connection.board import Board
 from samara.devices.live.join import GATEWAY_AUTHORITY_FILE, JoinedFile
 from samara.devices.live.keys import OWN_KEY_FILE, create_key
 from samara.devices.live.settings import ClientSettings
 from samara.devices.live.wire_choice import WireChoice, choose_wire
 from samara.shared.check_result import Outcome
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, InvitationError, RefusalCode
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.vector_report import VectorReport
-from samara.shared.invitation import GatewayWelcome, PhoneWelcome, Welcome
-from samara.shared.layout import Layout
-from samara.shared.ledger.records import CatchUp
-from samara.shared.polling import LEAST_PAUSE, pause_before_asking
+from samara.shared.network.invitation import GatewayWelcome, PhoneWelcome, Welcome
+from samara.shared.network.polling import LEAST_PAUSE, pause_before_asking
 from samara.shared.proto.trainer_pb2 import Reply, Task, TaskKind
-from samara.shared.replay import digest, zero_state
-from samara.shared.runs import run_id_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.vector_report import VectorReport
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import run_id_of
 
 PRIVATE = {
     "privacy.mode": "central",

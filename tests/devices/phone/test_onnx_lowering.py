@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime
+from samara.devices.gateway.page_server.published_files import program_files
 from samara.devices.phone.commands import app
 from samara.devices.phone.export import export_program, prepare_model
 from samara.devices.phone.manifest import Manifest, PhoneQuantization
 from samara.devices.phone.onnx_lowering import lower_to_onnx
-from samara.devices.phone.page_server.published_files import program_files
 from samara.devices.phone.program_index import ProgramIndex, tokenizer_folder
 from samara.devices.phone.quantization import (
     GROUP,
@@ -38,11 +38,11 @@ from samara.devices.phone.quantization import (
 )
 from samara.devices.phone.reference_client.readout_program import OnnxReadoutProgram, load_program
 from samara.server.live.invitations import phone_welcome
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, DeviceError, SamaraError
-from samara.shared.frames.instructions import Split
 from samara.shared.model.loading import load_base_model
-from samara.shared.replay import STATE_BITS
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.replay import STATE_BITS
+from samara.shared.settings.config import RunConfig
 
 pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
@@ -196,6 +196,18 @@ def test_rounding_again_changes_no_weight() -> None:
     assert max(len(group.unique()) for group in groups) <= 16
 
 
+@pytest.mark.parametrize(("depth", "is_rounded"), [("", False), ("2/3", True)])
+def test_a_tied_table_is_rounded_where_the_head_is_left_out(
+    depth: str, is_rounded: bool, model_folder: Callable[[str], Path]
+) -> None:
+    base = load_base_model(str(model_folder("causal")), depth=depth)
+    table = base.network.get_input_embeddings().weight
+    base.network.get_output_embeddings().weight = table
+    before = table.detach().clone()
+    round_tokens_to_8_bits(base)
+    assert torch.equal(before, table) != is_rounded
+
+
 def test_a_manifest_says_what_runs_the_program(made: Any) -> None:
     _, file = made("embedded", "int4")
     manifest = load_program(file).manifest
@@ -286,8 +298,8 @@ def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--quantization", "8da4w"], "8da4w is of --runtime executorch"),
-        (["--form", "algorithm-1"], "functional programs alone"),
+        (["--quantization", "8da4w"], "8da4w is only for --runtime executorch"),
+        (["--form", "algorithm-1"], "only functional programs"),
     ],
 )
 def test_what_onnx_runtime_has_not_is_refused(

@@ -28,11 +28,12 @@ from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl, write_examples
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, DataError, DeviceError
-from samara.shared.frames.instructions import Split
-from samara.shared.replay import STATE_BITS, to_float32
-from samara.shared.runs import run_id_of
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.replay import STATE_BITS, to_float32
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import run_id_of
+from samara.shared.tasks.profiled_loss import PROFILED
 
 LONG_WORDS = """
 name = "moods"
@@ -122,6 +123,20 @@ def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
     assert difference < 2e-3
 
 
+def test_a_phone_trains_the_profiled_loss_inside_the_model(
+    made: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = made("words", "top:2", objective=PROFILED)
+    runtime, data, phone, _ = pair_of(config, tmp_path)
+    values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
+    state = (values * 2.0**STATE_BITS).astype(np.int64)
+    # b is fitted on a batch that takes several calls of the program
+    asked = {"steps": 2, "queries": 3, "batch": 5, "curvature_every": 2, "is_profiled": True}
+    instruction = instruction_with(layout_hash=runtime.layout.hash, **asked)
+    expected = take_local_steps(runtime, data, instruction, state)
+    assert_same_report(phone.take_steps(instruction, state), expected)
+
+
 @pytest.mark.parametrize("layers", ["readout", "readout:2/3", "top:1"])
 @pytest.mark.parametrize("delegate", ["portable", "xnnpack"])
 @pytest.mark.exhaustive
@@ -159,7 +174,7 @@ def test_rows_name_the_tokens_of_every_candidate(
     for broken, problem in (
         ({"candidates": [[1]]}, "must be 2 lists"),
         ({"candidates": [[1], []]}, "must have 1 to 3 tokens"),
-        ({"candidates": [[1], [1, 2, 3, 4]]}, "it has up to 4"),
+        ({"candidates": [[1], [1, 2, 3, 4]]}, "the longest one has 4"),
         ({"candidates": [[1], [-1]]}, "list of token ids"),
         ({"ids": [1] * SHAPES.sequence}, "the program takes 1 to"),
     ):

@@ -12,26 +12,26 @@ import pytest
 from page_frames import GOLDEN, check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
-from samara.shared.directions import Distribution, directions, orthogonal_root
 from samara.shared.errors import ReplayError
-from samara.shared.frames.blob import BlobPart, BlobReceipt
-from samara.shared.frames.evaluation import Evaluation, EvaluationColumn
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import (
+from samara.shared.protocol.directions import Distribution, directions, orthogonal_root
+from samara.shared.protocol.frames.blob import BlobPart, BlobReceipt
+from samara.shared.protocol.frames.evaluation import Evaluation, EvaluationColumn
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import (
     EvaluateInstruction,
     SeedPolicy,
     Split,
     TrainInstruction,
 )
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.frames.round_cost import RoundCost
-from samara.shared.layout import Layout
-from samara.shared.ledger.reading import read_header, read_ledger
-from samara.shared.ledger.records import Snapshot
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.message_sizes import most_record_bytes, most_task_bytes
-from samara.shared.replay import (
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.round_cost import RoundCost
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.reading import read_header, read_ledger
+from samara.shared.protocol.ledger.records import Snapshot
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.message_sizes import most_record_bytes, most_task_bytes
+from samara.shared.protocol.replay import (
     CoefficientBlock,
     DenseValues,
     Entry,
@@ -40,7 +40,7 @@ from samara.shared.replay import (
     replay,
     to_float32,
 )
-from samara.shared.round_delta import (
+from samara.shared.protocol.round_delta import (
     PERSONAL_TRACK,
     ConsecutiveSeeds,
     Contributor,
@@ -49,7 +49,8 @@ from samara.shared.round_delta import (
     PoolSeeds,
     RoundDelta,
 )
-from samara.shared.wire import Kind
+from samara.shared.protocol.wire import Kind
+from samara.shared.tasks.profiled_loss import profiled_cross_entropy
 
 FRAMES, REPLAYS = 6000, 4000
 DISTRIBUTIONS: tuple[Distribution, ...] = ("gaussian", "rademacher", "orthogonal")
@@ -135,7 +136,7 @@ def test_seeds_and_orders_of_the_golden_file(run_core: RunCore) -> None:
 def test_frames_of_the_golden_files_are_read_and_written_again(
     run_core: RunCore,
 ) -> None:
-    files = ("frames.json", *(f"frames-{number}.json" for number in range(2, 9)))
+    files = ("frames.json", *(f"frames-{number}.json" for number in range(2, 10)))
     frames = [case for name in files for case in golden(name).values()]
     results = run_core([["frame", case["frame"]] for case in frames])
     assert {bytes.fromhex(case["frame"])[3] for case in frames} == set(Kind)
@@ -245,6 +246,7 @@ def made_train(random: np.random.Generator) -> TrainInstruction:
         curvature_every=0 if has_components else int(random.integers(3)),
         differences="components" if has_components else random.choice(["forward", "central"]),
         joint_clip=float(random.choice([0.0, 1.5])),
+        is_profiled=not has_components and bool(random.integers(2)),
     )
 
 
@@ -360,6 +362,18 @@ def test_random_replays_have_the_same_bits(run_core: RunCore) -> None:
         expected.append({"sha256": sha256(after.tobytes()), "weights": weights, "head": head})
     assert run_core(asked) == expected
     assert 0 < expected.count("ReplayError") < REPLAYS / 2
+
+
+def test_profiled_losses_are_pythons(run_core: RunCore) -> None:
+    random = np.random.default_rng(37)
+    cases, expected = [], []
+    for width in (2, 3, 6, 40):
+        for rows, scale in ((1, 1.0), (5, 30.0), (64, 1000.0), (200, 0.1)):
+            scores = (random.normal(0, scale, (1, rows, width))).astype(np.float32)
+            labels = random.integers(1 if scale == 30.0 else width, size=rows)
+            cases.append(["profiledLoss", scores.ravel().tolist(), labels.tolist(), width])
+            expected.append(profiled_cross_entropy(scores, labels)[0])
+    np.testing.assert_allclose(run_core(cases), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_coefficients_are_rounded_alike(run_core: RunCore) -> None:

@@ -12,14 +12,14 @@ from typescript import RunCore
 
 from samara.devices.live.keys import create_key
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import Split
-from samara.shared.frames.refusal import Refusal
 from samara.shared.proto.trainer_pb2 import TaskKind
-from samara.shared.run_id import cluster_id
-from samara.shared.signed_scenario import SignedScenario
-from samara.shared.signing import SigningKey
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.run_id import cluster_id
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.terms.signed_scenario import SignedScenario
 
 
 def scenario_of(run: PageRun, folder: Path) -> SignedScenario:

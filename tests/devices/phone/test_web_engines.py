@@ -10,7 +10,7 @@ import pytest
 from page_runs import PageRun
 from typescript import PHONE, RunCore, node_runner
 
-from samara.shared.replay import digest
+from samara.shared.protocol.replay import digest
 
 TOKENIZER = """
 export class Tokenizer {

@@ -6,8 +6,8 @@ import numpy as np
 from changes import changed_one_at_a_time
 from typescript import RunCore
 
-from samara.shared.frames.instructions import Split
-from samara.shared.invitation import InvitationCode
+from samara.shared.network.invitation import InvitationCode
+from samara.shared.protocol.frames.instructions import Split
 
 
 def test_rows_of_a_file_are_read_and_its_other_lines_named(run_page: RunCore) -> None:

@@ -10,18 +10,18 @@ from asking import train_task
 from page_runs import PageRun
 from typescript import RunCore
 
-from samara.client.protocol.privacy_budget import OWN_DELTA
+from samara.client.limits.privacy_budget import OWN_DELTA
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
-from samara.shared.frames.instructions import Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport
-from samara.shared.ledger.records import CatchUp
 from samara.shared.privacy.accountant import epsilon_of
-from samara.shared.privacy.terms import PrivacyTerms
 from samara.shared.privacy.vector import SENSITIVITY
 from samara.shared.proto.trainer_pb2 import TaskKind
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.vector_report import NoisedVectorReport, VectorReport
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.terms.privacy import PrivacyTerms
 
 PRIVATE = {
     "method": "global",

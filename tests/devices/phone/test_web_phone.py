@@ -17,23 +17,29 @@ from page_runs import CLIENT, PageRun
 from phones import as_client, assert_same_report
 from typescript import RunCore
 
+from samara.client.limits.answer_limits import LIVE_LEAST_BATCH
 from samara.client.personal.private_rounds import personal_ledger
-from samara.client.protocol.answer_limits import LIVE_LEAST_BATCH
 from samara.devices.live.keys import create_key
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
-from samara.shared.frames.instructions import PERSONAL_TRACK, SeedPolicy, Split, TrainInstruction
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import CatchUp, LedgerHeader, read_records
-from samara.shared.ledger.verification import verify_ledger
 from samara.shared.proto.trainer_pb2 import TaskKind
-from samara.shared.replay import to_float32
-from samara.shared.signed_scenario import SignedScenario
-from samara.shared.signing import SigningKey
-from samara.shared.step_size import Observation, StepSize
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.protocol.frames.instructions import (
+    PERSONAL_TRACK,
+    SeedPolicy,
+    Split,
+    TrainInstruction,
+)
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader, read_records
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.protocol.step_size import Observation, StepSize
+from samara.shared.tasks.profiled_loss import PROFILED
+from samara.shared.terms.signed_scenario import SignedScenario
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,8 @@ from samara.shared.step_size import Observation, StepSize
         {"differences": "forward", "curvature_every": 2, "steps": 5},
         {"seed_policy": SeedPolicy.SHARED, "clip": 0.5},
         {"seed_policy": SeedPolicy.POOL, "steps": 4},
+        {"is_profiled": True, "batch": 7, "curvature_every": 2},
+        {"is_profiled": True, "batch": 100, "differences": "forward"},
     ],
     ids=str,
 )
@@ -101,6 +109,7 @@ def test_components_are_the_reference_phones(
         COMPONENTS | {"method": "readout", "adapter__label_bias": True},
         {"personal__learning_rate": 0.3, "adapter__label_bias": True},
         {"method": "ditto"},
+        {"objective": PROFILED},
         {"method": "mixture", "personal__learning_rate": 0.3},
         {"method": "readout", "adapter__label_bias": True},
         {"method": "local", "personal__rounds": 0},
@@ -228,7 +237,15 @@ def test_what_cannot_be_done_is_refused_with_its_code(
     assert (found[3].numbers, found[3].round) == ((1, LIVE_LEAST_BATCH), 2)
 
 
-@pytest.mark.parametrize("changes", [{"steps": 2, "learning_rate": 0.1}, COMPONENTS], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 2, "learning_rate": 0.1},
+        {"learning_rate": 0.1, "objective": PROFILED},
+        COMPONENTS,
+    ],
+    ids=str,
+)
 def test_with_a_signed_scenario_nothing_else_is_answered(
     page_run: Callable[..., PageRun], run_page: RunCore, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

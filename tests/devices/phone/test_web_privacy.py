@@ -9,8 +9,11 @@ import pytest
 from page_frames import check_frames, golden, random_frames
 from typescript import RunCore, chromium_runner, node_runner
 
-from samara.shared.frames.bucket_keys import BucketKeyList
-from samara.shared.frames.masking import (
+from samara.shared.privacy.accountant import epsilon_of
+from samara.shared.privacy.discrete_gaussian import sample_noise
+from samara.shared.privacy.vector import add_noise
+from samara.shared.protocol.frames.bucket_keys import BucketKeyList
+from samara.shared.protocol.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -20,19 +23,16 @@ from samara.shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import (
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import (
     MaskedReport,
     NoisedVectorReport,
     VectorReport,
     hide_report,
 )
-from samara.shared.privacy.accountant import epsilon_of
-from samara.shared.privacy.discrete_gaussian import sample_noise
-from samara.shared.privacy.terms import PrivacyTerms
-from samara.shared.privacy.vector import add_noise
-from samara.shared.secure_aggregation.buckets import draw_buckets
-from samara.shared.secure_aggregation.graph import neighbourhood_of
+from samara.shared.protocol.secure_aggregation.buckets import draw_buckets
+from samara.shared.protocol.secure_aggregation.graph import neighbourhood_of
+from samara.shared.terms.privacy import PrivacyTerms
 
 FRAMES = 1100
 PRIVATE = {"privacy.mode": "distributed", "privacy.honest-share": 0.7, "privacy.epsilon": 4.0}

@@ -11,11 +11,11 @@ from typescript import RunCore
 
 from samara.client.protocol.session_store import MOST_PERSONAL_RUNS, SESSIONS_KEPT
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.frames.refusal import Refusal
 from samara.shared.proto.trainer_pb2 import TaskKind
-from samara.shared.run_id import hash_identity
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.run_id import hash_identity
 
 ROUNDS = 4
 RECORDS = ROOT / "devices/phone/web/src/run-records.ts"

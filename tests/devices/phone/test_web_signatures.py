@@ -3,7 +3,6 @@
 from cryptography.hazmat.primitives.asymmetric import ec
 from typescript import RunCore
 
-from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import FrameError
 from samara.shared.proto.trainer_pb2 import (
     Challenge,
@@ -14,7 +13,8 @@ from samara.shared.proto.trainer_pb2 import (
     TaskResult,
     ToPhone,
 )
-from samara.shared.signing import answer_bytes, is_signed_by, proof_bytes, public_pem, sign
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.signing import answer_bytes, is_signed_by, proof_bytes, public_pem, sign
 
 
 def test_signatures_of_every_curve_are_checked(run_page: RunCore) -> None:

@@ -8,9 +8,9 @@ from page_runs import CLIENT, PageRun
 from typescript import RunCore
 
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
 from samara.shared.proto.trainer_pb2 import TaskKind
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
 
 TEXTS = (ROOT / "devices/phone/web/src/texts.ts").read_text(encoding="utf-8")
 FULL, LOST = "no room left for this page", "The browser has closed what this page keeps"

@@ -23,17 +23,17 @@ from samara.server.live.run_lock import MOVED_FILE, lock_run
 from samara.server.restored_run import RESTORED_FILE
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.server.store import METRICS_FILE, replay_run
-from samara.shared.blob_store import BlobStore
-from samara.shared.blobs import publish_blobs
-from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
 from samara.shared.check_result import CheckResult, Outcome
-from samara.shared.config import RunConfig
 from samara.shared.errors import ArchiveError, ConfigError, LedgerError, SamaraError
-from samara.shared.events import is_part, read_whole_events
-from samara.shared.ledger.reading import read_ledger, segment_paths
-from samara.shared.result import RESULT_FILE, read_result
-from samara.shared.settings import SETTINGS_FILE
-from samara.simulations.engine import InProcessGrid
+from samara.shared.network.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.protocol.ledger.reading import read_ledger, segment_paths
+from samara.shared.results.result import RESULT_FILE, read_result
+from samara.shared.settings.blobs import publish_blobs
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import SETTINGS_FILE
+from samara.shared.storage.blob_store import BlobStore
+from samara.shared.storage.events import is_part, read_whole_events
+from samara.simulations.engines.in_process import InProcessGrid
 from samara.simulations.simulate import simulate
 
 
@@ -119,7 +119,7 @@ def test_a_backup_of_any_moment_can_be_restored(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken at every message, so also between a round's record, its event and its snapshot."""
-    monkeypatch.setattr("samara.shared.events.PART_BYTES", 3_000)
+    monkeypatch.setattr("samara.shared.storage.events.PART_BYTES", 3_000)
     config = config_of(settings, rounds=4, ledger__snapshot_every=1, evaluate__every=1)
     grid, run = grid_of(config), Path(config.out)
     plain, taken = grid._deliver, dict[int, Backup]()
@@ -203,7 +203,7 @@ def test_no_privacy_is_spent_twice(settings: Settings, tmp_path: Path) -> None:
     serve_until(config, grid, 11, lambda n: n == 5 and back_up(run, file))  # in rounds 4 and 2
     before = read_releases(run / RELEASES_FILE)
     out, moved = tmp_path / "out", {"out": str(tmp_path / "out")}
-    with pytest.raises(ConfigError, match="ends at round 1, and its server went on: say with --re"):
+    with pytest.raises(ConfigError, match="ends at round 1, and its server continued after that"):
         restore(file, out)
     with pytest.raises(ConfigError, match="its backup ends at round 1"):
         restore(file, out, reached=0)
@@ -221,7 +221,7 @@ def test_no_privacy_is_spent_twice(settings: Settings, tmp_path: Path) -> None:
     assert rounds[-1]["epsilon"] < config.terms.privacy.epsilon  # type: ignore[union-attr]
     assert not findings(out, Outcome.FAIL)
     back_up(run, tmp_path / "moved", moves=True)
-    with pytest.raises(ConfigError, match="--reached is for a run with differential privacy"):
+    with pytest.raises(ConfigError, match="--reached is only for a run with differential privacy"):
         restore(tmp_path / "moved", tmp_path / "third", reached=3)
     restore(tmp_path / "moved", tmp_path / "third")
     (tmp_path / "third" / RELEASES_FILE).unlink()

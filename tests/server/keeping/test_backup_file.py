@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samara.server.keeping.backup_file import extract_backup, write_backup
-from samara.shared.archive import ArchivedFile
 from samara.shared.errors import ArchiveError
+from samara.shared.storage.archive import ArchivedFile
 
 CONTENTS = {"a": b"", "ledger/0000000001.seg": bytes(range(200)), "certificates/ca.key": b"secret"}
 
@@ -72,7 +72,7 @@ def test_another_file_and_another_version_are_named(backup: Path, tmp_path: Path
         extract_backup(tmp_path / "text", tmp_path)
     content = backup.read_bytes()
     (tmp_path / "later").write_bytes(content[:8] + b"\2" + content[9:])
-    with pytest.raises(ArchiveError, match="version 2; update Samara, which knows 1"):
+    with pytest.raises(ArchiveError, match="version 2; update Samara, which supports 1"):
         extract_backup(tmp_path / "later", tmp_path)
     with pytest.raises(ArchiveError, match="none: No such file"):
         extract_backup(tmp_path / "none", tmp_path)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from samara.server.live.certificates import server_address
-from samara.shared.certificates import make_certificates
 from samara.shared.errors import SamaraError
+from samara.shared.network.certificates import make_certificates
 
 
 @pytest.mark.parametrize("name", ["server.example", "127.0.0.1", "localhost"])
@@ -20,7 +20,7 @@ def test_a_server_is_invited_to_by_its_name(name: str, tmp_path: Path) -> None:
 
 def test_of_several_names_one_has_to_be_chosen(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["one.example", "two.example"])
-    with pytest.raises(SamaraError, match=r"one\.example, two\.example; say which with --address"):
+    with pytest.raises(SamaraError, match=r"one\.example, two\.example; choose one with --address"):
         server_address(tmp_path, 8000)
 
 

@@ -16,9 +16,9 @@ from uvicorn import Config, Server
 
 from samara.server.live import connection_limits as limits
 from samara.server.live.connection_limits import LimitedLoop, LimitedProtocol
-from samara.shared.certificates import TlsFiles, make_certificates
-from samara.shared.http import limited_listener
-from samara.shared.http.limited_listener import LimitedListener
+from samara.shared.network.certificates import TlsFiles, make_certificates
+from samara.shared.network.http import limited_listener
+from samara.shared.network.http.limited_listener import LimitedListener
 
 SECONDS = 30.0
 PROVED = "/proved"

@@ -19,10 +19,10 @@ from samara.server.live import fleet_filter, open_requests, told_clients
 from samara.server.live.keys import ClientKeys
 from samara.server.live.superlink import AccessFilter
 from samara.server.live.told_clients import TOLD_FILE
-from samara.shared import log_budget
 from samara.shared.flower_compat import SUPERLINK_NODE_ID
-from samara.shared.rejection import HEADER, RejectionCode, rejection_in
-from samara.shared.signing import SigningKey
+from samara.shared.network import log_budget
+from samara.shared.network.rejection import HEADER, RejectionCode, rejection_in
+from samara.shared.protocol.signing import SigningKey
 
 NODE, OTHER = 11, 12
 MAX_BYTES = 2**20

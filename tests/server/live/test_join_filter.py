@@ -18,9 +18,9 @@ from samara.server.live.invitations import Invitations
 from samara.server.live.join_filter import MAX_REQUESTS, JoinFilter
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.shared.errors import InvitationError
-from samara.shared.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
-from samara.shared.log_budget import LINES_AT_ONCE, LogBudget
-from samara.shared.signing import SigningKey
+from samara.shared.network.invitation import JOIN_PATH, MAX_REQUEST_BYTES, JoinRequest
+from samara.shared.network.log_budget import LINES_AT_ONCE, LogBudget
+from samara.shared.protocol.signing import SigningKey
 
 
 class Clock:

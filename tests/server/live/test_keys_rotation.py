@@ -19,13 +19,13 @@ from samara.server.commands import app as commands
 from samara.server.live.keys import KEYS_FOLDER, ClientKey, ClientKeys
 from samara.server.transport import roster as module
 from samara.server.transport.roster import Roster
-from samara.shared.certificates import CERTIFICATES_FOLDER, make_certificates
-from samara.shared.client_index import MAX_CLIENT, client_index_of_key
 from samara.shared.errors import DeviceError, SamaraError
-from samara.shared.frames.hello import Hello
-from samara.shared.signing import SigningKey, public_pem
-from samara.shared.wire import RECORD
-from samara.simulations.engine import InProcessGrid
+from samara.shared.network.certificates import CERTIFICATES_FOLDER, make_certificates
+from samara.shared.protocol.client_index import MAX_CLIENT, client_index_of_key
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.signing import SigningKey, public_pem
+from samara.shared.protocol.wire import RECORD
+from samara.simulations.engines.in_process import InProcessGrid
 
 
 def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_index_of_a_rotated_clients_first_key_stays_taken(tmp_path: Path) ->
     keys, file = ClientKeys(tmp_path / "keys"), tmp_path / "first.pem"
     file.write_bytes(SigningKey(keys.create("kitchen")).public)
     keys.rotate("kitchen")
-    with pytest.raises(SamaraError, match="kitchen has this key, or one of the same index"):
+    with pytest.raises(SamaraError, match="kitchen has this key, or a key with the same index"):
         keys.add("another", file)
 
 

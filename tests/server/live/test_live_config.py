@@ -3,7 +3,7 @@
 import pytest
 
 from samara.server.live.live_config import describe_early_start
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 
 @pytest.mark.parametrize(("available", "minimum"), [(2, 2), (3, 1), (2, 5)])

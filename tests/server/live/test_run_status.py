@@ -23,7 +23,7 @@ from samara.server.watch.client_order import clients_to_show
 from samara.server.watch.metrics import METRICS, MOST_CLIENTS, metrics_text
 from samara.server.watch.page import page_value
 from samara.server.watch.terminal import byte_text, render_status, sparkline
-from samara.shared.events import append_event
+from samara.shared.storage.events import append_event
 
 NAMES = "kitchen", "garden", "attic"
 MARKUP = "<script>alert(1)</script> [red]no[/red]"

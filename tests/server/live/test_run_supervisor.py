@@ -18,10 +18,10 @@ from samara.server.live.keys import ClientKeys
 from samara.server.live.server_log import limit_log
 from samara.server.live.superlink import RUN_ERROR
 from samara.server.store import METRICS_FILE
-from samara.shared.config import RunConfig
 from samara.shared.errors import SamaraError
-from samara.shared.events import EventFollower, append_event
-from samara.simulations.engine import InProcessGrid
+from samara.shared.settings.config import RunConfig
+from samara.shared.storage.events import EventFollower, append_event
+from samara.simulations.engines.in_process import InProcessGrid
 
 
 @pytest.fixture

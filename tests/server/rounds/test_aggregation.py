@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from samara.server.rounds.aggregation import aggregate, check_report
 from samara.server.rounds.cohort_sampling import sample_cohort
-from samara.shared.directions import directions
 from samara.shared.errors import ReplayError, ReportError, SamaraError
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.replay import replay
-from samara.shared.round_delta import Contributor, DerivedSeeds, PoolSeeds, RoundDelta
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import replay
+from samara.shared.protocol.round_delta import Contributor, DerivedSeeds, PoolSeeds, RoundDelta
 
 CAP = 10_000
 ASKED = instruction_with(steps=4, queries=3)

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from false_reports import FORGERIES, HostileApp
 from federations import Settings, config_of
 
-from benchmarks.faults.false_reports import FORGERIES, HostileApp
 from samara.server.app import serve
 from samara.server.rounds.aggregation import TOO_LARGE
 from samara.server.rounds.evaluation import TRIMMED_ACCURACY
 from samara.server.store import read_layout, replay_run
-from samara.shared.config import RunConfig
-from samara.shared.replay import digest
-from samara.shared.result import read_result
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 CLIENTS = 5
 
@@ -137,7 +137,7 @@ def test_evaluations_are_bounded_by_what_a_client_introduced(
     result = read_result(folder)
     for event in result["evaluations"]:
         assert "it counts 1000000 examples in column" in event["refused"]["1"]
-        assert "it introduced itself with" in event["refused"]["1"]
+        assert "but declared" in event["refused"]["1"]
         for column in event["columns"].values():
             assert "1" not in column["clients"]
             assert 0 <= column[TRIMMED_ACCURACY] <= 1

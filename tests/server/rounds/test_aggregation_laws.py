@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from samara.server.rounds.aggregation import aggregate
 from samara.server.rounds.cohort_sampling import sample_cohort
 from samara.server.rounds.rule import Rule
-from samara.shared.frames.instructions import SeedPolicy
-from samara.shared.frames.report import Report
-from samara.shared.replay import replay, zero_state
+from samara.shared.protocol.frames.instructions import SeedPolicy
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import replay, zero_state
 
 EXAMPLES = st.integers(1, 2**32 - 1)
 POLICIES = st.sampled_from(SeedPolicy)

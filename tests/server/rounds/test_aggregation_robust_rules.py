@@ -21,13 +21,13 @@ from samara.server.rounds.aggregation import (
     usual_limit,
 )
 from samara.server.rounds.rule import Rule
-from samara.shared.config import RunConfig
-from samara.shared.directions import directions
 from samara.shared.errors import ConfigError
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.replay import replay, zero_state
-from samara.shared.settings import with_current_keys
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import replay, zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import with_current_keys
 
 CAP = 10_000
 LAYOUT = layout_of(60)

@@ -11,7 +11,7 @@ from samara.server.rounds.clustering import (
     distinctive_parts,
     nearest_cluster,
 )
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 
 def lists(groups: list[int], noise: float, seed: int = 0, n: int = 64) -> dict[int, np.ndarray]:

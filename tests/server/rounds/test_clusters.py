@@ -19,13 +19,13 @@ from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import read_layout, replay_run
 from samara.server.transport.deadline_grid import SystemClock
 from samara.shared.errors import SamaraError
-from samara.shared.events import read_events
-from samara.shared.frames.instructions import CLUSTERING_TRACK, TrainInstruction
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.replay import digest
-from samara.shared.result import RunResult, read_result
-from samara.simulations.adapter import FinishedRun
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.frames.instructions import CLUSTERING_TRACK, TrainInstruction
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.storage.events import read_events
+from samara.simulations.engines.in_process import InProcessGrid
+from samara.simulations.exports.adapter import FinishedRun
 from samara.simulations.simulate import simulate
 
 

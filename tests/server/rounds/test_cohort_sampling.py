@@ -25,11 +25,11 @@ from samara.server.rounds.cohort_sampling import (
 )
 from samara.server.store import LEDGER_FOLDER
 from samara.shared.check_result import Outcome
-from samara.shared.config import RunConfig
-from samara.shared.directions import cohort_keys
 from samara.shared.errors import LedgerError
-from samara.shared.ledger.reading import read_ledger
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.directions import cohort_keys
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 SEED, CLIENTS, HOSTILE, FRACTION, ROUNDS = 7, 100, 10, 0.1, 100
 CANDIDATES = 20_000

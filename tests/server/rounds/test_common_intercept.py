@@ -17,20 +17,20 @@ from samara.server.rounds.aggregation import aggregate
 from samara.server.rounds.common_intercept import common_intercept
 from samara.server.rounds.evaluation import is_comparison
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
-from samara.server.rounds.replies import RoundAnswers
+from samara.server.rounds.round_answers import RoundAnswers
 from samara.server.rounds.rule import Rule
 from samara.server.store import LEDGER_FOLDER, RunStore
-from samara.shared.contrasts import contrasts
 from samara.shared.errors import TrainingError
-from samara.shared.frames.instructions import Split, token_of
-from samara.shared.frames.report import Report
-from samara.shared.intercept_round import INTERCEPT_LIMIT, intercept_instruction
-from samara.shared.layout import Tensor
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import LedgerHeader
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.replay import DenseValues, to_float32
-from samara.simulations.adapter import FinishedRun, export
+from samara.shared.protocol.frames.instructions import Split, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.layout import Tensor
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.records import LedgerHeader
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import DenseValues, to_float32
+from samara.shared.tasks.contrasts import contrasts
+from samara.shared.terms.intercept_round import INTERCEPT_LIMIT, intercept_instruction
+from samara.simulations.exports.adapter import FinishedRun, export
 from samara.simulations.simulate import simulate
 
 LIKING = (0.95, 0.9, 0.85, 0.8, 0.7, 0.55)

@@ -6,8 +6,8 @@ import pytest
 from federations import Settings, config_of
 
 from samara.server.rounds.evaluation import find_best_round, find_lowest_loss
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import RunResult, read_result
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import RunResult, read_result
 from samara.simulations.simulate import simulate
 
 

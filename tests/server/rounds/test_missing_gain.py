@@ -11,7 +11,7 @@ from results import result_of, write_result
 import samara.server.app
 from samara.server.live.server_log import LOG_FILE
 from samara.server.rounds.missing_gain import describe_missing_gain
-from samara.shared.config import RunConfig
+from samara.shared.settings.config import RunConfig
 
 READOUT, MEAN = "adapter.layers = readout", "aggregation.rule = mean"
 BEST, MORE = "evaluate.best = true", "more validation examples"

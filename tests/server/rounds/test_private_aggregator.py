@@ -11,14 +11,14 @@ from private_rounds import ASKED, CLIP, ROUNDS, aggregator, gradients, hidden, n
 
 from samara.server.rounds.private_aggregator import PrivateAggregator
 from samara.server.rounds.releases import RELEASES_FILE, describe_spent, read_releases
-from samara.server.rounds.replies import ValidatedReplies
+from samara.server.rounds.report_validation import ValidatedReplies
 from samara.shared.errors import LedgerError, ReplayError, TrainingError
-from samara.shared.frames.instructions import TrainInstruction, token_of
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import VectorReport
 from samara.shared.privacy.accountant import epsilon_of, rho_of
 from samara.shared.privacy.adaptive_clip import next_clip
 from samara.shared.privacy.vector import SENSITIVITY
+from samara.shared.protocol.frames.instructions import TrainInstruction, token_of
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import VectorReport
 
 
 def test_the_delta_is_that_of_the_mean_of_clipped_vectors(tmp_path: Path) -> None:

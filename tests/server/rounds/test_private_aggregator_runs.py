@@ -26,15 +26,15 @@ from samara.server.rounds.releases import (
     read_releases,
 )
 from samara.server.store import replay_run
-from samara.shared.config import RunConfig
 from samara.shared.errors import TrainingError
-from samara.shared.frames.vector_report import VectorReport
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.reading import read_ledger
 from samara.shared.privacy.accountant import rho_of
 from samara.shared.privacy.vector import SENSITIVITY
-from samara.shared.result import RunResult, read_result
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.vector_report import VectorReport
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 PRIVATE = {

@@ -14,12 +14,12 @@ from forked import LOADED
 from helpers import ROOT
 from killed_runs import CLIENTS, ROUNDS, STEPS, private_run
 
-from samara.client.protocol.privacy_budget import Charge, ChargeLog
+from samara.client.limits.privacy_budget import Charge, ChargeLog
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
-from samara.shared.config import RunConfig
-from samara.shared.frames.vector_report import NoisedVectorReport
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import RunResult
+from samara.shared.protocol.frames.vector_report import NoisedVectorReport
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 MOMENTS = [

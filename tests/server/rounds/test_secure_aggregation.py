@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from masked_rounds import STAGES, Device, MaskedGrid, make_rounds
 
-from benchmarks.privacy.masking import STAGES, Device, MaskedGrid, make_rounds
 from samara.client.protocol.masking_client import MaskingClient
 from samara.server.rounds.secure_aggregation import MaskedAnswers
 from samara.shared.errors import MaskingError, SamaraError
-from samara.shared.frames.masking import (
+from samara.shared.protocol.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -24,12 +24,12 @@ from samara.shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.vector_report import MaskedReport, VectorReport
-from samara.shared.secure_aggregation import graph
-from samara.shared.secure_aggregation.graph import least_number
-from samara.shared.secure_aggregation.keys import RoundKey, digest_of_clients
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.vector_report import MaskedReport, VectorReport
+from samara.shared.protocol.secure_aggregation import graph
+from samara.shared.protocol.secure_aggregation.graph import least_number
+from samara.shared.protocol.secure_aggregation.keys import RoundKey, digest_of_clients
+from samara.shared.protocol.wire import Kind, kind_of
 
 SCHEDULES = 100
 
@@ -120,7 +120,7 @@ def test_a_round_that_was_begun_is_not_begun_again(tmp_path: Path) -> None:
     assert again.begin(1).messages == []
     made = again.aggregation.finish([])
     assert made.total.problem == (
-        "the round is abandoned: the server was stopped while it had begun"
+        "the round is abandoned: the server was stopped after masking had begun"
     )
     assert not grid.sent
 

@@ -15,24 +15,24 @@ from federations import (
 )
 from flwr.app import Message
 from known_noise import add_known_noise
+from masked_rounds import Device
 from masked_runs import masked, private
 from private_reports import frame_of
 from residents import device_settings
 
-from benchmarks.privacy.masking import Device
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.server.app import serve
 from samara.server.rounds import private_aggregator, secure_aggregation
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.shared.errors import ConfigError, TrainingError
-from samara.shared.frames import bucket_keys
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import RunResult
-from samara.shared.secure_aggregation.buckets import draw_buckets
-from samara.shared.terms_description import describe_terms
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames import bucket_keys
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.secure_aggregation.buckets import draw_buckets
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.results.result import RunResult
+from samara.shared.terms.description import describe_terms
 from samara.simulations.simulate import simulate
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_was_killed_abandons_the_round_it_had_begun(settings: Sett
     serve_until_killed(config, messages=6)
     result = RunResult.read(simulate(config))
     assert [event.reports for event in result.rounds] == [4, 0, 4]
-    assert "the server was stopped while it had begun" in str(result.rounds[1].problem)
+    assert "the server was stopped after masking had begun" in str(result.rounds[1].problem)
 
 
 def test_a_server_that_was_killed_after_a_release_uses_it_and_asks_nobody(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from masked_rounds import STAGES, Device, MaskedGrid, make_rounds
 
-from benchmarks.privacy.masking import STAGES, Device, MaskedGrid, make_rounds
 from samara.client.protocol.masking_client import MaskingClient, MaskingMemory
 from samara.shared.errors import FrameError, MaskingError, SamaraError
-from samara.shared.frames.masking import (
+from samara.shared.protocol.frames.masking import (
     KeyList,
     KeyRequest,
     MaskingKeys,
@@ -21,10 +21,10 @@ from samara.shared.frames.masking import (
     SurvivorList,
     SurvivorSignature,
 )
-from samara.shared.frames.vector_report import VectorReport
-from samara.shared.secure_aggregation.keys import KEY_BYTES
-from samara.shared.secure_aggregation.masks import Masked, mask_stream
-from samara.shared.wire import MAX_FRAME_BYTES, kind_of, pack, unpack
+from samara.shared.protocol.frames.vector_report import VectorReport
+from samara.shared.protocol.secure_aggregation.keys import KEY_BYTES
+from samara.shared.protocol.secure_aggregation.masks import Masked, mask_stream
+from samara.shared.protocol.wire import MAX_FRAME_BYTES, kind_of, pack, unpack
 
 TOKEN, NEXT_TOKEN = b"token 01", b"token 02"
 CLIENTS = (1, 4, 9, 16, 25, 36, 49)

@@ -18,25 +18,25 @@ from masked_runs import masked
 from residents import START_SECONDS, device_settings
 
 from samara.client.app import TRAINER
+from samara.client.limits.privacy_budget import CHARGES_FILE, ChargeLog
 from samara.client.protocol import private_report
 from samara.client.protocol.masking_client import MaskingClient
-from samara.client.protocol.privacy_budget import CHARGES_FILE, ChargeLog
-from samara.client.protocol.remote_trainer import RemoteTrainer
 from samara.client.protocol.resident_trainer import ResidentTrainer
 from samara.client.protocol.session_store import SessionFolder
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.remote_trainer import RemoteTrainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.devices.live.keys import create_key
 from samara.server.app import serve
 from samara.server.rounds.releases import RELEASES_FILE, ReleaseLog, read_releases
 from samara.server.rounds.secure_aggregation import SecureAggregation
 from samara.server.store import replay_run
-from samara.shared.config import RunConfig
-from samara.shared.frames.vector_report import hide_report
-from samara.shared.ledger.ledger import Ledger
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import RunResult
-from samara.shared.signing import SigningKey
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.frames.vector_report import hide_report
+from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 CLIENTS, ROUNDS, FRAMES = (7, 9, 11, 4_000_000_000), 3, 5
 KILLED = CLIENTS[0]
@@ -204,7 +204,7 @@ def test_a_server_that_is_killed_unmasks_no_round_twice(
     is_abandoned = "frame" in moment or moment in ("after begin 2", "before release 2")
     assert [event.reports for event in result.rounds] == [3, 0 if is_abandoned else 3, 3]
     if is_abandoned:
-        assert "the server was stopped while it had begun" in str(result.rounds[1].problem)
+        assert "the server was stopped after masking had begun" in str(result.rounds[1].problem)
     assert_nothing_twice_and_nothing_lost(place, config)
 
 

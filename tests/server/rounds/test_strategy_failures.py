@@ -11,7 +11,7 @@ from flwr.app import Error, Message, MessageType, UserConfig
 from helpers import no_room
 
 from benchmarks.faults.toy_client import app
-from samara.client.protocol.device_settings import CLIENT_INDEX
+from samara.client.limits.device_settings import CLIENT_INDEX
 from samara.server.app import serve
 from samara.server.live.keys import KEYS_VARIABLE, ClientKeys
 from samara.server.live.status import read_status
@@ -19,13 +19,13 @@ from samara.server.restored_run import RestoredRun
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
 from samara.server.store import replay_run
 from samara.server.transport.deadline_grid import DeadlineGrid
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, LedgerError, SamaraError, TrainingError
 from samara.shared.flower_compat import ErrorCode
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import read_result
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 CLIENTS = 4
 

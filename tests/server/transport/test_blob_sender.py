@@ -19,31 +19,31 @@ from samara.client.app import TRAINER
 from samara.client.app import app as client_app
 from samara.client.protocol.blob_receiver import receive_part
 from samara.client.protocol.resident_trainer import BLOBS_FOLDER, ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.server.app import serve
 from samara.server.rounds.event_log import EventLog
-from samara.server.rounds.replies import LateReportFilter, ReplyValidator
+from samara.server.rounds.report_validation import LateReportFilter, ReplyValidator
 from samara.server.store import RunStore
 from samara.server.transport import blob_sender
 from samara.server.transport.blob_sender import MAX_REPETITION, BlobSender
 from samara.server.transport.deadline_grid import DeadlineGrid
 from samara.server.transport.messages import BLOB_MESSAGE, make_message
 from samara.server.transport.roster import Roster
-from samara.shared.blob_store import BlobStore, blob_hash, to_reference
-from samara.shared.blobs import publish_blobs
-from samara.shared.config import RunConfig
 from samara.shared.errors import MissingBlobError, RefusalCode
 from samara.shared.flower_compat import ErrorCode
-from samara.shared.frames.blob import BlobPart, BlobReceipt
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.result import read_result
-from samara.shared.settings import Settings, setting
-from samara.shared.wire import RECORD
-from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.shared.protocol.frames.blob import BlobPart, BlobReceipt
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.protocol.wire import RECORD
+from samara.shared.results.result import read_result
+from samara.shared.settings.blobs import publish_blobs
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.setting import Settings, setting
+from samara.shared.storage.blob_store import BlobStore, blob_hash, to_reference
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, InProcessGrid
 from samara.simulations.simulate import simulate
 
 CONTENT = bytes(range(250)) * 4
@@ -394,7 +394,7 @@ def test_a_client_stores_no_blob_but_those_of_its_run(
         return resident.answer(Task(kind=TaskKind.BLOB, instruction=part, settings=sent(config)))
 
     assert Refusal.decode(give(part, config_of(settings))).code == RefusalCode.FRAME
-    assert "none that the run's settings name" in caplog.text
+    assert "not named by the run's settings" in caplog.text
     named = config_of(settings, adapter__basis=to_reference(BLOB))
     receipt = BlobReceipt.decode(give(part, named))
     assert receipt == BlobReceipt(token_of(part), 7, BLOB, 100)

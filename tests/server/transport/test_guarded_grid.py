@@ -30,8 +30,8 @@ from samara.shared.flower_compat import (
     get_object_tree,
     message_to_proto,
 )
-from samara.shared.ledger.records import CatchUp
-from samara.shared.wire import RECORD
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.wire import RECORD
 
 RUN = 7
 HONEST, HOSTILE = 11, 12

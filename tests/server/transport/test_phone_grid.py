@@ -21,15 +21,14 @@ from samara.server.transport.deadline_grid import DeadlineGrid
 from samara.server.transport.messages import LOST, make_message
 from samara.server.transport.phone_grid import PhoneGrid
 from samara.server.transport.roster import Roster
-from samara.shared.blob_store import BlobStore
-from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import RefusalCode, SamaraError
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import token_of
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
-from samara.shared.signing import SigningKey, answer_bytes
-from samara.shared.wire import (
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import token_of
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.signing import SigningKey, answer_bytes
+from samara.shared.protocol.wire import (
     ATTACHED,
     CLIENTS,
     FRAMES,
@@ -42,7 +41,8 @@ from samara.shared.wire import (
     Kind,
     kind_of,
 )
-from samara.simulations.engine import InProcessGrid
+from samara.shared.storage.blob_store import BlobStore
+from samara.simulations.engines.in_process import InProcessGrid
 
 LAPTOP, GATEWAY = 1000, 1001
 CONTENT = bytes(range(250)) * 4

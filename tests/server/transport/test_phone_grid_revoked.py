@@ -11,19 +11,19 @@ import pytest
 from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phones
 from helpers import layout_of
 
-from samara.devices.live.gateway_stream import attach
-from samara.devices.phone import relay
+from samara.devices.gateway import relay
+from samara.devices.live.connection.gateway_stream import attach
 from samara.server.live.keys import ClientKeys
 from samara.server.transport import refusal_notices
 from samara.server.transport.phone_grid import PhoneGrid
-from samara.shared.client_index import client_index_of_key
-from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode, RejectedError
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.refusal import Refusal, describe_servers_refusal
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.signing import SigningKey
-from samara.simulations.engine import FIRST_CLIENT_NODE, InProcessGrid
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.refusal import Refusal, describe_servers_refusal
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, InProcessGrid
 
 
 class Phone(Echo):

@@ -12,12 +12,20 @@ from samara.devices.live.keys import create_key
 from samara.server.transport.messages import make_message
 from samara.server.transport.phone_answers import PhonePlace
 from samara.server.transport.phone_relay import PhoneRelay
-from samara.shared.client_index import client_index_of_key
 from samara.shared.flower_compat import ErrorCode, TaskIdentity, set_message_id
-from samara.shared.frames.refusal import Refusal
-from samara.shared.ledger.records import CatchUp
-from samara.shared.signing import SigningKey, answer_bytes
-from samara.shared.wire import CLIENTS, FRAMES, IN_PARTS, PENDING, PUBLIC_KEYS, RECORD, SIGNATURES
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.signing import SigningKey, answer_bytes
+from samara.shared.protocol.wire import (
+    CLIENTS,
+    FRAMES,
+    IN_PARTS,
+    PENDING,
+    PUBLIC_KEYS,
+    RECORD,
+    SIGNATURES,
+)
 
 NORTH, SOUTH = 1001, 1002
 """Nodes of two gateways."""

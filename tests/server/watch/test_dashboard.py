@@ -15,7 +15,7 @@ from samara.server.store import METRICS_FILE
 from samara.server.watch import page
 from samara.server.watch.dashboard import Dashboard
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.events import append_event
+from samara.shared.storage.events import append_event
 
 SECONDS = 60.0
 PATHS = "/", "/page.js", "/page.css", "/status.json", "/events", "/metrics"

@@ -20,7 +20,7 @@ from samara.shared.model.cache_key import cache_key
 from samara.shared.model.damping import load_damping
 from samara.shared.model.scorers import Prompt
 from samara.shared.model.sentence_pooling import SentencePooling
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
 
 IDS = (1, 2, 3)
 OUTPUT = torch.ones(3, 4)
@@ -213,5 +213,5 @@ def test_a_key_is_made_of_content() -> None:
         cache_key("k", of=torch.tensor(1.0)),
     ]
     assert len(set(made)) == len(made)
-    with pytest.raises(TypeError, match="Path is no input"):
+    with pytest.raises(TypeError, match="cannot be made from PosixPath"):
         cache_key("k", of=Path())

@@ -18,7 +18,7 @@ from samara.client.forward.body import PerturbedBody
 from samara.client.forward.streamed import StreamedBody
 from samara.client.streaming.loading import load_model
 from samara.shared.errors import ModelError
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 

@@ -13,12 +13,12 @@ from federations import Settings, config_of, loaded
 from sklearn.covariance import ledoit_wolf
 
 from samara.shared.errors import ConfigError, DataError, ModelError
-from samara.shared.files import cache_folder, write_once
-from samara.shared.frames.instructions import Split
-from samara.shared.layout import DampingRecipe, Layout
 from samara.shared.model import damping
 from samara.shared.model.damping import measure_damping, shrunk_covariance
-from samara.simulations.damping_file import write_damping
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.layout import DampingRecipe, Layout
+from samara.shared.storage.files import cache_folder, write_once
+from samara.simulations.exports.damping_file import write_damping
 
 ModelFolder = Callable[[str], Path]
 pytestmark = pytest.mark.usefixtures("empty_cache")

@@ -15,7 +15,7 @@ from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.model_folder import model_id_of
 from samara.shared.model.readout import representations
 from samara.shared.model.scorers import HeadlessScorer
-from samara.shared.sections import AdapterSettings, ModelSettings, lowest_blocks
+from samara.shared.settings.sections import AdapterSettings, ModelSettings, lowest_blocks
 from samara.shared.tasks.catalog import load_task
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")

@@ -11,14 +11,14 @@ from tiny_gguf import gguf, write_model
 
 from benchmarks.accuracy.llama_cpp import write_float32
 from samara.client.personal.model_folder import TrainedModel
-from samara.shared.config import RunConfig
 from samara.shared.errors import ModelError
-from samara.shared.layout import Layout
 from samara.shared.model.gguf_adapter import GGUF_ADAPTER_FILE, MODELFILE, write_gguf_adapter
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.merge import merge_adapter
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.layout import Layout
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import AdapterSettings
 
 IDS = torch.tensor([[2, 7, 8, 9, 3]])
 ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"

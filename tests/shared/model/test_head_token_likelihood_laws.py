@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from samara.shared.model import head
 from samara.shared.model.head import VOCABULARY_TILE_BYTES, token_predictions
-from samara.shared.replay import to_float32
-from samara.simulations.adapter import FinishedRun
+from samara.shared.protocol.replay import to_float32
+from samara.simulations.exports.adapter import FinishedRun
 from samara.simulations.simulate import simulate
 
 WORDS = ("film", "day", "meal", "walk", "good", "bad", "warm", "awful")

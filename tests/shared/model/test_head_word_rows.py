@@ -11,12 +11,12 @@ from torch import nn
 from tuning import setup_of, small
 
 from samara.client.forward.setup import make_scorer
-from samara.shared.frames.instructions import Split
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.head import separate_rows
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.scorers import CausalScorer, MaskedScorer, Prompt
+from samara.shared.protocol.frames.instructions import Split
 from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.label_scores import cross_entropy
 
 ModelFolder = Callable[..., Path]
 

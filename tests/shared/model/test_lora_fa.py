@@ -15,14 +15,14 @@ from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.trunk_cache import make_trunk_cache
-from samara.shared.directions import directions
 from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import LABEL_BIAS, Adapter, inject
 from samara.shared.model.model_folder import model_id
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.kinds import ClassificationTask
 
 FAMILIES = ("causal", "masked", "encoder")
@@ -220,7 +220,9 @@ def test_a_mask_may_stand_before_or_between_texts(text: str, model_folder: Model
     assert min(counts) > 5 or text.startswith("{word}")
     for family in ("causal", "encoder"):
         other = load_base_model(str(model_folder(family)))
-        with pytest.raises(TaskError, match="has its label word inside the text, where a masked"):
+        with pytest.raises(
+            TaskError, match="has its label word inside the text, which only a masked"
+        ):
             scorer_for(other, task, 24, PerturbedBody(other, 0))
 
 

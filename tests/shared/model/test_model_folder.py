@@ -19,7 +19,7 @@ from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.model_folder import find_model_folder, model_id, model_id_of
 from samara.shared.model.scorers import scorer_for
 from samara.shared.model.tokenizer import load_tokenizer
-from samara.shared.sections import ModelSettings
+from samara.shared.settings.sections import ModelSettings
 from samara.shared.tasks.kinds import ClassificationTask
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
@@ -317,9 +317,7 @@ def test_a_token_without_an_embedding_is_refused_where_a_text_has_it(folder: Pat
         together = body([short, long])
         torch.testing.assert_close(together[0, : len(short)], body([short])[0])
     for text in ("a <new> film", "<fill>"):
-        with pytest.raises(
-            ModelError, match=r"has the number 2\d, and the model has embeddings of"
-        ):
+        with pytest.raises(ModelError, match=r"has the number 2\d, but the model has only"):
             scorer.prompt(text)
 
 

@@ -15,6 +15,9 @@ def test_a_model_is_loaded_without_triton() -> None:
     pytest.importorskip("triton", reason="pip install 'samara-fl[cuda]'")
     code = (
         "import sys; from samara.shared.model.loading import load_base_model; "
+        "from samara.shared.model.model_folder import find_model_folder; "
+        "from samara.shared.model.tokenizer import load_tokenizer; "
+        "load_tokenizer(find_model_folder('embedded')); "
         "load_base_model('embedded'); assert 'triton' not in sys.modules; "
         "import triton; assert triton.__version__"
     )

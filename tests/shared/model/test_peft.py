@@ -15,16 +15,16 @@ from tiny_models import ARCHITECTURES, save_tokenizer
 from samara.client.personal.private_rounds import personal_ledger
 from samara.server.store import read_layout, replay_run
 from samara.shared.errors import LedgerError, ModelError, SamaraError
-from samara.shared.ledger.verification import verify_ledger
 from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.peft import write_peft_adapter
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.replay import to_float32
-from samara.shared.result import read_result
-from samara.shared.runs import client_folder
-from samara.shared.sections import AdapterSettings
-from samara.simulations.adapter import export
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import to_float32
+from samara.shared.results.result import read_result
+from samara.shared.settings.runs import client_folder
+from samara.shared.settings.sections import AdapterSettings
+from samara.simulations.exports.adapter import export
 from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]

@@ -5,8 +5,8 @@ import pytest
 
 from samara.shared.errors import ReplayError
 from samara.shared.model.perturbations import WeightMap
-from samara.shared.replay import to_float32
-from samara.shared.start import Start
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.start import Start
 
 
 def start_of(values: list[int]) -> Start:

@@ -16,7 +16,7 @@ from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.prompt_frame import first_tokens, frame_of, split_question
 from samara.shared.model.scorers import Scorer, scorer_for
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.settings.sections import EMBEDDED_MODEL
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Form, Task
 
 TEMPLATE = (

@@ -21,7 +21,7 @@ from samara.shared.model import quantized
 from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantize_linear
-from samara.shared.sections import AdapterSettings
+from samara.shared.settings.sections import AdapterSettings
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
 

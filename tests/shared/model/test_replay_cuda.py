@@ -7,9 +7,9 @@ import pytest
 import torch
 from accelerator import pretended_gpus
 
-from samara.shared.directions import Distribution
 from samara.shared.model.replay_torch import backend_for, draw_directions
-from samara.shared.replay_numpy import NumpyBackend
+from samara.shared.protocol.directions import Distribution
+from samara.shared.protocol.replay_numpy import NumpyBackend
 
 pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
 SEEDS = np.array([5, 2**63 + 1], np.uint64)
@@ -32,6 +32,8 @@ def test_a_gpu_that_is_not_the_current_one_replays(device: str, how: Distributio
         backend = backend_for(torch.device(device))
         assert backend.name == "cuda"
         backend.fold(state, SEEDS, coefficients, how)
+        copies = [name for name in gpus.launches[torch.device(device)] if "copy" in name]
+        assert len(copies) == 4  # the table, seeds and coefficients there, the sum back
         z = draw_directions(backend, SEEDS, SIZE, how, 0, torch.device(device))
         assert z.device == torch.device(device)
         assert {"_fold", "_fill"} <= set(gpus.launches[z.device])

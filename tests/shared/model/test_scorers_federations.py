@@ -18,14 +18,14 @@ from known_noise import add_known_noise
 from residents import CLIENTS, device_settings, resident
 
 from samara.client.forward.body import PerturbedBody
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.client.training.model_runtime import load_run
 from samara.server.app import serve
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.model.loading import load_base_model
 from samara.shared.model.scorers import GenerationScorer, Prompt, scorer_for
 from samara.shared.model.windows import cut_into_windows
-from samara.shared.result import RunResult, read_result
+from samara.shared.results.result import RunResult, read_result
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import Example
@@ -33,7 +33,7 @@ from samara.simulations.comparison.columns import client_columns
 from samara.simulations.comparison.comparison import compare_runs
 from samara.simulations.comparison.measure import BITS_PER_BYTE, TextMetrics
 from samara.simulations.comparison.tables import csv_of, render_comparison
-from samara.simulations.passage_writer import CONTINUED_TOKENS, write_missing_passages
+from samara.simulations.experiments.passage_writer import CONTINUED_TOKENS, write_missing_passages
 from samara.simulations.report.html import page_of
 from samara.simulations.simulate import simulate
 from samara.simulations.writing.passages import PASSAGES_FILE, read_passages

@@ -8,9 +8,9 @@ from federations import Settings, config_of, serve_until_recording
 from known_noise import add_known_noise
 
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
-from samara.shared.config import RunConfig
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.result import RunResult
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
 from samara.simulations.simulate import simulate
 
 PRIVATE = {

@@ -64,7 +64,7 @@ def test_a_model_without_a_template_is_refused(model_folder: Callable[[str], Pat
 
 def test_a_template_that_puts_the_answer_elsewhere_is_refused(base: BaseModel) -> None:
     base.tokenizer.chat_template = "{{ messages[-1]['content'] }} a"
-    with pytest.raises(ModelError, match="right behind what begins it"):
+    with pytest.raises(ModelError, match="directly after its beginning"):
         scorer_of(base)
 
 

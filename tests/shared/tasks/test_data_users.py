@@ -10,8 +10,8 @@ import pytest
 from data_rows import TASK, messages
 
 from samara.client.training.client_data import example_reader
-from samara.shared.data_settings import DataSettings
 from samara.shared.errors import DataError
+from samara.shared.settings.data import DataSettings
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import load_examples
 from samara.shared.tasks.kinds import Task

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from samara.client.training.model_runtime import load_run
-from samara.shared.config import RunConfig
 from samara.shared.errors import ModelError
-from samara.shared.frames.instructions import Split
 from samara.shared.model import model_folder
 from samara.shared.model.loading import load_base_model
-from samara.shared.replay import zero_state
-from samara.shared.sections import EMBEDDED_MODEL
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.replay import zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import EMBEDDED_MODEL
 from samara.shared.tasks.messages import LABEL_WORDS, WORDS, pretraining_text
 
 

@@ -19,19 +19,19 @@ from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.trunk_cache import make_trunk_cache
-from samara.shared.directions import directions
 from samara.shared.errors import ConfigError, TaskError
-from samara.shared.label_scores import cross_entropy
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import Adapter, inject
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
 from samara.shared.model.truncation import truncate
-from samara.shared.result import read_result
-from samara.shared.sections import AdapterSettings
+from samara.shared.protocol.directions import directions
+from samara.shared.results.result import read_result
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.data import load_examples
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.label_scores import cross_entropy
 from samara.shared.tasks.objectives import negative_log_likelihood
 from samara.shared.tasks.rows import Example, read_rows
 from samara.simulations.simulate import simulate
@@ -277,7 +277,7 @@ def test_other_families_refuse_what_they_cannot_do(
     family: str, task: Task, model_folder: ModelFolder
 ) -> None:
     called = {"masked": "a masked LM", "encoder": "a sentence encoder"}[family]
-    with pytest.raises(TaskError, match=f"is a {task.kind}, and .* is {called}, .*a causal LM"):
+    with pytest.raises(TaskError, match=f"is a {task.kind}, but .* is {called}, .*a causal LM"):
         rig_of(model_folder(family), task)
 
 
@@ -302,7 +302,7 @@ def test_a_candidate_at_the_beginning_needs_a_token_before_it(model_folder: Mode
     base = load_base_model(str(model_folder("causal")))
     base.tokenizer.bos_token = None
     scorer = scorer_for(base, CHOICE, 64, PerturbedBody(base, 0))
-    with pytest.raises(TaskError, match="has no token that begins one"):
+    with pytest.raises(TaskError, match="has no token that begins a text"):
         scorer.prompt("", ("good", "bad"))
     base.tokenizer.eos_token = "."
     scorer = scorer_for(base, CHOICE, 64, PerturbedBody(base, 0))

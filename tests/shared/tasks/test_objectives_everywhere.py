@@ -14,11 +14,11 @@ from federations import Live, Settings, config_of
 from residents import CLIENTS
 
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.devices.live.settings import ClientSettings, resolve_device_settings
 from samara.server.app import serve
-from samara.shared.config import RunConfig
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.simulate import simulate
 

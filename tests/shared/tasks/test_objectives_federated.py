@@ -15,16 +15,16 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import LoadedRun
 from samara.shared.errors import ConfigError, TaskError
-from samara.shared.frames.instructions import Split, TrainInstruction
-from samara.shared.label_scores import Confusion
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.profiled_loss import profiled_cross_entropy
-from samara.shared.replay import digest
-from samara.shared.result import RunResult
+from samara.shared.protocol.frames.instructions import Split, TrainInstruction
+from samara.shared.protocol.replay import digest
+from samara.shared.results.result import RunResult
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.label_scores import Confusion
 from samara.shared.tasks.metrics import answer_metric, label_metric
-from samara.shared.tasks.objectives import PROFILED, training_objective
+from samara.shared.tasks.objectives import training_objective
+from samara.shared.tasks.profiled_loss import PROFILED, profiled_cross_entropy
 from samara.simulations.simulate import simulate
 
 EPSILON, QUERIES = 0.5, 3

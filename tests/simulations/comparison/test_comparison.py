@@ -220,7 +220,7 @@ def test_a_live_run_whose_clients_tell_nothing_of_their_data_is_compared_alone(
     comparison = compare(live)
     assert comparison.answer()
     assert comparison.client_name(3) == "anna"
-    with pytest.raises(SamaraError, match=r"keep to themselves, .* compare it alone"):
+    with pytest.raises(SamaraError, match=r"live clients never do.* compare this run alone"):
         compare(live, result_of(seed=1))
 
 
@@ -294,7 +294,13 @@ def test_csv_holds_every_client_under_every_column(compare: Compare) -> None:
     found = [
         float(row["accuracy"]) for row in rows if (row["variant"], row["column"]) == ("B", "global")
     ]
-    np.testing.assert_array_equal(found, comparison.runs.variants[1].conditions["global"].quality)
+    condition = comparison.runs.variants[1].conditions["global"]
+    np.testing.assert_array_equal(found, condition.quality)
+    areas = [
+        float(row["auc"]) for row in rows if (row["variant"], row["column"]) == ("A", "global")
+    ]
+    assert np.mean(areas) == comparison.runs.variants[0].conditions["global"].mean_auc
+    assert f"{np.mean(areas):.3f}" in said(comparison)
 
 
 def test_costs_are_per_client(compare: Compare) -> None:

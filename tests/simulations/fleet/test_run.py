@@ -15,14 +15,14 @@ from helpers import ROOT
 from samara.client.training import local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.server.store import replay_run
-from samara.shared.config import RunConfig, load_scenario
-from samara.shared.directions import round_root
 from samara.shared.errors import ConfigError, TrainingError
-from samara.shared.frames.instructions import SeedPolicy, TrainInstruction
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import cross_entropy
-from samara.shared.replay import zero_state
-from samara.shared.result import RunResult
+from samara.shared.protocol.directions import round_root
+from samara.shared.protocol.frames.instructions import SeedPolicy, TrainInstruction
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.replay import zero_state
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig, load_scenario
+from samara.shared.tasks.label_scores import cross_entropy
 from samara.simulations.report.fleet_figures import accuracy_over_time, fleet_figures
 from samara.simulations.simulate import simulate
 
@@ -126,7 +126,7 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
 ) -> None:
     """The same frames, so one client at a time gives the very ledger of the in-process engine."""
     monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
-    monkeypatch.setattr("samara.shared.config.TRUNK_CACHE_BYTES", 0)
+    monkeypatch.setattr("samara.shared.settings.config.TRUNK_CACHE_BYTES", 0)
     calm = fleet | {
         "fleet.devices": [{"device": "laptop", "share": 1}],
         "cohort.late-rounds": 0,
@@ -280,7 +280,8 @@ def test_one_clients_error_is_its_own(settings: Settings, monkeypatch: pytest.Mo
 def test_a_shipped_fleet_runs(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     shipped = load_scenario(SCENARIOS / f"{name}.toml")
     assert shipped.data.clients == int(name.rpartition("-")[2])
-    config = RunConfig.of(shipped.flat() | changes | {"out": str(tmp_path / "run")}, name)
+    own = {"evaluate.limit": 8, "out": str(tmp_path / "run")}
+    config = RunConfig.of(shipped.flat() | changes | own, name)
     result = RunResult.read(simulate(config))
     assert result.fleet is not None
     assert result.final_round == changes["rounds"]

@@ -9,10 +9,10 @@ from samara.devices.hardware.estimate import estimate_step
 from samara.devices.hardware.model_shape import model_shape
 from samara.devices.hardware.profile import load_device, load_link
 from samara.devices.hardware.roofline import Workload
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, TrainingError
-from samara.shared.fleet_settings import DeviceGroup
-from samara.simulations.engine import FIRST_CLIENT_NODE
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.fleet import DeviceGroup
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE
 from samara.simulations.fleet.device import Device, counts_of
 from samara.simulations.fleet.job import Job, job
 from samara.simulations.fleet.virtual_clock import VirtualClock
@@ -214,7 +214,7 @@ def test_mistakes_in_groups_are_reported_together() -> None:
         "fleet.begins: Input should be less than 24",
     ):
         assert part in text
-    with pytest.raises(ConfigError, match=r"available: \[25, 26\]: begin in 0 to 24"):
+    with pytest.raises(ConfigError, match=r"available: \[25, 26\]: the first hour must be"):
         RunConfig.of(
             {"fleet.devices": [{"device": "laptop", "share": 1, "available": [[25, 26]]}]}, "here"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from results import result_of, write_result
 
-from samara.shared.config import load_scenario
+from samara.shared.settings.config import load_scenario
 from samara.simulations.comparison.comparison import compare_runs
 
 pytest.importorskip("matplotlib", reason="needs the extra samara-fl[report]")
@@ -56,6 +56,16 @@ def test_the_page_answers_first_and_has_every_figure(plain: str) -> None:
     drawings = parsed.named("svg")
     assert [svg["role"] for svg in drawings] == ["img"] * len(FIGURES)
     assert all(len(svg["aria-label"] or "") > 40 for svg in drawings)
+
+
+def test_the_page_has_the_mean_auc_of_every_column(tmp_path: Path, plain: str) -> None:
+    assert len(re.findall(r'<td data-label="AUC">0\.\d{3}</td>', plain)) == 7
+    content = result_of()
+    for evaluation in content["evaluations"]:
+        for column in evaluation["columns"].values():
+            for own in column["clients"].values():
+                del own["auc"]
+    assert "AUC" not in page(tmp_path, content)
 
 
 def test_the_page_needs_no_network_and_no_script(plain: str) -> None:

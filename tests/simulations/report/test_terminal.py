@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from results import result_of, write_result
 
-from samara.shared.result import RunResult
+from samara.shared.results.result import RunResult
 from samara.simulations.report.terminal import print_result
 
 

@@ -1,5 +1,6 @@
 /**
- * What reports under Gaussian noise cost, in zero-concentrated privacy ρ (shared/privacy/accountant.py).
+ * Cost of reports under Gaussian noise in zero-concentrated privacy ρ
+ * (shared/privacy/accountant.py).
  *
  * Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), theorem 14 and
  * corollary 13. The ρ of several reports adds up.
@@ -8,7 +9,10 @@
 const GOLDEN = (Math.sqrt(5) - 1) / 2;
 const SEARCH_STEPS = 80;
 
-/** Sums of equal ρ round differently from their product; the last round of a plan must fit. */
+/**
+ * Tolerance, because sums of equal ρ round differently from their product; a plan's last round must
+ * fit.
+ */
 export const ROUNDING = 1 + 1e-9;
 
 /** Returns the ρ of reports with one noise multiplier. */
@@ -17,7 +21,7 @@ export function rhoOf(noiseMultiplier: number, reports = 1): number {
 }
 
 /**
- * Returns the ρ of a sum of `numbers` numbers in which each of `summands` clients added noise of σ.
+ * Returns the ρ of a sum of `numbers` values to which each of `summands` clients added noise of σ.
  *
  * Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism" (2021), theorem 1.
  */
@@ -36,10 +40,10 @@ export function rhoOfSummedNoise(
   return (one + correction * Math.sqrt(numbers)) ** 2 / 2;
 }
 
-/** Returns an ε with which ρ-zCDP is (ε, δ)-differentially private. */
+/** Returns an ε for which ρ-zCDP implies (ε, δ)-differential privacy. */
 export function epsilonOf(rho: number, delta: number): number {
   if (rho <= 0) return 0;
-  let [low, high] = [-40, 40]; // of ln(α − 1), in which the bound has a single minimum
+  let [low, high] = [-40, 40]; // bounds of ln(α − 1), in which the bound has a single minimum
   for (let step = 0; step < SEARCH_STEPS; step++) {
     const width = GOLDEN * (high - low);
     if (epsilonAt(high - width, rho, delta) < epsilonAt(low + width, rho, delta))
@@ -49,7 +53,7 @@ export function epsilonOf(rho: number, delta: number): number {
   return Math.max(0, epsilonAt((low + high) / 2, rho, delta));
 }
 
-/** Returns the least noise multiplier with which so many reports stay within (ε, δ). */
+/** Returns the smallest noise multiplier with which the reports stay within (ε, δ). */
 export function noiseMultiplierFor(epsilon: number, delta: number, reports: number): number {
   const most = rhoWithin(epsilon, delta);
   let multiplier = Math.sqrt(reports / (2 * most));

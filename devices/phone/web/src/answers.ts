@@ -12,7 +12,7 @@ const PART_BYTES = 4 * 2 ** 20;
 const MAX_COST_SECONDS = 1e7;
 const MAX_COST_JOULES = 1e9;
 
-/** A client's introduction; layout and facts are JSON. */
+/** A client's introduction; layout and facts are JSON texts. */
 export interface Hello {
   readonly client: number;
   readonly examples: number;
@@ -28,7 +28,7 @@ export function encodeHello(one: Hello): Bytes {
   return pack(KIND.hello, writer.text(one.layout).text(one.facts).end());
 }
 
-/** Reads a hello; throws `FrameError` if it is not sound. */
+/** Reads a hello; throws `FrameError` if it is invalid. */
 export function decodeHello(frame: Bytes): Hello {
   const reader = unpack(frame, KIND.hello);
   const hello = {
@@ -45,8 +45,8 @@ export function decodeHello(frame: Bytes): Hello {
 }
 
 /**
- * A report on a round: K·q projected gradients, or of a pool one sum per used seed, in which case
- * `summedSteps` is K and `queries` 0. The curvature is null if no step measured it.
+ * A report on a round, with K·q projected gradients. With a pool it has one sum per used seed
+ * instead; then `summedSteps` is K and `queries` 0. The curvature is null if no step measured it.
  */
 export interface Report {
   readonly token: Bytes;
@@ -70,7 +70,7 @@ export function encodeReport(one: Report): Bytes {
   return pack(one.summedSteps ? KIND.reportOfSums : KIND.report, writer.end());
 }
 
-/** Reads a report; throws `FrameError` if it is not sound. */
+/** Reads a report; throws `FrameError` if it is invalid. */
 export function decodeReport(frame: Bytes): Report {
   const reader = unpack(frame, KIND.report, KIND.reportOfSums);
   const areSums = frame[3] === KIND.reportOfSums;
@@ -117,7 +117,7 @@ export function encodeEvaluation(one: Evaluation): Bytes {
   return pack(KIND.evaluation, writer.end());
 }
 
-/** Reads an evaluation; throws `FrameError` if it is not sound. */
+/** Reads an evaluation; throws `FrameError` if it is invalid. */
 export function decodeEvaluation(frame: Bytes): Evaluation {
   const reader = unpack(frame, KIND.evaluation);
   const start = { token: reader.bytes(8), client: reader.u32(), labels: reader.u16() };
@@ -145,7 +145,7 @@ function readColumn(reader: Reader, labels: number): EvaluationColumn {
   return { name, meanLoss, counts: new Uint32Array(reader.bytes(4 * labels * labels).buffer) };
 }
 
-/** A client's answer that it does not carry out an instruction; docs/reference/wire.md has codes. */
+/** A client's refusal of an instruction; docs/reference/wire.md lists the codes. */
 export interface Refusal {
   readonly token: Bytes;
   readonly client: number;
@@ -160,7 +160,7 @@ export function encodeRefusal(one: Refusal): Bytes {
   return pack(KIND.refusal, writer.u32(...one.numbers).end());
 }
 
-/** Reads a refusal; throws `FrameError` if it is not sound. */
+/** Reads a refusal; throws `FrameError` if it is invalid. */
 export function decodeRefusal(frame: Bytes): Refusal {
   const reader = unpack(frame, KIND.refusal);
   const refusal = {
@@ -175,7 +175,7 @@ export function decodeRefusal(frame: Bytes): Refusal {
   return refusal;
 }
 
-/** A piece of a file that clients need once, from the server. */
+/** A part of a file from the server, which clients need once. */
 export interface BlobPart {
   readonly blob: Bytes;
   readonly size: number;
@@ -189,7 +189,7 @@ export function encodeBlobPart(one: BlobPart): Bytes {
   return pack(KIND.blobPart, writer.bytes(one.content).end());
 }
 
-/** Reads a part of a blob; throws `FrameError` if it is not sound. */
+/** Reads a part of a blob; throws `FrameError` if it is invalid. */
 export function decodeBlobPart(frame: Bytes): BlobPart {
   const reader = unpack(frame, KIND.blobPart);
   const start = { blob: reader.bytes(32), size: reader.u32(), offset: reader.u32() };
@@ -206,7 +206,7 @@ export function decodeBlobPart(frame: Bytes): BlobPart {
   return { ...start, content };
 }
 
-/** A client's answer to a part: the bytes of the blob that it has, from its start on. */
+/** A client's answer to a part: the number of bytes of the blob that it has, from the start. */
 export interface BlobReceipt {
   readonly token: Bytes;
   readonly client: number;
@@ -220,7 +220,7 @@ export function encodeBlobReceipt(one: BlobReceipt): Bytes {
   return pack(KIND.blobReceipt, writer.u32(one.received).end());
 }
 
-/** Reads a receipt; throws `FrameError` if it is not sound. */
+/** Reads a receipt; throws `FrameError` if it is invalid. */
 export function decodeBlobReceipt(frame: Bytes): BlobReceipt {
   const reader = unpack(frame, KIND.blobReceipt);
   const receipt = {
@@ -235,7 +235,7 @@ export function decodeBlobReceipt(frame: Bytes): BlobReceipt {
   return receipt;
 }
 
-/** The cost of answering a train instruction: seconds, those of pauses in them, joules. */
+/** The cost of answering a train instruction: seconds, seconds of pauses among them, and joules. */
 export interface RoundCost {
   readonly token: Bytes;
   readonly client: number;
@@ -250,7 +250,7 @@ export function encodeRoundCost(one: RoundCost): Bytes {
   return pack(KIND.roundCost, writer.f32(one.seconds, one.paused, one.joules).end());
 }
 
-/** Reads a round cost; throws `FrameError` if it is not sound. */
+/** Reads a round cost; throws `FrameError` if it is invalid. */
 export function decodeRoundCost(frame: Bytes): RoundCost {
   const reader = unpack(frame, KIND.roundCost);
   const cost = {

@@ -1,4 +1,4 @@
-/** Bytes: text, hexadecimal, hashes, and reading and writing of little-endian fields. */
+/** Bytes: text, hexadecimal, hashes, and reading and writing little-endian fields. */
 
 import { FrameError } from "./errors.ts";
 
@@ -21,17 +21,19 @@ export function toUtf8(text: string): Bytes {
   return new TextEncoder().encode(text);
 }
 
-/** Returns whether two pieces of bytes are the same. */
+/** Returns whether two byte arrays are equal. */
 export function areEqual(one: Bytes, other: Bytes): boolean {
   return one.length === other.length && one.every((byte, index) => byte === other[index]);
 }
 
-/** Returns pieces of bytes as one. */
+/** Returns the concatenation of byte arrays. */
 export function concat(...pieces: readonly Bytes[]): Bytes {
   return joined(pieces);
 }
 
-/** Returns pieces of bytes as one; there may be more of them than a call can have arguments. */
+/**
+ * Returns the concatenation of byte arrays, of which there may be more than a call has arguments.
+ */
 function joined(pieces: readonly Bytes[]): Bytes {
   const whole = new Uint8Array(pieces.reduce((length, piece) => length + piece.length, 0));
   let at = 0;
@@ -47,7 +49,7 @@ export function bytesOf(numbers: ArrayBufferView<ArrayBuffer>): Bytes {
   return new Uint8Array(numbers.buffer, numbers.byteOffset, numbers.byteLength);
 }
 
-/** Returns the SHA-256 of pieces of bytes, 32 bytes. */
+/** Returns the SHA-256 of concatenated byte arrays, 32 bytes. */
 export async function sha256(...pieces: readonly Bytes[]): Promise<Bytes> {
   return new Uint8Array(await crypto.subtle.digest("SHA-256", concat(...pieces)));
 }
@@ -58,7 +60,7 @@ const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, index) => {
   return value;
 });
 
-/** Returns the CRC-32 of pieces of bytes, as zlib computes it. */
+/** Returns the CRC-32 of concatenated byte arrays, as computed by zlib. */
 export function crc32(...pieces: readonly Bytes[]): number {
   let value = 0xffffffff;
   for (const piece of pieces)
@@ -114,13 +116,13 @@ export class Writer {
     return this.u32(bytes.length).bytes(bytes);
   }
 
-  /** Returns all that was appended. */
+  /** Returns everything that was appended. */
   end(): Bytes {
     return joined(this.#pieces);
   }
 }
 
-/** A reader of little-endian fields; it throws `FrameError` at a read past the end. */
+/** A reader of little-endian fields, which throws `FrameError` on reading past the end. */
 export class Reader {
   readonly #view: DataView<ArrayBuffer>;
   #at = 0;
@@ -142,7 +144,7 @@ export class Reader {
     return start;
   }
 
-  /** Returns a copy of the next bytes, so that arrays of numbers can be laid over it. */
+  /** Returns a copy of the next bytes, so that typed arrays can be laid over it. */
   bytes(size: number): Bytes {
     const start = this.#skip(size) + this.#view.byteOffset;
     return new Uint8Array(this.#view.buffer.slice(start, start + size));
@@ -184,7 +186,7 @@ export class Reader {
     }
   }
 
-  /** Throws an error if bytes follow the last field. */
+  /** Throws an error if bytes remain after the last field. */
   end(): void {
     if (this.left) throw new FrameError(`${this.left} bytes follow the end of the frame`);
   }

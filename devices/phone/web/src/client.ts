@@ -1,4 +1,4 @@
-/** The client of a browser: key, program, examples, stream and models, for the page or an app. */
+/** The client in a browser: key, program, examples, stream and models, for the page or an app. */
 
 import { toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
@@ -46,7 +46,7 @@ const JOINED = "joined";
 const PAUSED = "paused";
 const SECONDS_TO_RETRY = 30;
 
-/** The client; the page calls it, and is told when its status changes. */
+/** The client. The page calls its methods, and is notified when its status changes. */
 export class Client {
   readonly #store: Store;
   readonly #changed: () => void;
@@ -61,19 +61,19 @@ export class Client {
   #storageProblem = "";
   #isPaused = false;
   #isHeldBack = false;
-  /** One task, example or question at a time. */
+  /** The end of the queue: one task, example or question runs at a time. */
   #work: Promise<unknown> = Promise.resolve();
   #waiting = 0;
   #hasIdleWork = false;
   #isIdle = false;
 
-  /** @param changed is called when the status has changed. */
+  /** @param changed function that is called when the status has changed. */
   constructor(store: Store, changed: () => void) {
     this.#store = store;
     this.#changed = changed;
   }
 
-  /** Goes on where the browser was closed. */
+  /** Continues where the browser was closed. */
   async start(): Promise<void> {
     this.#joined = ((await this.#store.read(JOINED)) as Joined | undefined) ?? null;
     this.#isPaused = (await this.#store.read(PAUSED)) === true;
@@ -82,9 +82,9 @@ export class Client {
   }
 
   /**
-   * Registers this browser by an invitation's code or link, and attaches.
+   * Registers this browser with an invitation's code or link, and attaches.
    *
-   * @throws InvitationError if it cannot be used.
+   * @throws InvitationError if the invitation cannot be used.
    */
   async join(link: string): Promise<void> {
     const code = await readCode(link);
@@ -99,7 +99,7 @@ export class Client {
     this.#begin();
   }
 
-  /** Is told what is wrong with the store, and that nothing is any more. */
+  /** Receives the current problem with the store, or null when there is none any more. */
   storageChanged(problem: StorageError | null): void {
     const said = problem?.message ?? "";
     if (said === this.#storageProblem) return;
@@ -107,7 +107,7 @@ export class Client {
     this.#changed();
   }
 
-  /** Goes on at once with what has failed, such as where the device is on a network again. */
+  /** Retries failed work at once, for example when the device is back on a network. */
   async hurry(): Promise<void> {
     if (!this.#joined?.isRegistered || this.#isStopped) return;
     if (!this.#loaded) return this.#begin();
@@ -116,9 +116,9 @@ export class Client {
   }
 
   /**
-   * Adds examples of the owner's, and returns how many there are now.
+   * Adds examples of the owner's, and returns the total number of examples.
    *
-   * @throws PlainError if one is none of the task's; nothing is added then.
+   * @throws PlainError if an example does not fit the task; then none is added.
    */
   async addExamples(examples: readonly NewExample[]): Promise<number> {
     return this.#alone(async () => {
@@ -130,7 +130,7 @@ export class Client {
     });
   }
 
-  /** Returns the owner's examples, the oldest first. */
+  /** Returns the owner's examples, oldest first. */
   async examples(): Promise<ListedExample[]> {
     return (await this.#load()).book.all();
   }
@@ -143,7 +143,7 @@ export class Client {
     });
   }
 
-  /** Returns what the models answer to a row. */
+  /** Returns the models' answers to a row. */
   async predict(row: Row): Promise<Prediction> {
     return this.#alone(async () => {
       const { program, index, phone, model } = await this.#load();
@@ -164,20 +164,20 @@ export class Client {
     });
   }
 
-  /** Stops all training and closes the stream, or opens it again; a closed tab stays paused. */
+  /** Stops all training and closes the stream, or reopens it; a closed tab stays paused. */
   async pause(isPaused: boolean): Promise<void> {
     this.#isPaused = isPaused;
     await this.#store.write(new Map([[PAUSED, isPaused]]));
     this.#stopOrGoOn();
   }
 
-  /** Stops as long as a condition of the owner's is not met, such as power. */
+  /** Stops while a condition of the owner's, such as external power, is not met. */
   async holdBack(isHeldBack: boolean): Promise<void> {
     this.#isHeldBack = isHeldBack;
     this.#stopOrGoOn();
   }
 
-  /** Limits the ε of all reports together; 0 is no limit. */
+  /** Limits the total ε of all reports; 0 means no limit. */
   async limitEpsilon(limit: number): Promise<void> {
     await limitEpsilon(this.#store, limit);
     this.#changed();
@@ -197,7 +197,7 @@ export class Client {
     this.#changed();
   }
 
-  /** Returns all that the page shows. */
+  /** Returns everything that the page shows. */
   async status(): Promise<Status> {
     const loaded = this.#loaded && (await this.#loaded.catch(() => null));
     const models = loaded && (await loaded.phone.models());
@@ -291,7 +291,7 @@ export class Client {
         this.#isIdle = true;
         try {
           await phone.takePrivateRounds(() => this.#waiting > 1 || this.#isStopped);
-          this.#hasIdleWork = this.#waiting > 1; // the rest is for afterwards
+          this.#hasIdleWork = this.#waiting > 1; // the rest runs later
           this.#accuracies = await this.#evaluated(await phone.models());
           this.#problem = "";
         } catch (error) {
@@ -305,7 +305,7 @@ export class Client {
     });
   }
 
-  /** Returns the accuracies on validation and test examples, of which none is trained with. */
+  /** Returns the accuracies on validation and test examples, which are never used for training. */
   async #evaluated(models: Models | null): Promise<Accuracies> {
     const { phone, book, program } = await this.#load();
     const learner = await phone.learner();
@@ -329,7 +329,7 @@ export class Client {
     return { examples, base: base!, global: global!, personal: personal! };
   }
 
-  /** Runs something when all that came before it is done. */
+  /** Runs a function after all earlier work is done. */
   async #alone<T>(work: () => Promise<T>): Promise<T> {
     this.#waiting++;
     const done = this.#work.then(work, work);
@@ -349,7 +349,8 @@ export class Client {
 
   #fail(error: unknown): void {
     console.error(error);
-    this.#problem = error instanceof StorageError ? "" : problemOf(error); // that is said anyway
+    // storage errors are reported separately
+    this.#problem = error instanceof StorageError ? "" : problemOf(error);
     if (error instanceof PlainError) setTimeout(() => void this.hurry(), 1000 * SECONDS_TO_RETRY);
     this.#do(NOTHING);
   }

@@ -1,4 +1,7 @@
-/** The columns of a client's evaluation: its personal model beside the global one and baselines. */
+/**
+ * The columns of a client's evaluation: its personal model compared with the global one and
+ * baselines.
+ */
 
 import type { EvaluationColumn } from "./answers.ts";
 import { SPLIT } from "./instructions.ts";
@@ -17,7 +20,7 @@ import type { RunTerms } from "./run-terms.ts";
 import { evaluationColumn, type Scores } from "./softmax.ts";
 import { fitLabelBias } from "./softmax-fit.ts";
 
-/** Evaluates the federation's model on a client's examples of a split. */
+/** Evaluates the federation's model on a client's examples in a split. */
 export async function globalColumns(
   learner: Learner,
   terms: RunTerms,
@@ -39,7 +42,9 @@ export async function globalColumns(
   return columns;
 }
 
-/** Evaluates every column of the personal comparison; on others than test the personal one alone. */
+/**
+ * Evaluates every column of the personal comparison; outside the test split, only the personal one.
+ */
 export async function personalColumns(
   learner: Learner,
   terms: RunTerms,
@@ -86,14 +91,14 @@ export async function columnOf(
   return evaluationColumn(name, scores, examples.labels, training.readout.labels);
 }
 
-/** Returns log frequencies of a client's training labels, each counted once more. */
+/** Returns the log frequencies of a client's training labels, with each count increased by one. */
 function baseRate(answers: Int32Array, labels: number): Float32Array {
   const counts = new Float64Array(labels).fill(1);
   answers.forEach((answer) => counts[answer]!++);
   return Float32Array.from(counts, (count) => Math.log(count / (answers.length + labels)));
 }
 
-/** Returns the private state of a client's own training without others. */
+/** Returns the private state of a client that trains alone, without a federation. */
 async function trainedAlone(learner: Learner, terms: RunTerms): Promise<State> {
   const { layout } = learner;
   const state = zeroState(layout.size);

@@ -1,8 +1,8 @@
 /**
- * Components of a client's own update, along directions that the clients of a round share.
+ * Components of a client's own update, along directions shared by the clients of a round.
  *
- * The client minimises its loss in the span of the round's q orthogonal directions, with a penalty on
- * the length of the update (client/personal/components.py), and reports the q numbers.
+ * The client minimizes its loss in the span of the round's q orthogonal directions, with a penalty
+ * on the length of the update (client/personal/components.py), and reports the q numbers.
  */
 
 import type { Report } from "./answers.ts";
@@ -17,9 +17,9 @@ import type { State } from "./replay.ts";
 import { addedScores, gathered, part } from "./softmax-fit.ts";
 
 /**
- * Returns the report on a round: on local steps, or of components of the client's own update.
+ * Returns the report on a round, from local steps or from components of the client's own update.
  *
- * @throws PhoneError those of `takeSteps` and `reportComponents`.
+ * @throws PhoneError as in `takeSteps` and `reportComponents`.
  */
 export function trainForARound(
   instruction: TrainInstruction,
@@ -34,8 +34,8 @@ export function trainForARound(
 /**
  * Returns the report of a client's own update from a state, which is not changed.
  *
- * @throws SettingsError if the adapter is no readout alone with orthogonal directions.
- * @throws TrainingError if there is no example, a score is not finite, or the minimum is not found.
+ * @throws SettingsError if the adapter is not a readout alone with orthogonal directions.
+ * @throws TrainingError if there is no example, a score is not finite, or no minimum is found.
  */
 async function reportComponents(
   instruction: TrainInstruction,
@@ -69,7 +69,7 @@ async function reportComponents(
   };
 }
 
-/** Returns the components of the update with the least loss in the span of directions [q][d]. */
+/** Returns the components of the update with the lowest loss in the span of directions [q][d]. */
 function findComponents(
   examples: Represented,
   readout: Readout,

@@ -1,4 +1,4 @@
-/** When the client may work, where the browser tells: on power, on Wi-Fi, and with the screen on. */
+/** The owner's conditions for work, as far as the browser can tell: power, Wi-Fi, and screen on. */
 
 import type { WorkerClient } from "./interface.ts";
 
@@ -15,13 +15,15 @@ type Knowing = Navigator & {
   readonly connection?: Network;
 };
 
-/** A condition of the owner's: its box, and whether it is met. */
+/** A condition of the owner's: its checkbox, and whether it is met. */
 interface Condition {
   readonly box: HTMLInputElement;
   readonly isMet: () => boolean;
 }
 
-/** Shows the conditions that this browser can tell, and holds the client back while one is not met. */
+/**
+ * Shows the conditions that this browser can check, and holds the client back while one is not met.
+ */
 export function offerConditions(client: WorkerClient): void {
   const knowing: Knowing = navigator;
   const conditions: Condition[] = [];
@@ -53,7 +55,7 @@ export function offerConditions(client: WorkerClient): void {
   if ("wakeLock" in navigator) offerWakeLock();
 }
 
-/** Returns what is kept of a choice; null where the browser keeps nothing. */
+/** Returns the stored value of a choice; null where the browser stores nothing. */
 function remembered(name: string): string | null {
   try {
     return localStorage.getItem(name);

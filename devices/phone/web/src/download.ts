@@ -1,4 +1,4 @@
-/** The program's files, which are fetched once, checked by their hashes, and kept in the browser. */
+/** The program's files, which are downloaded once, verified by hash, and cached in the browser. */
 
 import type { Bytes } from "./bytes.ts";
 import { hasHash, type ModelFiles } from "./encoder.ts";
@@ -8,7 +8,7 @@ import { readIndex, type ProgramFile, type ProgramIndex } from "./task.ts";
 const CACHE = "samara-program";
 const INDEX = "/program/index.json";
 
-/** Returns the index of the program; the one that is kept if the gateway cannot be reached. */
+/** Returns the index of the program, or the cached one if the gateway cannot be reached. */
 export async function fetchIndex(): Promise<ProgramIndex> {
   const cache = await openCache();
   try {
@@ -27,8 +27,8 @@ export async function fetchIndex(): Promise<ProgramIndex> {
 /**
  * Returns a file of the program, from the browser's cache if it is there.
  *
- * @param onBytes is told how many bytes have come since it was called last.
- * @throws ProgramError if what comes is another file.
+ * @param onBytes function that receives the number of bytes since its previous call.
+ * @throws ProgramError if the received file does not match.
  */
 export async function fetchFile(
   { sha256, bytes }: ProgramFile,
@@ -64,7 +64,7 @@ export async function fetchFile(
   return content;
 }
 
-/** Returns the files that are kept; null in a browser that keeps none, which fetches them anew. */
+/** Returns the cache of files; null in a browser that has none and downloads them each time. */
 async function openCache(): Promise<Cache | null> {
   try {
     return await caches.open(CACHE);
@@ -74,14 +74,14 @@ async function openCache(): Promise<Cache | null> {
   }
 }
 
-/** Keeps a file, if there is room. */
+/** Caches a file, if there is room. */
 async function keep(cache: Cache | null, address: string, file: Response): Promise<void> {
   await cache?.put(address, file).catch((error: unknown) =>
     console.warn("a file is fetched anew the next time:", error),
   );
 }
 
-/** Returns an answer of the gateway; a proxy's word that there is none is the same as no network. */
+/** Returns the gateway's response; a proxy's report that it is unreachable counts as no network. */
 async function fetched(address: string): Promise<Response> {
   const answer = await fetch(address).catch(offline);
   return answer.status < 500 ? answer : offline(answer.status);
@@ -92,13 +92,13 @@ function offline(error: unknown): never {
   throw new PlainError("program");
 }
 
-/** Returns the bytes of all that a model is made of. */
+/** Returns the total bytes of a model's files. */
 export function sizeOf(index: ProgramIndex): number {
   const files = [index.graph, ...index.weights];
   return files.reduce((sum, one) => sum + one.bytes, sizeOfTokenizer(index));
 }
 
-/** Returns the bytes of a tokenizer's files. */
+/** Returns the total bytes of a tokenizer's files. */
 export function sizeOfTokenizer({ tokenizer }: ProgramIndex): number {
   return Object.values(tokenizer).reduce((sum, one) => sum + one.bytes, 0);
 }
@@ -106,7 +106,7 @@ export function sizeOfTokenizer({ tokenizer }: ProgramIndex): number {
 /**
  * Returns the tokenizer's files, parsed, by name.
  *
- * @param onBytes is told how many bytes have come since it was called last.
+ * @param onBytes function that receives the number of bytes since its previous call.
  */
 export async function fetchTokenizer(
   { tokenizer }: ProgramIndex,
@@ -122,7 +122,7 @@ export async function fetchTokenizer(
 /**
  * Returns the files of the model.
  *
- * @param onBytes is told how many bytes have come since it was called last.
+ * @param onBytes function that receives the number of bytes since its previous call.
  */
 export async function fetchModel(
   index: ProgramIndex,
@@ -135,7 +135,7 @@ export async function fetchModel(
   return { graph, weights };
 }
 
-/** Deletes all files that are kept. */
+/** Deletes all cached files. */
 export async function forgetFiles(): Promise<void> {
   await caches.delete(CACHE);
 }

@@ -1,4 +1,4 @@
-/** The model: scores of rows, and what a readout reads of them, by ONNX Runtime. */
+/** The model in ONNX Runtime: scores of rows, and the inputs of a readout. */
 
 import { fromHex, type Bytes } from "./bytes.ts";
 import type { Engine } from "./engines.ts";
@@ -9,22 +9,24 @@ import type { Represented } from "./readout.ts";
 import type { Tokens } from "./tokens.ts";
 
 const MOST_THREADS = 4;
-/** WebAssembly computes without a pause, in which the worker would answer nothing. */
+/**
+ * Time slice in milliseconds, because WebAssembly computes without a pause and blocks the worker.
+ */
 const MILLISECONDS_OF_A_TURN = 50;
 
-/** Scores of the base model, features and tokens of some rows, one after the other. */
+/** Base model scores, features and tokens of some rows, concatenated. */
 export type Numbers = Omit<Represented, "labels">;
 
 type Outputs = Readonly<Record<string, Tensor>>;
 type Runtime = Awaited<ReturnType<Engine["load"]>>;
 
-/** The files of a model: its graph, and weights by the paths that the graph names. */
+/** The files of a model: its graph, and its weights by the paths used in the graph. */
 export interface ModelFiles {
   readonly graph: Bytes;
   readonly weights: readonly { readonly path: string; readonly data: Bytes }[];
 }
 
-/** A loaded model; one call at a time. */
+/** A loaded model, for one call at a time. */
 export class Encoder {
   readonly #ort: Runtime;
   readonly #session: InferenceSession;
@@ -56,7 +58,7 @@ export class Encoder {
     }
   }
 
-  /** Returns the numbers of a call of exactly as many rows as the program has. */
+  /** Returns the outputs of a call with exactly the program's number of rows. */
   async represent({ ids, positions }: Call): Promise<Numbers> {
     const { readout, layout } = this.#program;
     const count = ids.length;
@@ -74,7 +76,7 @@ export class Encoder {
     return { ...known, scores: scores! };
   }
 
-  /** Returns the numbers of at most as many rows as a call has. */
+  /** Returns the outputs for at most the number of rows of a call. */
   async representRows(rows: readonly Tokens[]): Promise<Numbers[]> {
     const { manifest, readout } = this.#program;
     const longest = Math.max(...rows.map(({ sequences }) => sequences[0]!.length));
@@ -126,7 +128,7 @@ export class Encoder {
     return found;
   }
 
-  /** Computes; now and then what has come meanwhile, such as a question of the page, is next. */
+  /** Computes; now and then it yields to pending work, such as a question from the page. */
   async #run(inputs: Readonly<Record<string, Tensor>>): Promise<Outputs> {
     const outputs = await this.#session.run(inputs);
     if (performance.now() > this.#nextTurn) {
@@ -159,7 +161,7 @@ function read(outputs: Outputs, name: string): Float32Array<ArrayBuffer> {
   return Float32Array.from(outputs[name]!.data as Float32Array);
 }
 
-/** Returns whether bytes have a SHA-256 in hexadecimal. */
+/** Returns whether bytes have the given SHA-256, in hexadecimal. */
 export async function hasHash(bytes: Bytes, sha256: string): Promise<boolean> {
   const found = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return fromHex(sha256).every((byte, at) => byte === found[at]);

@@ -1,23 +1,24 @@
 /**
- * What computes the model: ONNX Runtime on the graphics processor by WebGPU, or in WebAssembly.
+ * The engines that compute the model: ONNX Runtime on the graphics processor (WebGPU) or in
+ * WebAssembly.
  *
- * Both are fetched when they are needed first, so that a browser has one of them alone.
+ * Each is fetched when it is first needed, so that a browser has only one of them.
  */
 
 type Runtime = typeof import("./library/onnxruntime.mjs");
 
-/** A way to compute, and what has it. */
+/** An engine, and the function that loads it. */
 export interface Engine {
   readonly name: "webgpu" | "wasm";
   load(): Promise<Runtime>;
 }
 
-/** What is asked of the browser's `navigator.gpu`. */
+/** The part of the browser's `navigator.gpu` that is used here. */
 export interface Graphics {
   requestAdapter(): Promise<{ readonly info: { readonly isFallbackAdapter?: boolean } } | null>;
 }
 
-/** WebAssembly, which every browser has. */
+/** WebAssembly, available in every browser. */
 export const WASM: Engine = { name: "wasm", load: () => import("./library/onnxruntime.mjs") };
 
 /** The graphics processor. */
@@ -27,10 +28,10 @@ export const WEBGPU: Engine = {
 };
 
 /**
- * Returns the engines of this browser, the one to try first in front.
+ * Returns the engines of this browser, the preferred one first.
  *
- * @param graphics `navigator.gpu`, which only some browsers have. An adapter that is a program, and
- *   not a processor, is slower than WebAssembly, so it is not used.
+ * @param graphics `navigator.gpu`, which only some browsers have. A software adapter is slower than
+ *   WebAssembly, so it is not used.
  */
 export async function enginesOf(graphics: Graphics | undefined): Promise<Engine[]> {
   const adapter = await graphics?.requestAdapter().catch(() => null);
@@ -38,9 +39,9 @@ export async function enginesOf(graphics: Graphics | undefined): Promise<Engine[
 }
 
 /**
- * Something that an engine makes; where making or using it fails, the next engine does.
+ * An object made by an engine; if making or using it fails, the next engine takes over.
  *
- * What it is made of is fetched first: where the network fails, no engine does.
+ * Its inputs are fetched first, because no engine helps if the network fails.
  */
 export class OnEngines<F, T> {
   readonly #engines: () => Promise<Engine[]>;
@@ -59,7 +60,10 @@ export class OnEngines<F, T> {
     this.#make = make;
   }
 
-  /** Returns what comes of it; one call at a time. Throws what the last engine, or fetching, does. */
+  /**
+   * Returns the result of some work with the object, one call at a time. Throws the error of the
+   * last engine or of the download.
+   */
   async use<R>(work: (made: T) => Promise<R>): Promise<R> {
     this.#left ??= await this.#engines();
     for (;;) {

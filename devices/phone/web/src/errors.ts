@@ -1,8 +1,8 @@
 /**
- * What goes wrong with what comes from outside, by the part of the format that it is in.
+ * Errors about data from outside, by the part of the format that they concern.
  *
- * `code` and `numbers` are those of the refusal that tells the server (docs/reference/wire.md). A
- * message stays on the device.
+ * `code` and `numbers` are sent to the server in a refusal (docs/reference/wire.md). Messages stay
+ * on the device.
  */
 
 import { fill, TEXTS } from "./texts.ts";
@@ -10,23 +10,23 @@ import { fill, TEXTS } from "./texts.ts";
 type Reason = keyof typeof TEXTS.reasons;
 type Numbers = readonly [number, number];
 
-/** An error that an instruction is refused with; without a code of its own the code is 0. */
+/** An error that makes the client refuse an instruction; the default code is 0. */
 export class PhoneError extends Error {
   readonly code: number = 0;
   readonly numbers: Numbers = [0, 0];
 }
 
-/** The run's settings cannot be used, or ask for what a browser cannot do. */
+/** The run's settings are unusable, or ask for something that a browser cannot do. */
 export class SettingsError extends PhoneError {
   override readonly code = 1;
 }
 
-/** The program, or what belongs to it, is damaged or does not work on this device. */
+/** The program or one of its files is damaged, or does not work on this device. */
 export class ProgramError extends PhoneError {
   override readonly code = 4;
 }
 
-/** Bytes are no sound frame. */
+/** Bytes are not a valid frame. */
 export class FrameError extends PhoneError {
   override readonly code = 5;
 }
@@ -36,12 +36,12 @@ export class ReplayError extends PhoneError {
   override readonly code = 6;
 }
 
-/** A layout, ledger, snapshot or state is damaged, or of another run. */
+/** A layout, ledger, snapshot or state is damaged, or belongs to another run. */
 export class LedgerError extends PhoneError {
   override readonly code = 7;
 }
 
-/** The rounds that came do not lead to the state that an instruction begins with. */
+/** The received rounds do not lead to the state with which an instruction begins. */
 export class CatchUpError extends PhoneError {
   override readonly code = 8;
   override readonly numbers: Numbers;
@@ -52,7 +52,7 @@ export class CatchUpError extends PhoneError {
   }
 }
 
-/** An instruction is for another layout than the program's. */
+/** An instruction is for a layout other than the program's. */
 export class LayoutError extends PhoneError {
   override readonly code = 9;
   override readonly numbers: Numbers;
@@ -63,7 +63,7 @@ export class LayoutError extends PhoneError {
   }
 }
 
-/** A step of training, counted from 1, failed; 0 is a private fit. */
+/** A training step (counted from 1) or a private fit (0) failed. */
 export class TrainingError extends PhoneError {
   override readonly code = 10;
   override readonly numbers: Numbers;
@@ -74,7 +74,7 @@ export class TrainingError extends PhoneError {
   }
 }
 
-/** The operator's signed scenario does not lead to an instruction. */
+/** The operator's signed scenario does not allow an instruction. */
 export class ScenarioError extends PhoneError {
   override readonly code = 17;
 }
@@ -90,27 +90,32 @@ export class BatchLimitError extends PhoneError {
   }
 }
 
-/** An evaluation is asked for that no client makes. */
+/** The server asks for an evaluation that clients never make. */
 export class EvaluationLimitError extends PhoneError {
   override readonly code = 19;
 }
 
-/** A refusal whose reason may tell of the owner's examples, in a run with differential privacy. */
+/**
+ * A refusal whose reason could reveal something about examples, in a run with differential privacy.
+ */
 export class HiddenRefusal extends PhoneError {
   override readonly code = 23;
 }
 
-/** A report would cost more privacy than the run's ε is for, or the one given is no longer kept. */
+/**
+ * A report would exceed the run's or the owner's ε, or the report already given is no longer
+ * stored.
+ */
 export class BudgetError extends PhoneError {
   override readonly code = 24;
 }
 
-/** Secure aggregation is not asked for as it is done. */
+/** A secure aggregation message violates the protocol. */
 export class MaskingError extends PhoneError {
   override readonly code = 25;
 }
 
-/** An error that the page has a text for, which is its message; `reason` names it. */
+/** An error for which the page has a text; the text is its message, and `reason` names it. */
 export class PlainError extends PhoneError {
   readonly reason: Reason;
 
@@ -123,17 +128,17 @@ export class PlainError extends PhoneError {
 /** An invitation cannot be used. */
 export class InvitationError extends PlainError {}
 
-/** The browser lets this page keep nothing, or nothing more. */
+/** The browser lets this page store nothing, or nothing more. */
 export class StorageError extends PlainError {
   override readonly code = 12;
 }
 
-/** Work was stopped that goes on later: the owner paused, or something else waits. */
+/** Work was interrupted and will continue later: the owner paused, or other work waits. */
 export class StoppedError extends PhoneError {
   override readonly code = 13;
 }
 
-/** Returns what the owner is told of an error. */
+/** Returns the owner's message for an error. */
 export function problemOf(error: unknown): string {
   if (error instanceof PlainError) return error.message;
   return fill(TEXTS.problem, error instanceof Error ? error.message : String(error));

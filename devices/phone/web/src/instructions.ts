@@ -6,16 +6,16 @@ import { check, KIND, MAX_SCALARS, pack, unpack } from "./wire.ts";
 
 export const SEED_POLICY = { shared: 0, independent: 1, pool: 2 } as const;
 export const SPLIT = { train: 0, validation: 1, test: 2 } as const;
-/** The track of the round of intercepts, which starts from a state of the global one. */
+/** The track of the intercept round, which starts from a state of the global track. */
 export const INTERCEPT_TRACK = 2 ** 32 - 3;
 
 /**
- * The losses that projected gradients are made of; with components a report holds those of the
- * client's own update.
+ * The kind of differences from which projected gradients are computed. With components, a report
+ * holds the components of the client's own update.
  */
 export type Differences = "central" | "forward" | "components";
 
-/** An instruction to train for a round; `TrainInstruction` in Python says what the fields are. */
+/** An instruction to train in a round; `TrainInstruction` in Python documents the fields. */
 export interface TrainInstruction {
   readonly runId: Bytes;
   readonly round: number;
@@ -36,6 +36,8 @@ export interface TrainInstruction {
   readonly curvatureEvery: number;
   readonly differences: Differences;
   readonly jointClip: number;
+  /** Whether losses are profiled (profiled-loss.ts). */
+  readonly isProfiled: boolean;
 }
 
 /** An instruction to evaluate a state on one of the client's splits. */
@@ -52,7 +54,7 @@ const FORWARD = 1;
 const JOINTLY_CLIPPED = 2;
 const INTERCEPTS = 4;
 const COMPONENTS = 8;
-const KNOWN_FLAGS = FORWARD | JOINTLY_CLIPPED | INTERCEPTS | COMPONENTS;
+const PROFILED = 16;
 
 /** Returns a train instruction as a frame. */
 export function encodeTrain(one: TrainInstruction): Bytes {
@@ -71,14 +73,15 @@ export function encodeTrain(one: TrainInstruction): Bytes {
     (one.differences === "forward" ? FORWARD : 0) |
     (one.jointClip ? JOINTLY_CLIPPED : 0) |
     (one.track === INTERCEPT_TRACK ? INTERCEPTS : 0) |
-    (one.differences === "components" ? COMPONENTS : 0);
+    (one.differences === "components" ? COMPONENTS : 0) |
+    (one.isProfiled ? PROFILED : 0);
   if (one.curvatureEvery || flags) writer.u16(one.curvatureEvery);
   if (flags) writer.u8(flags);
   if (one.jointClip) writer.f64(one.jointClip);
   return pack(KIND.train, writer.end());
 }
 
-/** Reads a train instruction; throws `FrameError` if it is not sound. */
+/** Reads a train instruction; throws `FrameError` if it is invalid. */
 export function decodeTrain(frame: Bytes): TrainInstruction {
   const reader = unpack(frame, KIND.train);
   const fields = {
@@ -106,7 +109,7 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
   const hasFlags = reader.left > 0;
   const flags = hasFlags ? reader.u8() : 0;
   check(
-    !hasFlags || (flags > 0 && flags <= KNOWN_FLAGS),
+    !hasFlags || (flags > 0 && flags < 2 * PROFILED),
     "the train instruction asks for scalars of an unknown kind",
   );
   const isClipped = (flags & JOINTLY_CLIPPED) > 0;
@@ -129,12 +132,13 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
           fields.seedPolicy === SEED_POLICY.shared &&
           learningRate > 0 &&
           curvatureEvery === 0 &&
-          !(flags & (FORWARD | INTERCEPTS)))),
+          !(flags & (FORWARD | INTERCEPTS | PROFILED)))),
     "the train instruction holds a number out of its range",
   );
   const differences =
     flags & COMPONENTS ? "components" : flags & FORWARD ? "forward" : "central";
-  return { ...fields, poolRoot, poolSize, curvatureEvery, differences, jointClip };
+  const isProfiled = (flags & PROFILED) > 0;
+  return { ...fields, poolRoot, poolSize, curvatureEvery, differences, jointClip, isProfiled };
 }
 
 /** Returns the seeds of a client's queries, step by step: K·q of them. */
@@ -155,7 +159,7 @@ export function encodeEvaluate(one: EvaluateInstruction): Bytes {
   return pack(KIND.evaluate, writer.bytes(one.layoutHash).bytes(one.digest).end());
 }
 
-/** Reads an evaluate instruction; throws `FrameError` if it is not sound. */
+/** Reads an evaluate instruction; throws `FrameError` if it is invalid. */
 export function decodeEvaluate(frame: Bytes): EvaluateInstruction {
   const reader = unpack(frame, KIND.evaluate);
   const instruction = {

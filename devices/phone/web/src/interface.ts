@@ -1,7 +1,7 @@
 /**
  * The interface for apps that show this page in a WebView: `window.samara`.
  *
- * `version` grows when something that is here changes; what is added leaves it.
+ * `version` is raised when an existing member changes, but not when one is added.
  */
 
 import type { Prediction, Status } from "./status.ts";
@@ -10,16 +10,16 @@ import type { Row } from "./task.ts";
 import { TEXTS } from "./texts.ts";
 import type { Call, Said } from "./worker.ts";
 
-/** What an app may call. A promise is rejected with an `Error` whose message may be shown. */
+/** The methods for apps. A promise is rejected with an `Error` whose message may be shown. */
 export interface Samara {
   readonly version: 1;
-  /** Registers this browser by an invitation's link or code, and attaches to the gateway. */
+  /** Registers this browser with an invitation's link or code, and attaches to the gateway. */
   join(link: string): Promise<void>;
-  /** Adds an example of the owner's; a text that is there already gets the new label. */
+  /** Adds an example of the owner's; an existing text gets the new label. */
   addExample(row: Row, label: number): Promise<void>;
-  /** Returns probabilities of the labels under the base, the global and the private model. */
+  /** Returns label probabilities under the base, the global and the private model. */
   predict(row: Row): Promise<Prediction>;
-  /** Returns what the client does, and how far it is. */
+  /** Returns the client's current activity and progress. */
   status(): Promise<Status>;
   /** Leaves the run and deletes everything from this browser. */
   leave(): Promise<void>;
@@ -31,12 +31,12 @@ declare global {
   }
 }
 
-/** A call that was refused, with a message for the owner. */
+/** A refused call, with a message for the owner. */
 export class CallError extends Error {}
 
 const SLOW_SECONDS = 15;
 
-/** The worker's client as the page calls it. */
+/** The worker's client, as called by the page. */
 export class WorkerClient {
   readonly #worker: Worker;
   readonly #ready: Promise<void>;
@@ -44,8 +44,10 @@ export class WorkerClient {
   #calls = 0;
 
   /**
-   * @param onEvent is told when the status has changed, or another tab is the phone.
-   * @param onProblem is told why no call is answered, and nothing once calls are.
+   * @param onEvent function that is called when the status has changed, or another tab is the
+   *   phone.
+   * @param onProblem function that receives the reason why calls fail, or an empty text once they
+   *   work.
    */
   constructor(
     onEvent: (event: "ready" | "changed" | "elsewhere") => void,
@@ -65,7 +67,7 @@ export class WorkerClient {
         if ("event" in data) {
           if (data.event !== "changed") clearTimeout(slow);
           if (data.event === "ready") {
-            this.#worker.onerror = null; // what fails from now on fails a call
+            this.#worker.onerror = null; // later failures fail a single call
             onProblem("");
             resolve();
           }
@@ -76,7 +78,7 @@ export class WorkerClient {
         this.#open.delete(data.id);
       };
     });
-    this.#ready.catch(() => {}); // who calls is told, and the page is
+    this.#ready.catch(() => {}); // callers and the page are told separately
   }
 
   join = (link: string): Promise<void> => this.#call("join", link);
@@ -91,12 +93,12 @@ export class WorkerClient {
   leave = (): Promise<void> => this.#call("leave");
   status = (): Promise<Status> => this.#call("status");
 
-  /** Ends the worker, so that another tab may be the phone at once. */
+  /** Ends the worker, so that another tab can become the phone at once. */
   end(): void {
     this.#worker.terminate();
   }
 
-  /** Returns what apps may call. */
+  /** Returns the methods for apps. */
   forApps(): Samara {
     return Object.freeze<Samara>({
       version: 1,

@@ -1,4 +1,4 @@
-/** Joining by a link: the invitation's code behind `#join=`, and this browser's own key. */
+/** Joining by a link: the invitation's code after `#join=`, and this browser's own key. */
 
 import { areEqual, concat, sha256, toHex, toUtf8, type Bytes } from "./bytes.ts";
 import { InvitationError } from "./errors.ts";
@@ -10,13 +10,13 @@ const HALF = 16;
 const CHECK = 2;
 const PATH = "/samara/join";
 
-/** An invitation's code: a hash of what may be trusted, and the right to register one key. */
+/** An invitation's code: a hash of the trusted data, and the right to register one key. */
 export interface InvitationCode {
   readonly trusted: Bytes;
   readonly secret: Bytes;
 }
 
-/** Reads a code, or a link that ends with one; throws `InvitationError` if it is not whole. */
+/** Reads a code, or a link that ends with one; throws `InvitationError` if it is incomplete. */
 export async function readCode(text: string): Promise<InvitationCode> {
   const code = text.trim().toLowerCase().replace(/^.*#join=/, "");
   const bits = Array.from(code, (letter) => ALPHABET.indexOf(letter));
@@ -33,11 +33,11 @@ export async function readCode(text: string): Promise<InvitationCode> {
 }
 
 /**
- * Registers a key by an invitation, and returns the operator's signed scenario, empty without one.
+ * Registers a key with an invitation, and returns the operator's signed scenario; empty if none.
  *
- * The same call goes on after an interruption at any point, with the same key.
+ * If interrupted at any point, the same call continues with the same key.
  *
- * @throws InvitationError if the server is not that of the invitation, or refuses.
+ * @throws InvitationError if the server does not match the invitation, or refuses.
  */
 export async function register(code: InvitationCode, key: OwnKey): Promise<string> {
   const named = await sha256(toUtf8("samara-invitation-1\0"), code.secret);

@@ -1,4 +1,6 @@
-/** The layout: the tensors that the trained numbers belong to; its hash is that of its text. */
+/**
+ * The layout: the tensors that the trained numbers belong to. Its hash is that of its JSON text.
+ */
 
 import { sha256, toUtf8, type Bytes } from "./bytes.ts";
 import { LedgerError } from "./errors.ts";
@@ -18,7 +20,7 @@ export interface Tensor {
   readonly group: string;
 }
 
-/** A layout, the number of trained numbers of a state, and the hash that travels. */
+/** A layout, the number of elements of a state, and the layout's hash, which messages carry. */
 export interface Layout {
   readonly text: string;
   readonly hash: Bytes;
@@ -27,10 +29,12 @@ export interface Layout {
   readonly size: number;
 }
 
-/** The groups of a readout's tensors: the matrix W, and a number per label that may follow it. */
+/** The groups of a readout's tensors: the matrix W, optionally followed by one number per label. */
 export const GROUP = { readout: "readout", labelBias: "label bias" } as const;
 
-/** Returns where the numbers of a tensor group begin in a state without a basis; −1 without it. */
+/**
+ * Returns the index at which a tensor group starts in a state without a basis; −1 if it is missing.
+ */
 export function firstOf(layout: Layout, group: string): number {
   let first = 0;
   for (const tensor of layout.tensors) {
@@ -49,9 +53,9 @@ interface Content {
 }
 
 /**
- * Reads the canonical JSON of a layout, as `hello` and the program's manifest hold it.
+ * Reads the canonical JSON of a layout from a `hello` or the program's manifest.
  *
- * Another text of the same layout has another hash, so that a run refuses it.
+ * Any other text of the same layout has another hash, so a run would refuse it.
  */
 export async function readLayout(text: string): Promise<Layout> {
   const { tensors, distribution, basis } = checked(text);

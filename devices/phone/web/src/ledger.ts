@@ -1,4 +1,4 @@
-/** Records and snapshots of a ledger, and how a client catches up by them. */
+/** Records and snapshots of a ledger, and a client's catch-up with them. */
 
 import { areEqual, concat, crc32, sha256, toHex, toUtf8, Writer, type Bytes } from "./bytes.ts";
 import { LedgerError } from "./errors.ts";
@@ -22,19 +22,19 @@ const IDENTITY_BYTES = 56;
 const LINK_BYTES = 100;
 const SNAPSHOT_BYTES = IDENTITY_BYTES + LINK_BYTES + 4 + HASH_BYTES;
 const MEBIBYTE = 2 ** 20;
-/** Records that servers of earlier versions send in place of a shorter state. */
+/** Size limit of records that servers of earlier versions send in place of a shorter state. */
 const MOST_SHORT_BYTES = 4 * MEBIBYTE;
-/** A part of a blob, or a list of masking keys. */
+/** Size limit of a part of a blob, or of a list of masking keys. */
 const MOST_PART_BYTES = 4 * MEBIBYTE;
-/** Settings of a run, and a frame with shares. */
+/** Size limit of a run's settings together with a frame of shares. */
 const MOST_OTHER_BYTES = MEBIBYTE + 2 ** 16;
 
-/** Returns the most bytes of the records of a catch-up, for a state of so many elements. */
+/** Returns the maximum bytes of a catch-up's records, for a state of `elements` elements. */
 export function mostRecordBytes(elements: number): number {
   return Math.max(SNAPSHOT_BYTES + 8 * elements, MOST_SHORT_BYTES);
 }
 
-/** Returns the most bytes of any message of a gateway, for a state of so many elements. */
+/** Returns the maximum bytes of any gateway message, for a state of `elements` elements. */
 export function mostMessageBytes(elements: number): number {
   const catchUpBytes = SNAPSHOT_BYTES + 8 * elements + mostRecordBytes(elements);
   return MOST_OTHER_BYTES + Math.max(MOST_PART_BYTES, catchUpBytes);
@@ -47,15 +47,15 @@ export interface LedgerHeader {
   readonly layoutHash: Bytes;
 }
 
-/** A client's state after a round, its digest, and the hash that the ledger continues from. */
+/** A client's state after a round, its digest, and the hash from which the ledger continues. */
 export interface Session {
   readonly round: number;
   readonly head: Bytes;
   readonly state: State;
   readonly digest: Bytes;
-  /** The common intercept in the state, which private parts are fitted without. */
+  /** The common intercept in the state, which private fits exclude. */
   readonly common?: DenseValues;
-  /** Whether the last catch-up has led to another ledger than the session's own; it is not kept. */
+  /** Whether the last catch-up led to a ledger other than the session's; this is not stored. */
   readonly wentBack?: true;
 }
 
@@ -69,7 +69,7 @@ function identity(header: LedgerHeader, magic: string): Bytes {
   return writer.bytes(header.runId).bytes(header.layoutHash).end();
 }
 
-/** Returns the session of a client that has replayed no round of a run. */
+/** Returns the session of a client that has replayed no round of a run yet. */
 export async function begin(header: LedgerHeader, layout: Layout): Promise<Session> {
   const state = zeroState(layout.size);
   const head = await sha256(identity(header, SEGMENT_MAGIC));
@@ -77,15 +77,15 @@ export async function begin(header: LedgerHeader, layout: Layout): Promise<Sessi
 }
 
 /**
- * Returns the session at the server's round, after replaying the rounds that it lacks.
+ * Returns the session at the server's round, after replaying the missing rounds.
  *
- * If the catch-up leads from the beginning, or a snapshot, to the server's round, but not from this
- * session's, the state is rebuilt from it: the server goes on from a backup that lacks rounds of
- * this session.
+ * A server may continue from a backup that lacks some of this session's rounds. The catch-up then
+ * leads to the server's round from the beginning or from a snapshot, but not from this session's
+ * round. In that case the state is rebuilt from the catch-up.
  *
  * @param session the client's round and state; it is not changed.
- * @param catchUp a snapshot, empty if none is needed, and the records after it. Records of rounds
- *   that the session has are skipped.
+ * @param catchUp a snapshot (empty if none is needed), and the records after it. Records of rounds
+ *   that the session already has are skipped.
  * @param goal last round of the server and the digest of the state after it.
  * @throws LedgerError if snapshot or tail are damaged or do not lead there.
  */
@@ -134,7 +134,7 @@ async function follow(
   return reached;
 }
 
-/** Replays records one by one and checks each digest; throws at the first that is wrong. */
+/** Replays records one by one and checks each digest; throws at the first mismatch. */
 async function followRecords(
   session: Session,
   tail: Bytes,
@@ -162,7 +162,7 @@ function applied(state: State, delta: RoundDelta, layout: Layout): State {
   }
 }
 
-/** Returns the session after one more round of its own ledger, and the record that holds it. */
+/** Returns the session after one more round of its own ledger, and the record of that round. */
 export async function append(
   session: Session,
   delta: RoundDelta,
@@ -263,6 +263,8 @@ async function readSnapshot(
   const state = new BigInt64Array(bytes.slice(SNAPSHOT_BYTES).buffer);
   const endDigest = link.slice(LINK_BYTES - HASH_BYTES);
   if (!areEqual(await digest(layout.hash, state), endDigest))
-    throw new LedgerError(`the snapshot's state is not that which ended round ${round}`);
+    throw new LedgerError(
+      `the digest of the snapshot's state is not the digest after round ${round}`,
+    );
   return { round, head: await sha256(link), state, digest: endDigest };
 }

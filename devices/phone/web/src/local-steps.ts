@@ -5,15 +5,15 @@ import type { Bytes } from "./bytes.ts";
 import { TrainingError } from "./errors.ts";
 import { SEED_POLICY, seedsOf, type TrainInstruction } from "./instructions.ts";
 import { batchOrder, direction, type Distribution } from "./philox.ts";
-import { meanLosses, perturbed, type Readout, type Represented, type Scorer } from "./readout.ts";
+import { batchLosses, perturbed, type Readout, type Represented, type Scorer } from "./readout.ts";
 import { quantize, replay, toFloat32, type State } from "./replay.ts";
 import { mean } from "./softmax.ts";
 
-/** The track of clustering rounds, in whose batches the labels take turns. */
+/** The track of clustering rounds, whose batches take examples of each label in turn. */
 export const CLUSTERING_TRACK = 2 ** 32 - 2;
 const REACH = 30;
 
-/** What a client trains with: its examples, and the weights that its state is added to. */
+/** A client's training data: its examples, and the weights to which its state is added. */
 export interface Training {
   readonly client: number;
   readonly readout: Readout;
@@ -40,7 +40,7 @@ export function without(one: State, other: State): State {
   return one.map((value, at) => value - other[at]!);
 }
 
-/** Returns the examples with scores under a state in place of those of the base model. */
+/** Returns the examples with scores under a state instead of the base model's. */
 export async function scoredUnder(
   { scorer, start }: Training,
   state: State,
@@ -51,7 +51,7 @@ export async function scoredUnder(
   return { ...examples, scores: scores! };
 }
 
-/** Returns the number of a client's examples in the smallest batch of an instruction's steps. */
+/** Returns the number of examples in the smallest batch of an instruction's steps. */
 export function smallestBatch(
   instruction: TrainInstruction,
   answers: Int32Array,
@@ -133,14 +133,14 @@ async function estimateStep(
   state: State,
   { scorer, distribution, start, examples }: Training,
 ): Promise<Estimate> {
-  const { epsilon, curvatureEvery } = instruction;
+  const { epsilon, curvatureEvery, isProfiled } = instruction;
   const weights = toFloat32(added(state, start));
   const directions = Array.from(seeds, (seed) => direction(seed, weights.length, distribution));
   const moved = (sign: number): Float32Array<ArrayBuffer>[] =>
     directions.map((z) => perturbed(weights, z, epsilon, sign));
   const lossesOf = (
     some: readonly Float32Array<ArrayBuffer>[],
-  ): Promise<Float64Array<ArrayBuffer>> => meanLosses(scorer, some, examples, rows);
+  ): Promise<Float64Array<ArrayBuffer>> => batchLosses(scorer, some, examples, rows, isProfiled);
   const measures = curvatureEvery > 0 && step % curvatureEvery === 0;
   if (instruction.differences === "forward" && !measures) {
     const plus = await lossesOf(moved(1));
@@ -167,7 +167,7 @@ export function clipped(
   return Float64Array.from(gradients, (one) => Math.max(-limit, Math.min(limit, one)));
 }
 
-/** Returns −η·g/q, the coefficients of a client with weight 1; components are such already. */
+/** Returns the coefficients −η·g/q of a client with weight 1; components are used unchanged. */
 export function coefficientsOf(
   { learningRate, queries, differences }: TrainInstruction,
   gradients: Float64Array<ArrayBuffer>,
@@ -176,7 +176,7 @@ export function coefficientsOf(
   return Float64Array.from(gradients, (one) => (-learningRate * one) / queries);
 }
 
-/** Returns the sum of clipped projected gradients of each used seed of a pool, rounded once. */
+/** Returns the sum of clipped projected gradients for each used seed of a pool, rounded once. */
 function pooledSums(
   instruction: TrainInstruction,
   gradients: Float32Array,

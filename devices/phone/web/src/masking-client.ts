@@ -1,10 +1,10 @@
 /**
  * A client's part in the secure aggregation of a round, from fresh keys to the shares it reveals.
  *
- * In a round it gives one set of keys, one vector under its masks, its signature of one list of
+ * In each round it gives one set of keys, one vector under its masks, a signature of one list of
  * survivors, and shares of one of two secrets of each neighbour (Bonawitz et al., 2017, figure 4;
- * client/protocol/masking_client.py). What masks follow from is in memory alone: a tab that was
- * closed has left the round.
+ * client/protocol/masking_client.py). The secrets behind the masks are in memory only: a closed tab
+ * has left the round.
  */
 
 import { areEqual, concat, sha256, type Bytes } from "./bytes.ts";
@@ -30,13 +30,13 @@ import { KIND, kindOf } from "./wire.ts";
 
 const SEED_BYTES = 32;
 
-/** The memory of a round between messages. */
+/** The state of a round between messages. */
 interface Round {
   readonly token: Bytes;
   readonly sealing: RoundKey;
   readonly masking: RoundKey;
   readonly seed: Bytes;
-  /** The masking keys that were sent, a frame. */
+  /** The masking keys that were sent, as a frame. */
   readonly keys: Bytes;
   readonly listed?: Listed;
   /** Sealed shares for this client, by neighbour, and their frame. */
@@ -47,7 +47,7 @@ interface Round {
   readonly survivors?: { readonly frame: Bytes; readonly clients: ReadonlySet<number> };
 }
 
-/** What followed from the list of keys: the client's bucket, or the round's one sum. */
+/** The data derived from the list of keys: the client's bucket, or the round's single sum. */
 interface Listed {
   readonly clients: readonly number[];
   readonly digest: Bytes;
@@ -61,7 +61,7 @@ interface Neighbour {
   readonly device: PublicKey;
 }
 
-/** Answers the masking frames of the runs with some settings, and masks their reports. */
+/** Answers the masking frames of runs with the same settings, and masks their reports. */
 export class MaskingClient {
   readonly #client: number;
   readonly #key: OwnKey;
@@ -78,10 +78,10 @@ export class MaskingClient {
   }
 
   /**
-   * Returns the answer to a frame, the same one if it is asked again; nothing to sealed shares.
+   * Returns the answer to a frame; a repeated frame gets the same answer, and sealed shares none.
    *
-   * @throws MaskingError if it asks for what this client does not do.
-   * @throws FrameError if it is no sound frame.
+   * @throws MaskingError if the frame asks for something that this client does not do.
+   * @throws FrameError if the frame is invalid.
    */
   async answer(frame: Bytes): Promise<Bytes> {
     if (!areEqual(frame, this.#asked)) {
@@ -93,9 +93,9 @@ export class MaskingClient {
   }
 
   /**
-   * Returns a report under this round's masks, a frame, once.
+   * Returns a report under this round's masks as a frame; it works once per round.
    *
-   * @throws MaskingError if the round is another one, or its report was masked before.
+   * @throws MaskingError if the round is another one, or its report has already been masked.
    */
   async mask({ token, client, vector }: VectorReport<PlainVector>): Promise<Bytes> {
     const round = this.#roundOf(token);
@@ -132,7 +132,7 @@ export class MaskingClient {
     }
   }
 
-  /** Returns this client's keys for a round; the same ones if it is asked again. */
+  /** Returns this client's keys for a round, the same ones for a repeated request. */
   async #sendKeys(token: Bytes): Promise<Bytes> {
     if (areEqual(token, this.#used))
       throw new MaskingError("the keys of this round were used, and are forgotten");
@@ -153,7 +153,7 @@ export class MaskingClient {
     return keys;
   }
 
-  /** Returns a round's list of keys, or that of this client's bucket after drawing it itself. */
+  /** Returns a round's list of keys, or that of this client's bucket, which it draws itself. */
   async #readKeyList(frame: Bytes, kind: number): Promise<frames.KeyList> {
     const { bucket, minimum } = this.#privacy;
     if (kind !== (bucket ? KIND.bucketKeyList : KIND.keyList))
@@ -225,12 +225,12 @@ export class MaskingClient {
     return neighbours;
   }
 
-  /** Keeps the neighbours' shares for this client, which are read when they are asked for. */
+  /** Stores the neighbours' shares for this client, which are decrypted when requested. */
   #keepShares(shares: Bytes): Bytes {
     const { token, client, sealed } = frames.decodeSealedShares(shares);
     const round = this.#roundOf(token);
     const { listed } = round;
-    if (round.shares && areEqual(round.shares, shares)) return new Uint8Array(); // once more
+    if (round.shares && areEqual(round.shares, shares)) return new Uint8Array(); // a repetition
     if (!listed || round.received || client !== this.#client)
       throw new MaskingError("sealed shares come out of turn, or are for another client");
     const areNeighbours = [...sealed.keys()].every((one) => listed.neighbours.has(one));
@@ -242,7 +242,7 @@ export class MaskingClient {
     return new Uint8Array();
   }
 
-  /** Returns the signature of the one survivor list of a round. */
+  /** Returns the signature of a round's only survivor list. */
   async #sign(frame: Bytes): Promise<Bytes> {
     const asked = frames.decodeSurvivorList(frame);
     const round = this.#roundOf(asked.token);
@@ -268,7 +268,8 @@ export class MaskingClient {
   /**
    * Returns shares of one secret of each neighbour, and forgets this round's secrets.
    *
-   * So many neighbours must have signed the same list that no other list has as many.
+   * So many neighbours must have signed the same list that no other list can have as many
+   * signatures.
    */
   async #reveal({ token, signatures }: frames.SignatureList): Promise<Bytes> {
     const round = this.#roundOf(token);
@@ -292,7 +293,7 @@ export class MaskingClient {
       const { sealingKey } = neighbours.get(sender)!.keys;
       const key = await agree(round.sealing.key, sealingKey, "shares", pair);
       const content = await unseal(key, sealed, sender, this.#client, token);
-      if (!content) continue; // it was forged
+      if (!content) continue; // the share was forged
       if (survivors.clients.has(sender)) seeds.set(sender, content.slice(0, SHARE_BYTES));
       else keys.set(sender, content.slice(SHARE_BYTES));
     }

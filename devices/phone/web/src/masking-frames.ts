@@ -1,4 +1,4 @@
-/** Masking frames, in their order in a round; docs/reference/wire.md says what is in them. */
+/** Masking frames in the order of a round; docs/reference/wire.md documents their content. */
 
 import { areEqual, concat, sha256, toUtf8, Writer, type Bytes, type Reader } from "./bytes.ts";
 import { MOST_NEIGHBOURS } from "./neighbours.ts";
@@ -21,7 +21,7 @@ export function encodeKeyRequest({ token }: KeyRequest): Bytes {
   return pack(KIND.keyRequest, token);
 }
 
-/** Reads a key request; throws `FrameError` if it is not sound, as do the other functions. */
+/** Reads a key request; like the other readers, throws `FrameError` if it is invalid. */
 export function decodeKeyRequest(frame: Bytes): KeyRequest {
   const reader = unpack(frame, KIND.keyRequest);
   const request = { token: reader.bytes(8) };
@@ -29,7 +29,7 @@ export function decodeKeyRequest(frame: Bytes): KeyRequest {
   return request;
 }
 
-/** A client's fresh keys for a round, signed by its device's own key. */
+/** A client's fresh keys for a round, signed with its device's key. */
 export interface MaskingKeys {
   readonly token: Bytes;
   readonly client: number;
@@ -40,7 +40,7 @@ export interface MaskingKeys {
   readonly signature: Bytes;
 }
 
-/** Returns the bytes that the signature of keys is of; their hash is the digest of the keys. */
+/** Returns the signed bytes of keys; their hash is the digest of the keys. */
 export function signedKeys(keys: Omit<MaskingKeys, "signature">): Bytes {
   return concat(toUtf8("samara-masking-keys-1\0"), fieldsOf(keys), keys.deviceKey);
 }
@@ -103,7 +103,7 @@ export function decodeKeyList(frame: Bytes): KeyList {
   return { token, clients, keys };
 }
 
-/** A key list of a round with buckets, and the digests of all clients' keys. */
+/** A key list of a round with buckets, with the digests of all clients' keys. */
 export interface BucketKeyList {
   readonly listed: KeyList;
   readonly digests: readonly Bytes[];
@@ -126,7 +126,7 @@ export function decodeBucketKeyList(frame: Bytes): BucketKeyList {
   return { listed, digests };
 }
 
-/** Ciphertexts of 94 bytes by neighbour; on the way down the client is the receiver. */
+/** Ciphertexts of 94 bytes by neighbour; on the way down, the client is the receiver. */
 export interface SealedShares {
   readonly token: Bytes;
   readonly client: number;
@@ -151,13 +151,13 @@ export function decodeSealedShares(frame: Bytes): SealedShares {
   return { token, client, sealed: new Map(sealed) };
 }
 
-/** The clients whose masked reports the server adds up, ascending. */
+/** The clients whose masked reports the server sums, ascending. */
 export interface SurvivorList {
   readonly token: Bytes;
   readonly survivors: readonly number[];
 }
 
-/** Returns the bytes that clients sign: that this is the one list of the round. */
+/** Returns the bytes that clients sign to confirm that this is the round's only list. */
 export async function signedSurvivors(
   { token, survivors }: SurvivorList,
   clientsDigest: Bytes,
@@ -192,7 +192,7 @@ export function encodeSurvivorSignature(one: SurvivorSignature): Bytes {
   return pack(KIND.survivorSignature, writer.end());
 }
 
-/** Reads the signature of a survivor list, which is not checked. */
+/** Reads the signature of a survivor list, without verifying it. */
 export function decodeSurvivorSignature(frame: Bytes): SurvivorSignature {
   const reader = unpack(frame, KIND.survivorSignature);
   const [token, client, signature] = [reader.bytes(8), reader.u32(), readSized(reader)];
@@ -214,7 +214,7 @@ export function encodeSignatureList({ token, signatures }: SignatureList): Bytes
   return pack(KIND.signatureList, writer.end());
 }
 
-/** Reads a signature list, whose signatures are not checked. */
+/** Reads a signature list, without verifying the signatures. */
 export function decodeSignatureList(frame: Bytes): SignatureList {
   const reader = unpack(frame, KIND.signatureList);
   const token = reader.bytes(8);
@@ -224,7 +224,7 @@ export function decodeSignatureList(frame: Bytes): SignatureList {
   return { token, signatures: new Map(signatures) };
 }
 
-/** A client's shares by owner: of the seeds of survivors, of the mask keys of those that left. */
+/** A client's shares by owner: of seeds for survivors, of mask keys for clients that left. */
 export interface RevealedShares {
   readonly token: Bytes;
   readonly client: number;
@@ -291,7 +291,7 @@ function readEntries<T>(reader: Reader, read: () => T): T[] {
   return Array.from({ length: count }, read);
 }
 
-/** Throws `FrameError` unless client indices ascend, each once, and none is too large. */
+/** Throws `FrameError` unless client indices are strictly ascending and none is too large. */
 function checkAscending(clients: readonly number[]): void {
   checkClient(clients.at(-1)!);
   check(

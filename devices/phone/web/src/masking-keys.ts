@@ -1,8 +1,8 @@
 /**
- * Keys of a round of secure aggregation, and the masks and ciphertexts that follow from them.
+ * Keys of a round of secure aggregation, and the masks and ciphertexts derived from them.
  *
- * ECDH on P-256, HKDF-SHA256, AES-256-GCM and AES-256-CTR, all of WebCrypto
- * (shared/secure_aggregation/keys.py). A key of two clients is bound to both and to the list of
+ * ECDH on P-256, HKDF-SHA256, AES-256-GCM and AES-256-CTR, all from WebCrypto
+ * (shared/protocol/secure_aggregation/keys.py). A key of two clients is bound to both and to the list of
  * clients that both were given.
  */
 
@@ -14,17 +14,17 @@ import type { PlainVector } from "./vector.ts";
 const CURVE = { name: "ECDH", namedCurve: "P-256" } as const;
 const NONCE_BYTES = 12;
 
-/** The purposes of the keys that two clients agree on. */
+/** The purposes of keys agreed between two clients. */
 export type Purpose = "shares" | "mask";
 
-/** A key for one round: its private half, also as a number of 32 bytes, little-endian. */
+/** A key pair for one round, with its private number as 32 little-endian bytes. */
 export interface RoundKey {
   readonly key: CryptoKey;
   readonly point: Bytes;
   readonly secret: Bytes;
 }
 
-/** Makes a key for one round, whose private number can be shared. */
+/** Creates a key pair for one round, whose private number can be shared. */
 export async function makeRoundKey(): Promise<RoundKey> {
   const pair = await crypto.subtle.generateKey(CURVE, true, ["deriveBits"]);
   const { d } = await crypto.subtle.exportKey("jwk", pair.privateKey);
@@ -35,9 +35,9 @@ export async function makeRoundKey(): Promise<RoundKey> {
 }
 
 /**
- * Returns the key that a private key and another client's public key lead to, 32 bytes.
+ * Returns the key agreed from a private key and another client's public key, 32 bytes.
  *
- * @throws MaskingError if the public key is no point on P-256.
+ * @throws MaskingError if the public key is not a point on P-256.
  */
 export async function agree(
   own: CryptoKey,
@@ -60,13 +60,13 @@ export async function digestOfClients(token: Bytes, clients: readonly number[]):
   return sha256(toUtf8("samara-clients-1\0"), token, bytesOf(Uint32Array.from(clients)));
 }
 
-/** Returns the two clients of a list whose keys are agreed on, in either order. */
+/** Returns the context of a key between two clients of a list, independent of their order. */
 export function pairOf(clientsDigest: Bytes, one: number, other: number): Bytes {
   const [first, second] = [Math.min(one, other), Math.max(one, other)];
   return concat(clientsDigest, indexBytes(first), indexBytes(second));
 }
 
-/** Returns the hash by which a seed is known again. */
+/** Returns the hash that commits to a seed. */
 export async function commitTo(seed: Bytes): Promise<Bytes> {
   return sha256(toUtf8("samara-seed-1\0"), seed);
 }
@@ -85,7 +85,7 @@ export async function seal(
   return concat(nonce, new Uint8Array(await crypto.subtle.encrypt(way, key, content)));
 }
 
-/** Returns what a ciphertext hides; null if it is forged, or of another round or client. */
+/** Returns the plain text of a ciphertext; null if it is forged, or for another round or client. */
 export async function unseal(
   bytes: Bytes,
   sealed: Bytes,
@@ -106,7 +106,7 @@ function sealing(iv: Bytes, sender: number, receiver: number, token: Bytes): Aes
   return { name: "AES-GCM", iv, additionalData };
 }
 
-/** Returns the mask of a key: AES-256 in counter mode from 0. */
+/** Returns the mask generated from a key: AES-256 in counter mode from 0. */
 export async function maskStream(
   bytes: Bytes,
   count: number,
@@ -117,9 +117,9 @@ export async function maskStream(
 }
 
 /**
- * Returns a client's vector modulo 2⁶⁴ under its own mask and those of its pairs.
+ * Returns a client's vector modulo 2⁶⁴ under its own mask and those shared with its neighbours.
  *
- * @param pairKeys the key of the mask with each neighbour.
+ * @param pairKeys the mask key shared with each neighbour.
  */
 export async function maskVector(
   vector: PlainVector,
@@ -129,7 +129,7 @@ export async function maskVector(
 ): Promise<BigUint64Array<ArrayBuffer>> {
   const total = BigUint64Array.from(vector as Iterable<number | bigint>, BigInt);
   const own = await maskStream(seed, total.length);
-  own.forEach((one, at) => (total[at]! += one)); // sums in this array are modulo 2⁶⁴
+  own.forEach((one, at) => (total[at]! += one)); // this array wraps modulo 2⁶⁴
   for (const [neighbour, key] of pairKeys) {
     const sign = client < neighbour ? 1n : -1n;
     const mask = await maskStream(key, total.length);

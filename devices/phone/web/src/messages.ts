@@ -1,8 +1,8 @@
 /**
  * The messages of the stream between phone and gateway: `ToPhone` is read, `FromPhone` written.
  *
- * They are those of shared/proto/trainer.proto in protobuf's encoding. A field that is not known is
- * skipped; of a field that comes twice the last one counts, as protobuf says.
+ * They are those of shared/proto/trainer.proto in protobuf's encoding. As protobuf requires,
+ * unknown fields are skipped, and the last occurrence of a repeated field counts.
  */
 
 import { concat, toUtf8, type Bytes } from "./bytes.ts";
@@ -16,7 +16,7 @@ export interface Challenge {
   readonly nonce: Bytes;
 }
 
-/** What the gateway asks; a field that it leaves out is zero or empty. */
+/** A request of the gateway; omitted fields are zero or empty. */
 export interface Task {
   readonly number: number;
   readonly kind: number;
@@ -46,10 +46,10 @@ export interface TaskResult {
 const WIRE = { varint: 0, eightBytes: 1, bytes: 2, fourBytes: 5 } as const;
 const MAX_VARINT_BYTES = 10;
 
-/** The values of a message's fields by number: numbers and booleans as numbers, or bytes. */
+/** The values of a message's fields by number; numbers and booleans are numbers, others bytes. */
 type Fields = ReadonlyMap<number, number | Bytes>;
 
-/** Reads a message of the gateway; throws `FrameError` if it is not sound, or holds neither. */
+/** Reads a message of the gateway; throws `FrameError` if it is invalid or empty. */
 export function decodeToPhone(message: Bytes): ToPhone {
   const fields = readFields(message);
   const task = fields.get(2);
@@ -73,7 +73,7 @@ function readTask(fields: Fields): Task {
   };
 }
 
-/** Returns the message that proves who a phone is. */
+/** Returns the message that proves a phone's identity. */
 export function encodeProof(proof: Proof): Bytes {
   return bytesField(1, concat(bytesField(1, proof.publicKey), bytesField(2, proof.signature)));
 }
@@ -109,7 +109,7 @@ function readFields(message: Bytes): Fields {
     let value = 0;
     for (let index = 0; index < MAX_VARINT_BYTES; index++) {
       const [byte] = skip(1);
-      value += (byte! & 127) * 2 ** (7 * index); // what is beyond 2⁵³ is in no field that is used
+      value += (byte! & 127) * 2 ** (7 * index); // no field in use has values beyond 2⁵³
       if (byte! < 128) return value;
     }
     throw new FrameError("a number in a message of the gateway is too long");

@@ -1,4 +1,4 @@
-/** The model of a program: fetched, loaded and checked when it is needed first. */
+/** The model of a program, which is fetched, loaded and checked when it is first needed. */
 
 import { fetchModel, fetchTokenizer, sizeOf, sizeOfTokenizer } from "./download.ts";
 import { Encoder, type ModelFiles, type Numbers } from "./encoder.ts";
@@ -9,17 +9,17 @@ import { readoutScorer, type Scorer } from "./readout.ts";
 import type { ProgramIndex, Row } from "./task.ts";
 import { RowTokenizer, type Tokens } from "./tokens.ts";
 
-/** The model; one call at a time. */
+/** The model, for one call at a time. */
 export class Model {
   readonly #index: ProgramIndex;
   readonly #program: Program;
   readonly #onBytes: (done: number, of: number) => void;
   readonly #encoder: OnEngines<ModelFiles, Encoder>;
   #tokenizer: RowTokenizer | null = null;
-  /** Scores of examples: of a readout by its arithmetic alone, otherwise by the model. */
+  /** Scorer of examples: arithmetic alone for a readout, otherwise the model. */
   readonly scorer: Scorer;
 
-  /** @param onBytes is told how many bytes of how many have come. */
+  /** @param onBytes function that receives the number of received bytes and the total. */
   constructor(index: ProgramIndex, program: Program, onBytes: (done: number, of: number) => void) {
     this.#index = index;
     this.#program = program;
@@ -35,7 +35,10 @@ export class Model {
       : readoutScorer(program.readout);
   }
 
-  /** Returns the numbers of rows, null where the tokenizer refuses one; `onDone` is told of each call's. */
+  /**
+   * Returns the outputs for rows, null for rows that the tokenizer refuses; calls `onDone` per
+   * call.
+   */
   async represent(
     rows: readonly Row[],
     onDone: (count: number) => void,
@@ -65,14 +68,14 @@ export class Model {
 
   async #load(files: ModelFiles, engine: Engine): Promise<Encoder> {
     const encoder = await Encoder.load(files, this.#program, engine);
-    const ofModel: Scorer = (...given) => encoder.scores(...given); // not kept before the check
+    const ofModel: Scorer = (...given) => encoder.scores(...given); // not stored before the check
     const { readout } = this.#program;
     const scorer = readout.tokens ? ofModel : readoutScorer(readout);
     await selfCheck(this.#program, (call) => encoder.represent(call), scorer);
     return encoder;
   }
 
-  /** Returns what tells of bytes that come when some are there. */
+  /** Returns a function that reports received bytes in addition to those already there. */
   #counting(there: number): (count: number) => void {
     const of = sizeOf(this.#index);
     let done = there;
@@ -80,7 +83,9 @@ export class Model {
   }
 }
 
-/** Returns the tokens of a row; null if the tokenizer refuses it, which fails no engine. */
+/**
+ * Returns the tokens of a row; null if the tokenizer refuses it, which is no failure of the engine.
+ */
 function tokensOf(tokenizer: RowTokenizer, row: Row): Tokens | null {
   try {
     return tokenizer.tokens(row);

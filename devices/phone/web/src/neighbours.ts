@@ -1,23 +1,24 @@
 /**
- * Who shares masks with whom in a round: neighbourhoods, and buckets that are drawn by lot.
+ * Neighbourhoods whose clients share masks in a round, and buckets drawn by lot.
  *
  * Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead" (2020), section
- * 3.1. Both follow from the round's token and from keys, so that a client checks what a server says.
+ * 3.1. Both are derived from the round's token and from keys, so a client can verify the server's
+ * claims.
  */
 
 import { concat, sha256, toHex, toUtf8, Writer, type Bytes } from "./bytes.ts";
 
-/** The fewest clients in a sum: of two, each knows the other's vector. */
+/** The minimum number of clients in a sum; with two, each would know the other's vector. */
 export const LEAST_CLIENTS = 3;
-/** The most clients in a neighbourhood, the client itself included. */
+/** The maximum number of clients in a neighbourhood, including the client itself. */
 export const MOST_NEIGHBOURS = 101;
 
-/** Returns t, the least number above two thirds of a count. */
+/** Returns t, the smallest number above two thirds of a count. */
 export function leastNumber(count: number): number {
   return Math.floor((2 * count) / 3) + 1;
 }
 
-/** Returns a client's neighbours and itself, ascending. */
+/** Returns a client's neighbourhood, including itself, ascending. */
 export async function neighbourhoodOf(
   client: number,
   token: Bytes,
@@ -31,10 +32,10 @@ export async function neighbourhoodOf(
 }
 
 /**
- * Returns the clients of the bucket that a client is drawn into, ascending; none if it is not there.
+ * Returns the clients of a client's bucket, ascending; empty if the client is not in the round.
  *
  * @param digests the digest of each client's keys, in ascending order of the clients.
- * @param size the fewest clients of a bucket.
+ * @param size the minimum number of clients in a bucket.
  */
 export async function bucketOf(
   client: number,
@@ -57,7 +58,7 @@ export function indexBytes(client: number): Bytes {
   return new Writer().u32(client).end();
 }
 
-/** Returns clients by the SHA-256 of a beginning and their index. */
+/** Returns clients ordered by the SHA-256 of a prefix and their index. */
 async function orderedBy(beginning: Bytes, clients: readonly number[]): Promise<number[]> {
   const placed = await Promise.all(
     clients.map(async (one) => [toHex(await sha256(beginning, indexBytes(one))), one] as const),

@@ -1,8 +1,8 @@
 /**
- * Newton's method for a penalized mean cross-entropy in numbers that add to the logits linearly.
+ * Newton's method for a penalized mean cross-entropy whose variables enter the logits linearly.
  *
- * The loss is convex, and has one minimum. Conjugate gradients find the steps, so that the Hessian is
- * never formed (client/personal/newton.py).
+ * The loss is convex, with a single minimum. Conjugate gradients find the steps, so that the
+ * Hessian is never formed (client/personal/newton.py).
  */
 
 import { TrainingError } from "./errors.ts";
@@ -17,24 +17,26 @@ const MAX_STEPS = 100;
 const SUFFICIENT_DECREASE = 1e-4;
 const SMALLEST_STEP = 1e-10;
 
-/** The loss of n examples in numbers, each with the factor of its square. */
+/** The loss of n examples as a function of some variables, each with a quadratic penalty factor. */
 export interface Problem {
   readonly examples: Represented;
   readonly labels: number;
   readonly penalties: Floats;
-  /** Returns what numbers add to the logits, [n × labels]. */
+  /** Returns the contribution of the variables to the logits, [n × labels]. */
   added(numbers: Floats): Floats;
-  /** Returns the mean of slopes in the logits [n × labels] as slopes in the numbers. */
+  /**
+   * Returns the gradient in the variables from the gradient in the logits [n × labels], averaged.
+   */
   gathered(slopes: Floats): Floats;
 }
 
-/** The numbers with the least loss, and the loss of zeros. */
+/** The variables with the lowest loss, and the loss at zero. */
 export interface Minimum {
   readonly numbers: Floats;
   readonly lossBefore: number;
 }
 
-/** Returns the sum of the products of numbers. */
+/** Returns the dot product of two vectors. */
 export function dot(one: Floats, other: Floats): number {
   let sum = 0;
   for (let at = 0; at < one.length; at++) sum += one[at]! * other[at]!;
@@ -42,7 +44,7 @@ export function dot(one: Floats, other: Floats): number {
 }
 
 /**
- * Returns the numbers with the least loss, beginning with zeros.
+ * Returns the variables with the lowest loss, starting from zero.
  *
  * @throws TrainingError if a score or a feature is not finite, or the method does not converge.
  */
@@ -97,14 +99,14 @@ export function minimize({ examples, labels, penalties, added, gathered }: Probl
       if (lossOf(logitsAt(next), next) <= loss - SUFFICIENT_DECREASE * share * slope) break;
       share /= 2;
     }
-    if (share <= SMALLEST_STEP) break; // the loss differs by its rounding only
+    if (share <= SMALLEST_STEP) break; // the change of the loss is within rounding
     numbers = stepped(share);
   }
   if (!(largest < ACCEPTED_GRADIENT)) throw new TrainingError("the fit did not converge", 0);
   return { numbers, lossBefore };
 }
 
-/** Returns x with A·x = b, nearly, for a positive definite A. */
+/** Returns an approximate solution x of A·x = b for a positive definite A. */
 function conjugateGradients(product: (vector: Floats) => Floats, right: Floats): Floats {
   const norm = Math.sqrt(dot(right, right));
   let [solution, residual, direction] = [new Float64Array(right.length), right, right];

@@ -1,21 +1,21 @@
 /**
  * Exact samples of the discrete Gaussian, from the operating system's randomness.
  *
- * Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), algorithms 1 to
- * 3: whole numbers and rational probabilities only. The noise never comes from Philox, whose seeds
- * travel.
+ * Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy" (2020), algorithms 1
+ * to 3, with only integers and rational probabilities. The noise never comes from Philox, whose
+ * seeds are sent.
  */
 
 import { fromHex, toHex } from "./bytes.ts";
 
-/** A source of randomness: from n, a uniform whole number from 0 to n − 1. */
+/** A source of randomness that maps n to a uniform integer from 0 to n − 1. */
 export type Below = (limit: bigint) => bigint;
 
 const POOL_BYTES = 4096;
 const pool = new Uint8Array(POOL_BYTES);
 let used = POOL_BYTES;
 
-/** Returns a uniform whole number below a limit, from the operating system's randomness. */
+/** Returns a uniform integer below a limit, from the operating system's randomness. */
 export function randomBelow(limit: bigint): bigint {
   const digits = (limit - 1n).toString(16).padStart(2, "0");
   const bytes = Math.ceil(digits.length / 2);
@@ -36,9 +36,9 @@ export function randomBelow(limit: bigint): bigint {
 }
 
 /**
- * Returns samples of which a whole number x has a probability proportional to exp(−x²/(2σ²)).
+ * Returns samples in which an integer x has a probability proportional to exp(−x²/(2σ²)).
  *
- * @param sigma σ, a whole number above 0.
+ * @param sigma σ, a positive integer.
  */
 export function discreteGaussian(
   count: number,
@@ -68,18 +68,18 @@ function laplace(scale: bigint, below: Below): bigint {
     while (bernoulliExp(1n, 1n, below)) multiples++;
     const size = remainder + scale * multiples;
     const isNegative = below(2n) > 0n;
-    if (size || !isNegative) return isNegative ? -size : size; // 0 would otherwise count twice
+    if (size || !isNegative) return isNegative ? -size : size; // otherwise 0 would count twice
   }
 }
 
-/** Returns true with the probability exp(−numerator/denominator) (algorithm 1). */
+/** Returns true with probability exp(−numerator/denominator) (algorithm 1). */
 function bernoulliExp(numerator: bigint, denominator: bigint, below: Below): boolean {
   for (let whole = numerator / denominator; whole > 0n; whole--)
     if (!bernoulliExpOfFraction(1n, 1n, below)) return false;
   return bernoulliExpOfFraction(numerator % denominator, denominator, below);
 }
 
-/** Returns true with the probability exp(−γ) of a fraction γ from 0 to 1, by its series. */
+/** Returns true with probability exp(−γ) for a fraction γ from 0 to 1, by its series. */
 function bernoulliExpOfFraction(numerator: bigint, denominator: bigint, below: Below): boolean {
   let count = 1n;
   while (below(denominator * count) < numerator) count++;

@@ -1,8 +1,8 @@
 /**
- * The frozen table of 65,536 normal quantiles that directions are drawn from.
+ * The frozen table of 65,536 normal quantiles from which directions are drawn.
  *
- * Entry i is round(2048 · Φ⁻¹((i + ½) / 65,536)), half to even. The table is antisymmetric; its upper
- * half is stored as the differences between neighbours, compressed, as in shared/normal_table.py.
+ * Entry i is round(2048 · Φ⁻¹((i + ½) / 65,536)), half to even. The table is antisymmetric. Its
+ * upper half is stored as compressed differences between neighbours, as in shared/protocol/normal_table.py.
  */
 
 import { sha256, toHex, type Bytes } from "./bytes.ts";
@@ -46,5 +46,5 @@ async function load(): Promise<Int16Array<ArrayBuffer>> {
   return table;
 }
 
-/** 65,536 integers, ascending; multiply by 2⁻¹¹ for a standard normal number. */
+/** 65,536 ascending integers; multiplied by 2⁻¹¹ they are standard normal quantiles. */
 export const NORMAL_TABLE: Int16Array = await load();

@@ -1,4 +1,6 @@
-/** The owner's examples: labelled rows in the browser's store, and what the model makes of them. */
+/**
+ * The owner's examples: labelled rows in the browser's store, with the model's outputs for them.
+ */
 
 import { sha256, toHex, toUtf8 } from "./bytes.ts";
 import { StoppedError } from "./errors.ts";
@@ -14,7 +16,7 @@ const READ_AT_ONCE = 64;
 const TEST_PERCENT = 20;
 const VALIDATION_PERCENT = 10;
 
-/** An example; its id follows from its fields, so that a text that comes again is the same one. */
+/** An example; its id is derived from its fields, so that a repeated text is the same example. */
 export interface OwnExample {
   readonly id: string;
   readonly row: Row;
@@ -24,39 +26,42 @@ export interface OwnExample {
 
 /** An example as the page lists it. */
 export interface ListedExample extends OwnExample {
-  /** Whether the model's tokenizer refuses it, so that it is left out. */
+  /** Whether the model's tokenizer refuses the example, so that it is left out. */
   readonly isRefused: boolean;
 }
 
-/** What of the examples is used: those of each split, those that are refused, different labels. */
+/** Counts of examples in each split, of refused examples, and of distinct labels. */
 export interface ExampleCounts {
   readonly splits: readonly [number, number, number];
   readonly refused: number;
   readonly labels: number;
 }
 
-/** A row with its label; a split that is not given follows from the row. */
+/** A row with its label; a missing split is derived from the row. */
 export interface NewExample {
   readonly row: Row;
   readonly label: number;
   readonly split?: number;
 }
 
-/** The model's part in examples; it is asked once for each, and null is its refusal of one. */
+/**
+ * The model's interface for examples; it is called once per example and returns null for a refused
+ * one.
+ */
 export interface RowEncoder {
-  /** Hash of everything that the numbers are a function of, beside the row. */
+  /** Hash of everything except the row that the outputs depend on. */
   readonly program: string;
   readonly readout: Readout;
   represent(rows: readonly Row[], onDone: (count: number) => void): Promise<(Numbers | null)[]>;
 }
 
-/** The examples in a store; the model is asked when their numbers are needed first. */
+/** The examples in a store; the model is called when its outputs are first needed. */
 export class ExampleBook implements OwnExamples {
   readonly #store: Store;
   readonly #encoder: RowEncoder;
-  /** What is told how many of how many examples have gone through the model. */
+  /** Receives the number of examples that have gone through the model, and the total. */
   onProgress: (done: number, of: number) => void = () => {};
-  /** Whether the model is asked for no more at the moment. */
+  /** Returns whether the model should process no further examples for now. */
   shouldStop: () => boolean = () => false;
   readonly #kept = new Map<number, Represented>();
   #all: readonly OwnExample[] | null = null;
@@ -67,13 +72,14 @@ export class ExampleBook implements OwnExamples {
     this.#encoder = encoder;
   }
 
-  /** Adds examples; one whose row is there already gets the new label. */
+  /** Adds examples; an existing row gets the new label. */
   async add(examples: readonly NewExample[]): Promise<OwnExample[]> {
     const there = await this.#store.list("example/");
     const known = new Map(there.map(([key, one]) => [(one as OwnExample).id, key]));
     const changes = new Map<string, OwnExample>();
     const newest = there.length ? parseInt(there.at(-1)![0].slice("example/".length), 10) : 0;
-    let at = Math.max(Date.now(), newest + 1); // many may have been added in one millisecond
+    // several examples may be added within one millisecond
+    let at = Math.max(Date.now(), newest + 1);
     for (const { row, label, split } of examples) {
       const id = toHex(await sha256(toUtf8(JSON.stringify(row)))).slice(0, ID_DIGITS);
       const key = known.get(id) ?? `example/${String(at++).padStart(15, "0")}-${id}`;
@@ -85,7 +91,7 @@ export class ExampleBook implements OwnExamples {
     return [...changes.values()];
   }
 
-  /** Deletes an example, and what the model made of it. */
+  /** Deletes an example and the model's outputs for it. */
   async remove(id: string): Promise<void> {
     for (const [key, one] of await this.#store.list("example/"))
       if ((one as OwnExample).id === id) await this.#store.erase(key);
@@ -93,7 +99,7 @@ export class ExampleBook implements OwnExamples {
     this.#forget();
   }
 
-  /** Returns all examples, the oldest first. */
+  /** Returns all examples, oldest first. */
   async all(): Promise<ListedExample[]> {
     const refused = await this.#refused();
     return (await this.#read()).map((one) => ({ ...one, isRefused: refused.has(one.id) }));
@@ -103,7 +109,7 @@ export class ExampleBook implements OwnExamples {
     return (await this.#inSplit(split)).length;
   }
 
-  /** Returns what of the examples is used. */
+  /** Returns the counts of examples. */
   async counts(): Promise<ExampleCounts> {
     const all = await this.all();
     const used = all.filter(({ isRefused }) => !isRefused);
@@ -122,9 +128,9 @@ export class ExampleBook implements OwnExamples {
   }
 
   /**
-   * Returns what the model makes of a split's examples, without those that its tokenizer refuses.
+   * Returns the model's outputs for a split's examples, without those that its tokenizer refuses.
    *
-   * @throws StoppedError if the model should be asked for no more before all of them are read.
+   * @throws StoppedError if work should stop before all of them are processed.
    */
   async represented(split: number): Promise<Represented> {
     const kept = this.#kept.get(split);
@@ -148,7 +154,9 @@ export class ExampleBook implements OwnExamples {
     return whole;
   }
 
-  /** Returns the numbers of examples; what the model makes of some is kept before it gets more. */
+  /**
+   * Returns the outputs for examples; each batch of outputs is stored before the next one starts.
+   */
   async #numbersOf(examples: readonly OwnExample[]): Promise<(Numbers | null)[]> {
     const keys = examples.map(({ id }) => this.#keyOf(id));
     const found = (await this.#store.readAll(keys)) as (Numbers | null | undefined)[];
@@ -170,7 +178,7 @@ export class ExampleBook implements OwnExamples {
     return found as (Numbers | null)[];
   }
 
-  /** Returns the examples of a split that the tokenizer is not known to refuse. */
+  /** Returns the examples of a split, without those known to be refused by the tokenizer. */
   async #inSplit(split: number): Promise<OwnExample[]> {
     return (await this.all()).filter((one) => one.split === split && !one.isRefused);
   }
@@ -180,12 +188,12 @@ export class ExampleBook implements OwnExamples {
     return new Set(marks.map(([key]) => key.slice(-ID_DIGITS)));
   }
 
-  /** Returns the examples in the store; nobody else changes them, so they are read once. */
+  /** Returns the examples in the store; only this object changes them, so they are read once. */
   async #read(): Promise<readonly OwnExample[]> {
     if (this.#all) return this.#all;
     const changes = this.#changes;
     const all = (await this.#store.list("example/")).map(([, one]) => one as OwnExample);
-    if (changes === this.#changes) this.#all = all; // otherwise they may be those before a change
+    if (changes === this.#changes) this.#all = all; // otherwise they may be outdated
     return all;
   }
 
@@ -200,7 +208,7 @@ export class ExampleBook implements OwnExamples {
   }
 }
 
-/** Of 100 rows about 20 are test, 10 validation and 70 training examples; none ever moves. */
+/** Returns a row's split: about 20 % test, 10 % validation, 70 % training; it never changes. */
 function splitOf(id: string): number {
   const left = (parseInt(id.slice(0, 8), 16) / 2 ** 32) * 100;
   if (left < TEST_PERCENT) return SPLIT.test;

@@ -1,4 +1,4 @@
-/** The page: shows the client's status, and calls it. */
+/** The page, which shows the client's status and calls its methods. */
 
 import type { Accuracies, Prediction, Status } from "./status.ts";
 import { CallError, WorkerClient } from "./interface.ts";
@@ -10,7 +10,7 @@ import { fill, TEXTS } from "./texts.ts";
 const SHOWN_EXAMPLES = 200;
 const SHOWN_DIGITS = 12;
 
-/** Returns the element of an id; the page has it. */
+/** Returns the element with an id that exists on the page. */
 function at<T extends HTMLElement = HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
 }
@@ -46,13 +46,13 @@ function complain(error: unknown): void {
   at("problem").scrollIntoView({ block: "nearest" });
 }
 
-/** Shows what is wrong until it is no more; nothing if the text is empty. */
+/** Shows a problem until it is resolved; an empty text hides it. */
 function showTrouble(text: string): void {
   if (at("trouble").textContent !== text) at("trouble").textContent = text;
   show("trouble", text !== "");
 }
 
-/** Runs what an element asks for, with the element switched off, and says what goes wrong. */
+/** Runs an element's action while the element is disabled, and shows any error. */
 async function doing(button: HTMLButtonElement, work: () => Promise<void>): Promise<void> {
   button.disabled = true;
   show("problem", false);
@@ -83,7 +83,7 @@ const client = new WorkerClient((event) => {
 }, showTrouble);
 window.samara = client.forApps();
 
-/** Shows the status, once more if it changes meanwhile. */
+/** Shows the status, and again if it changes meanwhile. */
 async function refresh(): Promise<void> {
   isStale = true;
   if (isRefreshing) return;
@@ -162,7 +162,7 @@ function showLimit({ epsilonLimit, stoppedBy, round, rounds }: Status): void {
   if (document.activeElement !== limit) limit.value = epsilonLimit ? String(epsilonLimit) : "";
 }
 
-/** Makes the fields and labels of the task. */
+/** Creates the fields and labels of the task. */
 function showTask(task: Task): void {
   if (JSON.stringify(task) === JSON.stringify(shown)) return;
   shown = task;
@@ -250,7 +250,7 @@ async function addExamples(examples: readonly NewExample[]): Promise<void> {
   at("add-said").textContent = fill(TEXTS.added, examples.length);
 }
 
-/** Adds the rows of a file, and says which are none. */
+/** Adds the rows of a file, and reports invalid ones. */
 async function addFile(file: File, task: Task): Promise<void> {
   let text: string;
   try {
@@ -303,7 +303,7 @@ onSubmit("join", async () => {
   at("join-said").textContent = TEXTS.joining;
   try {
     await client.join(at<HTMLInputElement>("code").value);
-    history.replaceState(null, "", location.pathname); // the code is used
+    history.replaceState(null, "", location.pathname); // the code is used up
   } finally {
     at("join-said").textContent = "";
   }
@@ -326,7 +326,7 @@ at<HTMLInputElement>("file").addEventListener("change", async ({ target }) => {
   show("problem", false);
   at("add-said").textContent = TEXTS.adding;
   try {
-    const { task } = await client.status(); // the page may not have shown it yet
+    const { task } = await client.status(); // the page may not have shown the task yet
     if (!task) throw new CallError(TEXTS.noTask);
     await addFile(file, task);
   } catch (error) {
@@ -364,7 +364,7 @@ at<HTMLDialogElement>("sure").addEventListener("close", async ({ currentTarget }
     try {
       localStorage.clear();
     } catch {
-      // a browser that keeps nothing there has nothing to forget
+      // a browser that stores nothing has nothing to forget
     }
     at("join-said").textContent = TEXTS.left;
   } catch (error) {
@@ -372,10 +372,10 @@ at<HTMLDialogElement>("sure").addEventListener("close", async ({ currentTarget }
   }
 });
 
-// a page that the browser keeps for going back would be the phone all the same
+// a page kept in the back/forward cache would otherwise remain the phone
 addEventListener("pagehide", () => client.end());
 addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
-// without it the page works all the same, with a network
+// without it, the page still works while there is a network
 if ("serviceWorker" in navigator)
   navigator.serviceWorker.register("service-worker.js").catch(console.warn);
 void navigator.storage?.persist?.();

@@ -1,9 +1,9 @@
 /**
- * The private rounds of a client in a run: from which states they are taken, and when.
+ * The private rounds of a client in a run: the states that they start from, and when they run.
  *
- * A state of the federation from which they are due is noted as soon as the client has it; they are
- * taken between messages (client/personal/personalizer.py). Every round is on the disk as a whole, so
- * that a closed tab goes on with the next one.
+ * A state of the federation from which they are due is recorded as soon as the client has it. They
+ * run between messages (client/personal/personalizer.py). Every round is stored atomically, so a
+ * closed tab continues with the next round.
  */
 
 import { areEqual, toHex, type Bytes } from "./bytes.ts";
@@ -24,14 +24,14 @@ import { isLast, makesPersonalModels, type RunTerms } from "./run-terms.ts";
 import { accuracy } from "./softmax.ts";
 import type { Store } from "./store.ts";
 
-/** A state of the federation that private rounds are taken from. */
+/** A state of the federation from which private rounds start. */
 interface Start {
   readonly round: number;
   readonly state: State;
   readonly digest: Bytes;
 }
 
-/** Private rounds that are not finished; `before` is the accuracy on validation examples. */
+/** Unfinished private rounds; `before` is the accuracy on validation examples. */
 interface Begun {
   readonly start: Start;
   readonly progress: PrivateProgress;
@@ -39,7 +39,7 @@ interface Begun {
   readonly before: number | null;
 }
 
-/** Private rounds that are finished. */
+/** Finished private rounds. */
 interface Finished {
   readonly round: number;
   readonly digest: Bytes;
@@ -53,13 +53,13 @@ interface Personal {
   readonly next: Start | null;
   readonly begun: Begun | null;
   readonly finished: Finished | null;
-  /** Whether the common intercept has been subtracted, or was there before anything private. */
+  /** Whether the common intercept was subtracted, or existed before any private round. */
   readonly isWithoutCommon?: boolean;
 }
 
 /**
- * What private rounds are about: run, hash of the training examples, empty without any, and the
- * common intercept in the federation's state by now, null without one.
+ * The context of private rounds: the run, the hash of the training examples (empty if there are
+ * none), and the current common intercept in the federation's state (null if there is none).
  */
 export interface PersonalRun {
   readonly runId: Bytes;
@@ -82,7 +82,7 @@ export class Personalizer {
     this.#prefix = keyOf(run.runId);
   }
 
-  /** Keeps a state of the federation if private rounds from it are due. */
+  /** Stores a state of the federation if private rounds from it are due. */
   async note(start: Start): Promise<void> {
     const personal = await this.#readWithoutCommon();
     if (makesPersonalModels(this.#run.terms) && this.#isDue(personal, start))
@@ -90,9 +90,10 @@ export class Personalizer {
   }
 
   /**
-   * Takes the private rounds that are due; `shouldStop` is asked between two of them.
+   * Takes the private rounds that are due, and calls `shouldStop` between rounds.
    *
-   * @throws TrainingError, ReplayError if the first round from a state fails; it is left out then.
+   * @throws TrainingError, ReplayError if the first round from a state fails; the state is then
+   *   skipped.
    */
   async take(shouldStop: () => boolean | Promise<boolean> = () => false): Promise<void> {
     for (;;) {
@@ -106,7 +107,7 @@ export class Personalizer {
     }
   }
 
-  /** Returns the private state after the private rounds from a state, which are taken if missing. */
+  /** Returns the private state after the private rounds from a state, taking them if missing. */
   async privateState(start: Start): Promise<State> {
     const personal = await this.#readWithoutCommon();
     const latest = latestOf(personal);
@@ -118,9 +119,9 @@ export class Personalizer {
   }
 
   /**
-   * Returns the private rounds, from which the common intercept is subtracted if that is due.
+   * Returns the private rounds, after subtracting the common intercept if that is due.
    *
-   * What has begun from a state without it is left out; it begins again from the last one.
+   * Rounds begun from a state without it are dropped; they start again from the latest state.
    */
   async #readWithoutCommon(): Promise<Personal> {
     const personal = await this.#read();
@@ -190,7 +191,9 @@ export class Personalizer {
     return this.#write(changed, this.#recordOf(session, record));
   }
 
-  /** Returns the accuracy of a personal model on the validation examples; null without any. */
+  /**
+   * Returns the accuracy of a personal model on the validation examples; null if there are none.
+   */
   async #accuracy(w: State, p: State): Promise<number | null> {
     const { validation, training } = this.#learner;
     if (!validation.labels.length) return null;
@@ -208,7 +211,7 @@ export class Personalizer {
   }
 }
 
-/** Returns the private state of a run so far. */
+/** Returns the current private state of a run. */
 export async function readPrivateState(
   store: Store,
   runId: Bytes,
@@ -228,7 +231,7 @@ function keyOf(runId: Bytes): string {
   return `run/${toHex(runId)}/personal`;
 }
 
-/** Returns the state that private rounds were or will be taken from last. */
+/** Returns the state from which the latest private rounds were or will be taken. */
 function latestOf({ next, begun, finished }: Personal): {
   readonly round: number;
   readonly digest: Bytes;

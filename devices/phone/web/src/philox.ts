@@ -1,15 +1,15 @@
 /**
  * Directions, seeds and batches as pure functions of 64-bit seeds, by Philox4x32-10.
  *
- * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). What the words of a
- * counter mean is in docs/reference/wire.md, the order of elements in docs/reference/replay.md.
+ * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). docs/reference/wire.md
+ * defines the words of a counter, and docs/reference/replay.md the order of elements.
  */
 
 import { NORMAL_TABLE } from "./normal-table.ts";
 
 export type Distribution = "gaussian" | "rademacher" | "orthogonal";
 
-/** The use of a counter, which is its word 2. */
+/** The purpose of a counter, stored in its word 2. */
 export const DOMAIN = {
   direction: 1,
   loraA: 2,
@@ -29,7 +29,7 @@ const M1_LOW = 0x8d57;
 const M0 = 0xd2511f53;
 const M1 = 0xcd9e8d57;
 
-/** Writes the four random words of a counter under a key to `out`, from place `at` on. */
+/** Writes the four random words of a counter under a key to `out`, starting at index `at`. */
 export function philox(
   c0: number,
   c1: number,
@@ -73,7 +73,7 @@ export function philox(
 
 const words = new Uint32Array(4);
 
-/** Returns words 0 and 1 of a counter under a seed as one number. */
+/** Returns words 0 and 1 of a counter's output under a seed as one number. */
 function draw(seed: bigint, c0: number, c1: number, c2: number, c3: number): bigint {
   philox(c0, c1, c2, c3, lowWord(seed), highWord(seed), words, 0);
   return BigInt(words[0]!) | (BigInt(words[1]!) << 32n);
@@ -92,12 +92,14 @@ export function highWord(seed: bigint): number {
 const BLOCK = { gaussian: 2048, rademacher: 8192 } as const;
 
 const INDEX_BITS = 24;
-/** The most elements of an orthogonal direction. */
+/** The maximum number of elements of an orthogonal direction. */
 export const MAX_ORTHOGONAL = 2 ** INDEX_BITS;
 const UNIT_ELEMENT = 2048;
 const LARGEST_ELEMENT = 2 ** 15 - 1;
 
-/** Returns how many of `count` elements one block of a direction covers: all of an orthogonal one. */
+/**
+ * Returns the number of elements in one block of a direction; an orthogonal one is a single block.
+ */
 export function blockSize(distribution: Distribution, count: number): number {
   return distribution === "orthogonal" ? Math.max(1, count) : BLOCK[distribution];
 }
@@ -120,7 +122,7 @@ export function normalBlock(
   }
 }
 
-/** Writes a block of 8,192 random signs ±2,048 to `out`; a set bit is +1. */
+/** Writes a block of 8,192 random signs ±2,048 to `out`; a set bit means +1. */
 function signBlock(low: number, high: number, block: number, out: Int16Array): void {
   for (let j = 0; j < 64; j++) {
     philox(64 * block + j, 0, DOMAIN.direction, 0, low, high, words, 0);
@@ -135,11 +137,11 @@ function signBlock(low: number, high: number, block: number, out: Int16Array): v
 }
 
 /**
- * Writes the row that a seed names in an orthogonal set of as many elements as `out` has.
+ * Writes the row named by a seed, from an orthogonal set with as many elements as `out`.
  *
- * A seed is the key of its sets (upper 40 bits) and an index (lower 24): the row is nonzero in one
- * block of 2ⁿ coordinates, where it is a row of a Hadamard matrix under the set's random signs
- * (`orthogonal_rows` in shared/directions.py).
+ * A seed consists of the key of its sets (upper 40 bits) and an index (lower 24 bits). The row is
+ * nonzero in one block of 2ⁿ coordinates, where it is a row of a Hadamard matrix under the set's
+ * random signs (`orthogonal_rows` in shared/protocol/directions.py).
  */
 function orthogonalRow(seed: bigint, out: Int16Array): void {
   const count = out.length;
@@ -186,8 +188,8 @@ function parity(bits: number): number {
 }
 
 /**
- * Writes block number `block` of a seed's direction to `out`, which has room for one; of an
- * orthogonal direction it is the whole.
+ * Writes block number `block` of a seed's direction to `out`, which has room for one block. An
+ * orthogonal direction is a single block.
  */
 export function directionBlock(
   seed: bigint,
@@ -216,8 +218,8 @@ export function consecutiveSeeds(root: bigint, count: number): BigUint64Array<Ar
 }
 
 /**
- * Returns the seed of the first of a round's q orthogonal directions; the others follow it, and
- * those of all rounds follow one another.
+ * Returns the seed of the first of a round's q orthogonal directions. The others follow it
+ * consecutively, as do the rounds.
  */
 export function orthogonalRoot(
   runSeed: bigint,
@@ -230,7 +232,7 @@ export function orthogonalRoot(
   return ((roundRoot(runSeed, 0, track) >> bits) << bits) | first;
 }
 
-/** Returns the seeds of all queries of a round, step by step: K·q of them. */
+/** Returns the K·q seeds of all queries of a round, step by step. */
 export function querySeeds(
   root: bigint,
   seedStream: number,
@@ -247,12 +249,12 @@ export function roundRoot(runSeed: bigint, round: number, track: number): bigint
   return draw(runSeed, round, track, DOMAIN.roundRoot, 0);
 }
 
-/** Returns the seeds of a pool at some indices. */
+/** Returns the seeds of a pool at given indices. */
 export function poolSeeds(root: bigint, indices: Uint32Array): BigUint64Array<ArrayBuffer> {
   return BigUint64Array.from(indices, (index) => draw(root, index, 0, DOMAIN.poolSeed, 0));
 }
 
-/** Returns the indices of the pool's seeds that a client's queries try: K·q of them. */
+/** Returns the K·q indices of the pool's seeds that a client's queries try. */
 export function poolIndices(
   root: bigint,
   seedStream: number,

@@ -1,4 +1,6 @@
-/** The phone as a client of a run: replies to tasks with its program and its owner's examples. */
+/**
+ * The phone as a client of a run, which replies to tasks with its program and its owner's examples.
+ */
 
 import {
   encodeEvaluation,
@@ -69,18 +71,18 @@ import { KIND, kindOf, tokenOf } from "./wire.ts";
 const SPLIT_NAMES = ["train", "validation", "test"] as const;
 const LATEST = "latest";
 
-/** A step on one example would be about that one alone. */
+/** The minimum batch; a step on one example would reveal something about that example alone. */
 const LEAST_BATCH = 2;
 
 /** The owner's examples by split, as the model sees them. */
 export interface OwnExamples {
   represented(split: number): Promise<Represented>;
-  /** A hash of a split's examples that does not depend on their order; empty without any. */
+  /** A hash of a split's examples, independent of their order; empty if there are none. */
   hash(split: number): Promise<string>;
   count(split: number): Promise<number>;
 }
 
-/** What a phone is: its program, key, store and examples, and what its owner was promised. */
+/** The parts of a phone: its program, key, store and examples, and the promises to its owner. */
 export interface PhoneParts {
   readonly program: Program;
   readonly scorer: Scorer;
@@ -89,11 +91,11 @@ export interface PhoneParts {
   readonly store: Store;
   readonly examples: OwnExamples;
   readonly signed: SignedRun | null;
-  /** What the hello says of the browser. */
+  /** Facts about the browser for the hello. */
   readonly facts: Readonly<Record<string, string>>;
 }
 
-/** The models of the latest run: the global state, the private one, and what is known of them. */
+/** The models of the latest run: the global state, the private one, and facts about them. */
 export interface Models {
   readonly runId: string;
   readonly terms: RunTerms;
@@ -103,13 +105,13 @@ export interface Models {
   readonly p: State;
 }
 
-/** A phone; one task or one call at a time. */
+/** A phone, for one task or call at a time. */
 export class Phone {
   readonly #parts: PhoneParts;
   readonly #reports: PrivateReports;
-  /** What hides the answers in the run of the latest task. */
+  /** The privacy terms that protect the answers in the run of the latest task. */
   #privacy: PrivacyTerms | null = null;
-  /** What the owner can do about the latest refusal; empty where there is nothing, or none. */
+  /** The owner's remedy for the latest refusal; empty if there is no remedy or no refusal. */
   problem = "";
 
   constructor(parts: PhoneParts) {
@@ -117,7 +119,7 @@ export class Phone {
     this.#reports = new PrivateReports(parts.client, parts.key);
   }
 
-  /** Returns the answer to a task, a frame; one that cannot be carried out is refused. */
+  /** Returns the answer to a task as a frame; a task that cannot be carried out is refused. */
   async answer(task: Task): Promise<Bytes> {
     try {
       const frame = await this.#reply(task);
@@ -152,7 +154,7 @@ export class Phone {
     return { runId: toHex(runId), terms, round, digest, w: session.state, p };
   }
 
-  /** Returns the examples and the readout that models are evaluated with. */
+  /** Returns the examples and the readout for evaluating models. */
   async learner(): Promise<Learner> {
     const { program, client, examples, scorer } = this.#parts;
     const { readout, layout, start } = program;
@@ -171,7 +173,7 @@ export class Phone {
       case TASK_KIND.evaluate:
         return this.#evaluate(task);
       case TASK_KIND.refused:
-        return task.instruction; // it is a refusal, which is sent back
+        return task.instruction; // the instruction is itself a refusal, and is sent back
       case TASK_KIND.mask:
         return this.#mask(task.instruction, task.settings);
       default:
@@ -186,14 +188,14 @@ export class Phone {
     try {
       round = (await readSession(this.#parts.store, decodeInstruction(instruction).runId))?.session.round ?? 0;
     } catch {
-      // The frame is no instruction, and so of no run.
+      // The frame is not an instruction, so it belongs to no run.
     }
     return encodeRefusal({ token, client: this.#parts.client, round, code, numbers });
   }
 
   /**
-   * The session's round is always 0: the server learns it from a refusal. With differential privacy
-   * nothing is said of examples, nor where nobody says whether there is any.
+   * Returns the hello. The session's round is always 0; the server learns it from a refusal. The
+   * hello omits counts of examples with differential privacy, or if the settings are unknown.
    */
   async #hello(settings: Bytes): Promise<Bytes> {
     const { program, client, examples, facts, signed } = this.#parts;
@@ -297,7 +299,7 @@ export class Phone {
       throw new EvaluationLimitError("the personal comparison of this run has been made");
     const session = await this.#sessionAt(instruction, task, terms);
     if (signed) await checkTimes(signed, instruction, task.personal, store);
-    const answered = await readAnswered(store, runId); // with the restore that was just noticed
+    const answered = await readAnswered(store, runId); // including the restore recorded just now
     const columns = await this.#columns(task.personal, instruction, terms, session);
     const { labels } = program.readout;
     const frame = encodeEvaluation({ token, client, labels, columns });
@@ -342,7 +344,7 @@ export class Phone {
     return rounded(personalColumns(learner, terms, w, p, split, evaluated, common));
   }
 
-  /** Returns the terms of a run and its settings, which are kept from now on. */
+  /** Returns the terms and settings of a run, which are stored from now on. */
   async #enter(
     runId: Bytes,
     track: number,
@@ -366,7 +368,7 @@ export class Phone {
     return [terms, given];
   }
 
-  /** Returns the session at an instruction's start, after keeping it on the disk. */
+  /** Returns the session at an instruction's start, after storing it. */
   async #sessionAt(
     instruction: TrainInstruction | EvaluateInstruction,
     { snapshot, tail }: Task,
@@ -414,7 +416,7 @@ export class Phone {
     terms: RunTerms,
     session: Session,
   ): Promise<Personalizer> {
-    const learner = await this.learner(); // from now on it is known which examples are refused
+    const learner = await this.learner(); // from here on, the refused examples are known
     const dataHash = await this.#parts.examples.hash(SPLIT.train);
     const common = commonState(session, learner.layout);
     return new Personalizer(this.#parts.store, learner, { runId, terms, dataHash, common });
@@ -442,12 +444,14 @@ function firstWord(hash: Bytes): number {
   return new DataView(hash.buffer, hash.byteOffset).getUint32(0);
 }
 
-/** Returns columns with losses as 32-bit numbers: more of their bits tell of examples only. */
+/**
+ * Returns columns with losses rounded to 32 bits; more bits would only reveal facts about examples.
+ */
 async function rounded(columns: Promise<EvaluationColumn[]>): Promise<EvaluationColumn[]> {
   return (await columns).map((one) => ({ ...one, meanLoss: Math.fround(one.meanLoss) }));
 }
 
-/** Returns the first examples of a split: as many as the hello has introduced, for no more count. */
+/** Returns the first examples of a split, up to the number introduced by the hello. */
 function firstOnes(
   { scores, features, tokens, labels }: Represented,
   count: number,

@@ -1,4 +1,7 @@
-/** The differential privacy of a run: who adds which noise, and what it costs (shared/privacy/terms.py). */
+/**
+ * The differential privacy of a run: the source of the noise, and its cost
+ * (shared/terms/privacy.py).
+ */
 
 import { noiseMultiplierFor, rhoOf, rhoOfSummedNoise } from "./accountant.ts";
 import { SettingsError } from "./errors.ts";
@@ -6,31 +9,31 @@ import { LEAST_CLIENTS, leastNumber } from "./neighbours.ts";
 import type { SettingValues } from "./setting-values.ts";
 import { OTHERS, SENSITIVITY } from "./vector.ts";
 
-/** The noise that hides a client's reports in a run, and what they cost it. */
+/** The noise that protects a client's reports in a run, and their privacy cost. */
 export interface PrivacyTerms {
   readonly mode: "central" | "local" | "distributed";
-  /** The largest norm of a client's projected gradients of a round together. */
+  /** The maximum norm of all projected gradients of a client in a round. */
   readonly clip: number;
-  /** Whether every round has a clip of its own in its instruction. */
+  /** Whether every instruction sets its own clip. */
   readonly isAdaptive: boolean;
   readonly rounds: number;
-  /** σ of the noise that a client adds to every number; 0 if the server adds it. */
+  /** σ of the noise that a client adds to every number; 0 if the server adds the noise. */
   readonly sigma: number;
-  /** The ρ that a round costs, in what the mode protects. */
+  /** The ρ that a round costs, at the level that the mode protects. */
   readonly rho: number;
   readonly isMasked: boolean;
-  /** The fewest clients of a bucket when it is drawn; 0 if a round has one sum. */
+  /** The minimum number of clients in a drawn bucket; 0 if a round has one sum. */
   readonly bucket: number;
-  /** The fewest clients of a round, where their number counts; otherwise 1. */
+  /** The minimum number of clients in a round if it affects privacy; otherwise 1. */
   readonly minimum: number;
 }
 
 /**
- * Reads the differential privacy of a run; null without.
+ * Reads the differential privacy of a run; null if it has none.
  *
  * @param rounds rounds of the federation.
  * @param scalars projected gradients of a client in a round.
- * @throws SettingsError if a setting is of another type or out of range.
+ * @throws SettingsError if a setting has the wrong type or is out of range.
  */
 export function readPrivacy(
   read: SettingValues,

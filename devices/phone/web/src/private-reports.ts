@@ -1,8 +1,8 @@
 /**
- * What leaves a client in a run with differential privacy, and its account of it.
+ * A client's reports in a run with differential privacy, and its account of their cost.
  *
- * A report is clipped as a whole, and what it costs is charged in the same write that keeps it, so
- * that none is made twice with fresh noise (client/protocol/private_report.py, privacy_budget.py).
+ * A report is clipped as a whole. Its cost is charged in the same write that stores it, so that no
+ * report is made twice with fresh noise (client/protocol/private_report.py, privacy_budget.py).
  */
 
 import { epsilonOf, rhoWithin, ROUNDING } from "./accountant.ts";
@@ -18,23 +18,26 @@ import { addNoise, encodeVector, encodeVectorReport } from "./vector.ts";
 
 const CHARGES = "charge/";
 const LIMIT = "epsilon-limit";
-/** The δ of a client's own ε; a server's would say what it likes. */
+/** The δ of a client's own ε; the server's δ is not trusted for it. */
 const OWN_DELTA = 1e-5;
-/** The codes of refusals whose reason may tell of examples; others are of files and messages. */
+/**
+ * Codes of refusals whose reason may reveal facts about examples; others concern files and
+ * messages.
+ */
 const TELLING = [0, 2, 3, 6, 10, 16, 18, 19];
 
-/** A report with noise that was about to leave the device, and its cost. */
+/** A noised report that was about to leave the device, and its cost. */
 interface Charge {
   readonly round: number;
   readonly mode: PrivacyTerms["mode"];
   readonly rho: number;
 }
 
-/** The private reports of a client: each clipped as a whole, with its noise, under its masks. */
+/** Makes a client's private reports: clipped as a whole, noised, and masked. */
 export class PrivateReports {
   readonly #client: number;
   readonly #key: OwnKey;
-  /** The part in secure aggregation, and the settings of the runs that it is of. */
+  /** The part in secure aggregation, and the settings of its runs. */
   #masking: { readonly settings: Bytes; readonly client: MaskingClient } | null = null;
 
   constructor(client: number, key: OwnKey) {
@@ -43,9 +46,9 @@ export class PrivateReports {
   }
 
   /**
-   * Returns the answer to a masking frame under a run's settings; nothing to sealed shares.
+   * Returns the answer to a masking frame under a run's settings; nothing for sealed shares.
    *
-   * @throws MaskingError if reports of the run have no masks, or it asks for what is not done.
+   * @throws MaskingError if the run's reports have no masks, or the frame violates the protocol.
    */
   async mask(frame: Bytes, settings: Bytes, privacy: PrivacyTerms | null): Promise<Bytes> {
     if (!privacy?.isMasked) throw new MaskingError("reports have no masks in this run");
@@ -53,10 +56,10 @@ export class PrivateReports {
   }
 
   /**
-   * Returns a report as the frame that may leave.
+   * Returns a report as the frame to send.
    *
-   * @throws FrameError if the instruction has a clip of its own and the run none, or the other way.
-   * @throws MaskingError if masks are due, and the exchanges before the report were not made.
+   * @throws FrameError if only one of the instruction and the run has a per-round clip.
+   * @throws MaskingError if masks are due, but the preceding exchanges were not made.
    */
   async encode(
     report: Report,
@@ -75,7 +78,7 @@ export class PrivateReports {
       : encodeVectorReport(hidden);
   }
 
-  /** Masking frames name no run: masks that were agreed on under other settings are forgotten. */
+  /** Masking frames name no run, so masks agreed under other settings are dropped. */
   #maskingUnder(settings: Bytes, privacy: PrivacyTerms): MaskingClient {
     if (!this.#masking || !areEqual(this.#masking.settings, settings))
       this.#masking = { settings, client: new MaskingClient(this.#client, this.#key, privacy) };
@@ -83,21 +86,25 @@ export class PrivateReports {
   }
 }
 
-/** Returns an error, or the constant one in its place if its reason may tell of examples. */
+/**
+ * Returns an error, or a constant one in its place if its reason may reveal facts about examples.
+ */
 export function withoutExamples(error: unknown): unknown {
   const code = error instanceof PhoneError ? error.code : 0;
   return TELLING.includes(code) ? new HiddenRefusal(String(error)) : error;
 }
 
-/** Why an owner's limit of ε lets a round go: one more is over it, or its reports have no noise. */
+/**
+ * The owner's ε limit is reached by one more round, or cannot be counted because there is no noise.
+ */
 export type Limit = "reached" | "no noise";
 
 /**
- * Throws `BudgetError` if a report is over the owner's limit, one more than the run's ε is for, or a
- * second one.
+ * Throws `BudgetError` if a report would exceed the owner's limit or the run's ε, or is a second
+ * one.
  *
- * @param token token of the instruction, to which no report is kept.
- * @param privacy what hides the reports of the run; null if nothing does.
+ * @param token token of the instruction, for which no report is stored.
+ * @param privacy terms that protect the run's reports; null if there are none.
  */
 export async function checkBudget(
   store: Store,
@@ -116,7 +123,7 @@ export async function checkBudget(
     throw new BudgetError(`round ${round} would be one more than the ${rounds} that ε is for`);
 }
 
-/** Returns what charges a report, to be written with it. */
+/** Returns the store entries that charge a report, to be written together with it. */
 export function chargeOf(
   { runId, round }: TrainInstruction,
   token: Bytes,
@@ -125,23 +132,25 @@ export function chargeOf(
   return [keyOf(runId, token), { round, mode, rho }];
 }
 
-/** Returns the ε of all reports with noise together, at δ = 10⁻⁵; 0 without any. */
+/** Returns the total ε of all noised reports at δ = 10⁻⁵; 0 if there are none. */
 export async function epsilonSpent(store: Store): Promise<number> {
   return epsilonOf(sumOf(await store.list(CHARGES)), OWN_DELTA);
 }
 
-/** Returns the largest ε that the owner allows all reports together; 0 for no limit. */
+/** Returns the owner's limit on the total ε of all reports; 0 means no limit. */
 export async function epsilonLimit(store: Store): Promise<number> {
   return ((await store.read(LIMIT)) as number | undefined) ?? 0;
 }
 
-/** Keeps the owner's limit of ε for all reports from now on; 0 is none. */
+/** Stores the owner's limit on the total ε of all reports from now on; 0 means no limit. */
 export async function limitEpsilon(store: Store, limit: number): Promise<void> {
   if (!(limit >= 0 && limit < Infinity)) throw new RangeError("a limit is a number of at least 0");
   await store.write(new Map([[LIMIT, limit]]));
 }
 
-/** Returns what of the owner's limit lets no further round of a run be answered; null if nothing. */
+/**
+ * Returns the reason why the owner's limit allows no further round of a run; null if it allows one.
+ */
 export async function whatStops(
   store: Store,
   privacy: PrivacyTerms | null,

@@ -1,9 +1,10 @@
 /**
  * Private rounds: the steps that a client takes alone, on top of the global model.
  *
- * A private round is a round with a cohort of one, on a track of its own: the same steps, the same
- * exact replay, a ledger that never leaves the browser (client/personal/private_rounds.py). With the
- * method readout one record holds a fit in their place. What is here has no side effects.
+ * A private round is a round with a cohort of one, on its own track. It has the same steps, the
+ * same exact replay, and a ledger that never leaves the browser
+ * (client/personal/private_rounds.py). With the method readout, one record holds a fit instead.
+ * This module has no side effects.
  */
 
 import type { Report } from "./answers.ts";
@@ -21,7 +22,7 @@ import {
   type Training,
 } from "./local-steps.ts";
 import { orthogonalRoot, roundRoot } from "./philox.ts";
-import { meanLosses, type Represented } from "./readout.ts";
+import { batchLosses, type Represented } from "./readout.ts";
 import {
   checkFits,
   denseValues,
@@ -45,7 +46,7 @@ import { componentRate, StepSize, type Observation } from "./step-size.ts";
 import { tokenOf } from "./wire.ts";
 
 const ERASURE: readonly Shrink[] = Array.from({ length: MAX_SHRINK }, () => ({ bits: 1 }));
-/** The most numbers of the directions of a private round with components: 32 MiB. */
+/** The maximum number of elements in the directions of a private round with components: 32 MiB. */
 const MOST_OWN_NUMBERS = 2 ** 22;
 const DEFAULT_SHARE = 0.5;
 const KEPT_SHARES: readonly (readonly [number, readonly Shrink[]])[] = [
@@ -58,7 +59,7 @@ const KEPT_SHARES: readonly (readonly [number, readonly Shrink[]])[] = [
   [1, []],
 ];
 
-/** A client as its private rounds use it. */
+/** The view of a client that private rounds use. */
 export interface Learner {
   readonly layout: Layout;
   readonly training: Training;
@@ -66,8 +67,8 @@ export interface Learner {
 }
 
 /**
- * Private rounds from one state of the federation: the number of their first record, the records so
- * far, what was observed in the rounds, and the private state after them.
+ * The progress of private rounds from one state of the federation: the number of their first
+ * record, the records so far, the observations of the rounds, and the current private state.
  */
 export interface PrivateProgress {
   readonly first: number;
@@ -76,7 +77,7 @@ export interface PrivateProgress {
   readonly state: State;
 }
 
-/** A record that private rounds go on with, and what its round observed; null for other records. */
+/** The next record of private rounds, with its round's observation; null for other records. */
 export interface NextRecord {
   readonly delta: RoundDelta;
   readonly observation: Observation | null;
@@ -85,9 +86,9 @@ export interface NextRecord {
 /**
  * Returns the next record of private rounds from a state of the federation; null after the last.
  *
- * @param common common intercept in that state, which private parts are fitted without.
- * @throws TrainingError, ReplayError if the first round fails; a later one that does is reverted,
- *   like one after which the loss has risen.
+ * @param common common intercept in that state, which private parts exclude.
+ * @throws TrainingError, ReplayError if the first round fails. A later round that fails is
+ *   reverted, like a round after which the loss has risen.
  */
 export async function nextRecord(
   learner: Learner,
@@ -111,16 +112,17 @@ export async function nextRecord(
   return record(first + deltas.length, await mixtureShrinks(learner, w, state));
 }
 
-/** Returns the record by which a private part no longer has a common intercept in it. */
+/** Returns the record that removes a common intercept from a private part. */
 export function subtraction(round: number, common: State, layout: Layout): RoundDelta {
   const nothing = zeroState(layout.size);
   return record(round, differences(without(nothing, common), nothing, layout)).delta;
 }
 
 /**
- * Returns the report on the round of intercepts: the client's, by contrasts.
+ * Returns the report on the intercept round: the client's intercept, by contrasts.
  *
- * @throws FrameError if the run has no such round, or the instruction no room for the intercept.
+ * @throws FrameError if the run has no such round, or the instruction has no room for the
+ *   intercept.
  */
 export async function interceptReport(
   { training }: Learner,
@@ -205,7 +207,7 @@ async function nextRound(
   }
 }
 
-/** Returns the η of private rounds; null if it is to be found. */
+/** Returns the η of private rounds; null if it is to be estimated. */
 function privateRate(terms: RunTerms, layout: Layout): number | null {
   if (terms.differences !== "components") return terms.privateLearningRate;
   const { privateRounds, privateLearningRate } = terms;
@@ -214,7 +216,7 @@ function privateRate(terms: RunTerms, layout: Layout): number | null {
   );
 }
 
-/** Returns the directions of a step: with components all that fit, since nothing is sent. */
+/** Returns the directions of a step; with components, as many as fit, because nothing is sent. */
 function directionsOf({ differences, queries }: RunTerms, { size }: Layout): number {
   if (differences !== "components") return queries;
   return Math.min(size, Math.max(1, Math.floor(MOST_OWN_NUMBERS / size)));
@@ -252,6 +254,7 @@ async function privateInstruction(
     curvatureEvery: size.curvatureEvery(terms.queries, differences),
     differences,
     jointClip: 0,
+    isProfiled: terms.isProfiled,
   };
 }
 
@@ -265,7 +268,7 @@ function groupsOf(instruction: TrainInstruction, report: Report): RoundDelta["en
   return quantize(coefficients).map((scalars) => ({ origin: round, source, scalars }));
 }
 
-/** Returns the shrinks that end a private round: ditto's pull, rounded to a power of 2. */
+/** Returns the shrinks at the end of a private round: ditto's pull, rounded to a power of 2. */
 function pullOf(terms: RunTerms): Shrink[] {
   if (terms.method !== "ditto") return [];
   const bits = Math.max(1, roundHalfEven(-Math.log2(terms.pull)));
@@ -295,7 +298,7 @@ function observe(instruction: TrainInstruction, report: Report | null): Observat
   };
 }
 
-/** Returns the shrinks of p after which w + p has the least validation loss. */
+/** Returns the shrinks of p that minimize the validation loss of w + p. */
 async function mixtureShrinks(
   { training, validation, layout }: Learner,
   w: State,
@@ -307,14 +310,14 @@ async function mixtureShrinks(
     const kept = added(w, replay(p, shrinks, layout.distribution));
     return toFloat32(added(kept, training.start));
   });
-  const losses = await meanLosses(training.scorer, models, validation, rows);
+  const losses = await batchLosses(training.scorer, models, validation, rows, false);
   return KEPT_SHARES[losses.indexOf(Math.min(...losses))]![1];
 }
 
 /**
- * Returns the private state that a client would have with a state of the federation.
+ * Returns the private state that a client would have on top of a state of the federation.
  *
- * A common intercept in that state changes nothing of the sum of both.
+ * A common intercept in that state does not change the sum of both.
  */
 export function privateFit(learner: Learner, w: State, common: State | null): Promise<State> {
   return fittedWithout(learner, w, common, true);
@@ -341,7 +344,7 @@ async function fittedWithout(
   return without(stateOf(fit, layout), nothing);
 }
 
-/** Returns the private state that a client adds to the common one while it trains that. */
+/** Returns the private state that a client adds to the common one while training the latter. */
 export async function interceptForTraining(
   training: Training,
   layout: Layout,
@@ -359,7 +362,7 @@ function stateOf(fit: SoftmaxFit, layout: Layout): State {
   return replay(zeroState(layout.size), values, layout.distribution);
 }
 
-/** Returns what leads from one private state to another; the label bias is there in any case. */
+/** Returns the dense values that change one private state to another, always with a label bias. */
 function differences(fitted: State, before: State, layout: Layout): DenseValues[] {
   let first = 0;
   return layout.tensors.flatMap((tensor) => {

@@ -1,4 +1,4 @@
-/** The program of a run: its manifest, and a check that this device computes what it should. */
+/** The program of a run: its manifest, and a check that this device computes correctly. */
 
 import { areEqual, fromHex, sha256, toHex, type Bytes } from "./bytes.ts";
 import { ProgramError } from "./errors.ts";
@@ -9,10 +9,10 @@ import { digest, zeroState, type State } from "./replay.ts";
 import { crossEntropies } from "./softmax.ts";
 
 const MANIFEST_VERSION = 5;
-/** Largest allowed difference of a loss in the self-check, in nats. */
+/** Maximum difference of a loss in the self-check, in nats. */
 const TOLERANCE = 5e-3;
 
-/** A batch with the results that must come out; `SelfCheck` in Python says what the fields are. */
+/** A batch with its expected results; `SelfCheck` in Python documents the fields. */
 interface SelfCheck {
   readonly ids: readonly (readonly number[])[] | readonly (readonly (readonly number[])[])[];
   readonly positions: readonly number[];
@@ -24,14 +24,14 @@ interface SelfCheck {
   readonly digest: string;
 }
 
-/** A file of weights, and the path by which the graph calls it. */
+/** A file of weights, with the path that the graph uses for it. */
 export interface WeightsFile {
   readonly path: string;
   readonly sha256: string;
   readonly bytes: number;
 }
 
-/** A manifest, as far as a browser needs it; `Manifest` in Python says what the fields are. */
+/** The part of a manifest that a browser needs; `Manifest` in Python documents the fields. */
 export interface Manifest {
   readonly version: number;
   readonly runtime: string;
@@ -48,7 +48,7 @@ export interface Manifest {
   readonly quantization: string;
   readonly start?: string;
   readonly weights?: readonly WeightsFile[];
-  /** Missing with adapters inside the model. */
+  /** Missing for adapters inside the model. */
   readonly readout?: {
     readonly labels: number;
     readonly features: number;
@@ -57,7 +57,7 @@ export interface Manifest {
   readonly check: SelfCheck;
 }
 
-/** A manifest with what follows from it. */
+/** A manifest with values derived from it. */
 export interface Program {
   readonly manifest: Manifest;
   readonly layout: Layout;
@@ -66,7 +66,7 @@ export interface Program {
   readonly start: State;
 }
 
-/** Token ids [B × s], or [B × C × s] of candidates, and the last token of each text, [B]. */
+/** Token ids [B × s], or [B × C × s] for candidates, and the last token of each text, [B]. */
 export interface Call {
   readonly ids: readonly (readonly (readonly number[])[])[];
   readonly positions: readonly number[];
@@ -90,13 +90,13 @@ function readoutOf({ labels, features, contrasts }: NonNullable<Manifest["readou
   return { labels, features, contrasts: Float32Array.from(contrasts.flat()), tokens: 0 };
 }
 
-/** Returns what is known of rows where the model runs in every step. */
+/** Returns a readout description for a program whose model runs in every step. */
 function adaptersOf({ words, answer_tokens, sequence }: Manifest): Readout {
   const tokens = (answer_tokens ? words.length : 1) * sequence + 1;
   return { labels: words.length, features: 0, contrasts: new Float32Array(), tokens };
 }
 
-/** Returns whether a layout is that of a readout, which a label bias may follow. */
+/** Returns whether a layout is a readout's, optionally followed by a label bias. */
 function isLaidOut({ labels, features, contrasts }: Readout, layout: Layout): boolean {
   const bias = firstOf(layout, GROUP.labelBias);
   const size = (labels - 1) * features;
@@ -122,7 +122,7 @@ function parse(text: string): Manifest {
   return manifest;
 }
 
-/** Returns JSON in which the integers of seeds and coefficients, of 64 bits, are texts. */
+/** Returns JSON in which the 64-bit integers of seeds and coefficients are strings. */
 function withBigIntegers(text: string): string {
   return text.replace(/"(seeds|coefficients)":\s*\[[^\]]*\]/g, (list) =>
     list.replace(/-?\d+/g, '"$&"'),
@@ -134,7 +134,7 @@ function revived(key: string, value: unknown): unknown {
   return (value as string[]).map(BigInt);
 }
 
-/** Returns the weights that the adapter begins with: zeros, or those in a file of safetensors. */
+/** Returns the adapter's initial weights: zeros, or those in a safetensors file. */
 async function startOf(manifest: Manifest, layout: Layout): Promise<State> {
   const data = Uint8Array.from(atob(manifest.start ?? ""), (one) => one.charCodeAt(0));
   const named = (JSON.parse(layout.text) as { readonly start?: string }).start ?? "";
@@ -151,7 +151,7 @@ async function startOf(manifest: Manifest, layout: Layout): Promise<State> {
   return new BigInt64Array(data.slice(8 + length + from, 8 + length + to).buffer);
 }
 
-/** Returns the tokens of a call for examples of which the longest has so many. */
+/** Returns the number of tokens in a call, given those of its longest example. */
 export function callLength(manifest: Manifest, longest: number): number {
   return manifest.least_sequence ? Math.max(longest, manifest.least_sequence) : manifest.sequence;
 }
@@ -159,8 +159,8 @@ export function callLength(manifest: Manifest, longest: number): number {
 /**
  * Returns the largest difference of a loss in the self-check, in nats.
  *
- * @param represent gives the numbers of a call's rows.
- * @param scorer gives scores under weights.
+ * @param represent function that returns the outputs for a call's rows.
+ * @param scorer function that returns scores under weights.
  * @throws ProgramError if replay is not exact, or a loss differs too much.
  */
 export async function selfCheck(

@@ -1,16 +1,19 @@
 /**
- * A readout's arithmetic: scores of examples under weights, from numbers that never change.
+ * A readout's arithmetic: scores of examples under weights, from cached outputs of the model.
  *
- * W [labels − 1, features] is the first part of the trained numbers, a label bias may follow. Under W
- * the scores of an example are those of the base model plus Hᵀ·(W·φ), H being orthonormal contrasts.
+ * W [labels − 1, features] is the first part of the trained numbers; a label bias may follow. The
+ * scores of an example under W are those of the base model plus Hᵀ·(W·φ), where H are orthonormal
+ * contrasts.
  */
 
+import { profiledLoss } from "./profiled-loss.ts";
 import { mean, crossEntropies } from "./softmax.ts";
 
 /**
- * What a readout computes with beside an example's numbers; `contrasts` is [labels − 1 × labels].
+ * The constants of a readout besides an example's numbers; `contrasts` is [labels − 1 × labels].
  *
- * Of adapters inside the model there are no features, and as many `tokens` as a row has numbers.
+ * For adapters inside the model, there are no features, and `tokens` is the number of tokens per
+ * row.
  */
 export interface Readout {
   readonly labels: number;
@@ -20,8 +23,8 @@ export interface Readout {
 }
 
 /**
- * Examples as the worker keeps them: scores of the base model [n × labels], features φ [n × features],
- * tokens of rows and the place of the last one [n × tokens], and labels [n].
+ * Examples as the worker stores them: base model scores [n × labels], features φ [n × features],
+ * the tokens of rows with the index of the last one [n × tokens], and labels [n].
  */
 export interface Represented {
   readonly scores: Float32Array<ArrayBuffer>;
@@ -37,7 +40,7 @@ export type Scorer = (
   rows: ArrayLike<number>,
 ) => Promise<Float32Array<ArrayBuffer>[]>;
 
-/** Returns what computes scores of a readout. */
+/** Returns the scorer of a readout. */
 export function readoutScorer(readout: Readout): Scorer {
   return async (weights, examples, rows) =>
     weights.map((one) => scoresUnder(readout, one, examples, rows));
@@ -85,16 +88,20 @@ export function perturbed(
   return Float32Array.from(weights, (weight, at) => weight + sign * Math.fround(z[at]! * step));
 }
 
-/** Returns the mean loss of some examples under each of several weights, in nats. */
-export async function meanLosses(
+/** Returns the loss of some examples under each of several weights, profiled or mean, in nats. */
+export async function batchLosses(
   scorer: Scorer,
   weights: readonly Float32Array<ArrayBuffer>[],
   examples: Represented,
   rows: ArrayLike<number>,
+  isProfiled: boolean,
 ): Promise<Float64Array<ArrayBuffer>> {
   const answers = Int32Array.from(rows, (row) => examples.labels[row]!);
   const scores = await scorer(weights, examples, rows);
-  return Float64Array.from(scores, (one) =>
-    mean(crossEntropies(one, answers, one.length / answers.length)),
-  );
+  return Float64Array.from(scores, (one) => {
+    const labels = one.length / answers.length;
+    return isProfiled
+      ? profiledLoss(one, answers, labels)
+      : mean(crossEntropies(one, answers, labels));
+  });
 }

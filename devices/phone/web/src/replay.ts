@@ -1,5 +1,5 @@
 /**
- * Exact replay: state ← state + Σ c·z(seed) in integers, the same bits for everybody.
+ * Exact replay: state ← state + Σ c·z(seed) in integers, with the same bits on every machine.
  *
  * The state is int64 with unit 2⁻⁵¹, a direction has unit 2⁻¹¹, a coefficient is int32 with unit
  * 2^(shift − 40). docs/reference/replay.md is the contract.
@@ -11,13 +11,13 @@ import { blockSize, directionBlock, type Distribution } from "./philox.ts";
 
 export type State = BigInt64Array<ArrayBuffer>;
 
-/** Coefficients with one common shift, 0 to 10, in the order of their seeds. */
+/** Coefficients with a common shift from 0 to 10, in the order of their seeds. */
 export interface CoefficientBlock {
   readonly shift: number;
   readonly coefficients: Int32Array<ArrayBuffer>;
 }
 
-/** Seeds and as many coefficients. */
+/** Seeds, and one coefficient for each. */
 export interface ScalarGroup {
   readonly seeds: BigUint64Array<ArrayBuffer>;
   readonly scalars: CoefficientBlock;
@@ -28,7 +28,7 @@ export interface Shrink {
   readonly bits: number;
 }
 
-/** Values with unit 2⁻⁵¹ that are added to consecutive elements; private tracks alone hold them. */
+/** Values with unit 2⁻⁵¹ to add to consecutive elements; only private tracks hold them. */
 export interface DenseValues {
   readonly first: number;
   readonly values: State;
@@ -59,7 +59,7 @@ export function denseValues(first: number, numbers: Float64Array): DenseValues {
   return { first, values };
 }
 
-/** Returns the largest absolute value; 0 of none. */
+/** Returns the largest absolute value; 0 if there is none. */
 export function widest(values: State): bigint {
   let bound = 0n;
   for (const value of values) {
@@ -97,7 +97,7 @@ export function quantize(coefficients: Float64Array): CoefficientBlock[] {
   return blocks;
 }
 
-/** Throws `ReplayError` if changes could leave the exact range, before any is applied. */
+/** Throws `ReplayError` if changes could leave the exact range, before any of them is applied. */
 export function checkFits(state: State, entries: readonly Entry[]): void {
   let bound = widest(state);
   let fits = bound < STATE_LIMIT;
@@ -110,7 +110,7 @@ export function checkFits(state: State, entries: readonly Entry[]): void {
       elementsOf(state, entry);
       bound += widest(entry.values);
     } else {
-      let total = 0; // at most 2^20 coefficients of 2^31: exact
+      let total = 0; // exact: at most 2^20 coefficients of 2^31
       for (const value of entry.scalars.coefficients) total += Math.abs(value);
       bound += BigInt(total) << (BigInt(entry.scalars.shift) + DIRECTION_BITS);
     }
@@ -119,7 +119,7 @@ export function checkFits(state: State, entries: readonly Entry[]): void {
   if (!fits) throw new ReplayError("the update does not fit the exact state and was not applied");
 }
 
-/** Returns the state after entries, in their order; throws `ReplayError` if they do not fit. */
+/** Returns the state after applying entries in order; throws `ReplayError` if they do not fit. */
 export function replay(
   state: State,
   entries: readonly Entry[],
@@ -130,9 +130,9 @@ export function replay(
 }
 
 /**
- * Returns the state after the entries of many rounds, each of which fit, without checking again.
+ * Returns the state after the entries of many rounds that are known to fit, without checking again.
  *
- * Coefficients of equal seeds are summed first; sums are modulo 2⁶⁴, so the bits are the same.
+ * Coefficients of equal seeds are summed first. Sums are modulo 2⁶⁴, so the bits are the same.
  */
 export function rebuild(
   state: State,
@@ -190,7 +190,7 @@ function split([seed, sum]: readonly [bigint, bigint]): SplitCoefficient {
   return { seed, high: Number(high), low: Number(low) };
 }
 
-/** Divides coefficients into runs whose sums of products with directions stay below 2⁵³. */
+/** Divides coefficients into groups whose sums of products with directions stay below 2⁵³. */
 function exactRuns(coefficients: readonly SplitCoefficient[]): SplitCoefficient[][] {
   const runs: SplitCoefficient[][] = [];
   let [high, low] = [EXACT, EXACT];
@@ -233,12 +233,12 @@ function fold(state: State, sums: ReadonlyMap<bigint, bigint>, distribution: Dis
   }
 }
 
-/** Returns a state as weights, each rounded once. */
+/** Returns a state as float32 weights, each rounded once. */
 export function toFloat32(state: State): Float32Array<ArrayBuffer> {
   return Float32Array.from(state, (value) => {
     if (BigInt.asIntN(53, value) === value) return Number(value) * UNIT;
-    // Of a wider value 48 bits are an exact double. What is cut off sets the last of them, so that
-    // it still decides the one rounding to float32.
+    // 48 bits of a wider value are an exact double. The cut-off bits set the lowest of them if any
+    // is nonzero, so that they still affect the single rounding to float32.
     const cut = BigInt.asUintN(16, value) ? 1n : 0n;
     return Number((value >> 16n) | cut) * 2 ** 16 * UNIT;
   });

@@ -18,7 +18,7 @@ import { check, KIND, MAX_SCALARS, pack, unpack } from "./wire.ts";
 
 /** The track of the federation. */
 export const GLOBAL_TRACK = 0;
-/** The track of what a client learns for itself. */
+/** The track of a client's private rounds. */
 export const PERSONAL_TRACK = 2 ** 32 - 1;
 
 /** Seeds derived from a round's root by `querySeeds`. */
@@ -29,13 +29,13 @@ export interface DerivedSeeds {
   readonly queries: number;
 }
 
-/** Seeds given by their indices in a pool. */
+/** Seeds given by indices in a pool. */
 export interface PoolSeeds {
   readonly root: bigint;
   readonly indices: Uint32Array<ArrayBuffer>;
 }
 
-/** Seeds that follow one another, those of orthogonal directions. */
+/** Consecutive seeds, as used for orthogonal directions. */
 export interface ConsecutiveSeeds {
   readonly root: bigint;
   readonly count: number;
@@ -47,7 +47,7 @@ export type SeedSource =
   | ConsecutiveSeeds
   | BigUint64Array<ArrayBuffer>;
 
-/** Scalars of a round whose seeds have one source. */
+/** Scalars of a round whose seeds have the same source. */
 export interface Group {
   readonly origin: number;
   readonly source: SeedSource;
@@ -72,7 +72,7 @@ export interface RoundDelta {
 
 const ENTRY = { explicit: 0, derived: 1, pool: 2, shrink: 3, dense: 4, consecutive: 5 } as const;
 
-/** Returns the entries of a round delta as `replay` takes them. */
+/** Returns the entries of a round delta in the form of `replay`. */
 export function replayed(delta: RoundDelta): Entry[] {
   return delta.entries.map((entry) =>
     "source" in entry ? { seeds: seedsOf(entry.source), scalars: entry.scalars } : entry,
@@ -80,10 +80,10 @@ export function replayed(delta: RoundDelta): Entry[] {
 }
 
 /**
- * Returns the entries that revert rounds exactly, by their negated coefficients; null if one of them
- * has shrinks or dense values, which cannot be reverted.
+ * Returns the entries that revert rounds exactly, with negated coefficients; null if one of the
+ * rounds has shrinks or dense values, which cannot be reverted.
  *
- * Groups of which one of the rounds already reverts another are left out.
+ * If one of the rounds already reverts another, the groups of both are left out.
  */
 export function reverting(deltas: readonly RoundDelta[]): Group[] | null {
   const left = new Map<string, Group[]>();
@@ -141,7 +141,7 @@ function encodeSource(source: SeedSource): readonly [number, Bytes] {
   return [ENTRY.derived, writer.end()];
 }
 
-/** Reads a round delta; throws `FrameError` if it is not sound. */
+/** Reads a round delta; throws `FrameError` if it is invalid. */
 export function decodeRoundDelta(frame: Bytes): RoundDelta {
   const reader = unpack(frame, KIND.roundDelta);
   const start = { round: reader.u32(), track: reader.u32(), token: reader.bytes(8) };
@@ -169,9 +169,10 @@ function isDense(entry: Group | Shrink | DenseValues): entry is DenseValues {
 }
 
 /**
- * Returns the common intercept that a round of a federation adds to the label bias, if it does.
+ * Returns the common intercept that a round of a federation adds to the label bias, if there is
+ * one.
  *
- * @throws LedgerError if it adds dense values to anything else.
+ * @throws LedgerError if the round adds dense values to anything else.
  */
 export function commonIntercept(delta: RoundDelta, layout: Layout): DenseValues | undefined {
   const values = delta.entries.find(isDense);

@@ -7,8 +7,8 @@ import { labelOf, namesOf, type Row, type Task } from "./task.ts";
 const MOST_LETTERS = 2 ** 20;
 
 /**
- * Sound examples, and the numbers of the lines that are none; if there is no example because the
- * first row lacks columns, the names of these and of those that it has.
+ * Valid examples, and the numbers of invalid lines. If there is no example because the first row
+ * lacks columns, it also holds the missing and the existing column names.
  */
 export interface ReadRows {
   readonly examples: readonly NewExample[];
@@ -16,7 +16,7 @@ export interface ReadRows {
   readonly lacks: { readonly missing: readonly string[]; readonly found: readonly string[] } | null;
 }
 
-/** Reads a file of labelled rows: JSON lines where its first character is a brace, otherwise CSV. */
+/** Reads a file of labelled rows: JSON lines if its first character is a brace, otherwise CSV. */
 export function readRows(text: string, task: Task): ReadRows {
   const isJson = text.trimStart().startsWith("{");
   const [names, records] = isJson ? jsonLines(text) : csvRecords(text);
@@ -49,7 +49,7 @@ export function isSound({ row, label, split }: NewExample, task: Task): boolean 
   );
 }
 
-/** Half of a surrogate pair, which no client takes. */
+/** An unpaired surrogate, which no client accepts. */
 const HALF_A_PAIR = /\p{Surrogate}/u;
 
 function columnsOf(task: Task): string[][] {
@@ -73,7 +73,7 @@ function valueOf(record: Readonly<Record<string, unknown>>, names: readonly stri
 
 type Records = [number, Record<string, unknown> | null][];
 
-/** Returns the names of the first record, and all records by line; null is a line that is none. */
+/** Returns the names in the first record, and all records by line; null marks an invalid line. */
 function jsonLines(text: string): [string[], Records] {
   const records = text.split("\n").flatMap((line, at): Records => {
     if (!line.trim()) return [];
@@ -88,7 +88,7 @@ function jsonLines(text: string): [string[], Records] {
   return [Object.keys(records[0]?.[1] ?? {}), records];
 }
 
-/** Splits CSV with a line of names; fields may be in quotes, in which two quotes are one. */
+/** Splits CSV with a header line; within quoted fields, two quotes stand for one. */
 function csvRecords(text: string): [string[], Records] {
   const lines = csvLines(text);
   const names = (lines.shift()?.[1] ?? []).map((name) => name.trim());
@@ -99,7 +99,7 @@ function csvRecords(text: string): [string[], Records] {
   return [names, records];
 }
 
-/** Returns the cells of each line that has some; null where a quote is not closed before its end. */
+/** Returns the cells of each non-empty line; null marks a quote that is not closed. */
 function csvLines(text: string): [number, string[] | null][] {
   const lines: [number, string[] | null][] = [];
   let [at, line] = [0, 1];
@@ -123,7 +123,7 @@ function csvLines(text: string): [number, string[] | null][] {
 
 const LINE_END = /\r\n|\r|\n/g;
 
-/** Returns a cell in quotes and where it ends; null if the one here is none. */
+/** Returns a quoted cell and its end; null if there is none at this position. */
 function quotedCell(text: string, at: number): [string, number] | null {
   if (text[at] !== '"') return null;
   let end = text.indexOf('"', at + 1);
@@ -139,7 +139,7 @@ function plainCell(text: string, at: number): [string, number] {
   return [content, at + content.length];
 }
 
-/** Returns pasted lines as examples of one label, one text each. */
+/** Returns pasted lines as examples with one label, one text each. */
 export function pastedRows(text: string, field: string, label: number): NewExample[] {
   const lines = text.split("\n").map((line) => line.trim());
   return lines.filter(Boolean).map((line) => ({ row: { [field]: line } as Row, label }));

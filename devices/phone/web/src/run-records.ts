@@ -1,21 +1,21 @@
-/** What a phone keeps of each run: its session, and what it has answered. */
+/** The records that a phone stores for each run: its session, and its answers. */
 
 import { toHex, type Bytes } from "./bytes.ts";
 import { StorageError } from "./errors.ts";
 import type { Session } from "./ledger.ts";
 import type { Store } from "./store.ts";
 
-/** Times that evaluations are answered again after a server has gone on from a backup. */
+/** Number of times that evaluations are answered again after a server has restored a backup. */
 export const MOST_RESTORES = 1;
 
 /**
- * Number of runs without a private model, the latest ones, whose sessions are kept; so many have
- * answers, and so many none. In an older run the state is rebuilt from the server's ledger. All
- * sessions have the size of the program's layout.
+ * Number of latest runs without a private model whose sessions are stored. The limit applies
+ * separately to runs with answers and to runs without. The state of an older run is rebuilt from
+ * the server's ledger. All sessions have the size of the program's layout.
  */
 export const SESSIONS_KEPT = 8;
 
-/** Number of runs with a private model, beside which no other run begins. */
+/** Maximum number of runs with a private model; beyond it, no other run can start. */
 export const MOST_PERSONAL_RUNS = 32;
 
 /** A session with the latest instruction's token and the report on it; empty before the first. */
@@ -25,19 +25,19 @@ export interface StoredSession {
   readonly report: Bytes;
 }
 
-/** What was answered in a run, so that a question that is asked again gets the stored answer. */
+/** The answers given in a run, so that a repeated question gets the stored answer. */
 export interface Answered {
   readonly round: number;
   readonly token: Bytes;
   readonly compared: Bytes;
   readonly evaluations: Readonly<Record<string, { readonly token: Bytes; readonly frame: Bytes }>>;
-  /** How often each evaluation was answered; those of earlier versions of this page lack it. */
+  /** Number of answers to each evaluation; earlier versions of this page did not store it. */
   readonly times?: Readonly<Record<string, number>>;
-  /** How often the server has gone back to a backup, as far as it counts. */
+  /** Number of times that the server has restored a backup, up to the relevant limit. */
   readonly restores?: number;
 }
 
-/** Returns the keys of a run's entries in a store; `time` is when its session was written, in ms. */
+/** Returns the store keys of a run's entries; `time` is when its session was written, in ms. */
 export function keysOf(
   runId: Bytes,
 ): Readonly<Record<"session" | "answered" | "settings" | "time", string>> {
@@ -55,10 +55,9 @@ function keysNamed(name: string): ReturnType<typeof keysOf> {
 }
 
 /**
- * Deletes what runs long past have left, before a new run is entered.
+ * Deletes entries of old runs before a new run is entered.
  *
- * Nothing is deleted that belongs to a private model, nor what was answered
- * (client/protocol/session_store.py).
+ * Entries of private models and records of answers are kept (client/protocol/session_store.py).
  *
  * @throws StorageError if there are too many private models for another run.
  */
@@ -79,19 +78,19 @@ export async function makeRoom(store: Store): Promise<void> {
   for (const [name] of none.slice(SESSIONS_KEPT - 1)) await store.erase(`run/${name}/`);
 }
 
-/** Returns the session of a run; undefined before its first. */
+/** Returns the session of a run; undefined before the first one. */
 export async function readSession(store: Store, runId: Bytes): Promise<StoredSession | undefined> {
   return (await store.read(keysOf(runId).session)) as StoredSession | undefined;
 }
 
-/** Returns what was answered in a run. */
+/** Returns the record of answers in a run. */
 export async function readAnswered(store: Store, runId: Bytes): Promise<Answered> {
   const answered = await store.read(keysOf(runId).answered);
   const none = { round: 0, token: new Uint8Array(), compared: new Uint8Array(), evaluations: {} };
   return (answered as Answered | undefined) ?? none;
 }
 
-/** Returns the name of an evaluation: its split and kind, and of the global model its round. */
+/** Returns the name of an evaluation: its split and kind and, for the global model, its round. */
 export function evaluationOf(
   { round, split }: { readonly round: number; readonly split: number },
   isPersonal: boolean,
@@ -99,7 +98,7 @@ export function evaluationOf(
   return `${split} ${isPersonal ? "personal" : round}`;
 }
 
-/** Returns what was answered after the server has gone back to a backup. */
+/** Returns the record of answers after the server has restored a backup. */
 export function afterRestore(answered: Answered): Answered {
   return { ...answered, restores: Math.min((answered.restores ?? 0) + 1, MOST_RESTORES) };
 }

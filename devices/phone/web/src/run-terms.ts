@@ -1,4 +1,4 @@
-/** The terms of a run: what it asks of a client, as far as its settings decide it. */
+/** The terms of a run: its demands on a client, as far as they follow from its settings. */
 
 import { areEqual, sha256, Writer, type Bytes } from "./bytes.ts";
 import { SettingsError } from "./errors.ts";
@@ -8,9 +8,11 @@ import { SettingValues } from "./setting-values.ts";
 
 const METHODS = ["finetune", "ditto", "mixture", "readout", "local", "global", "cluster"] as const;
 
+const PROFILED = "profiled-cross-entropy";
+
 type Method = (typeof METHODS)[number];
 
-/** The demands of a run on a client; `RunTerms` in Python says what the fields are. */
+/** The demands of a run on a client; `RunTerms` in Python documents the fields. */
 export interface RunTerms {
   readonly method: Method;
   readonly seed: bigint;
@@ -25,6 +27,8 @@ export interface RunTerms {
   readonly batch: number;
   readonly epsilon: number;
   readonly differences: Differences;
+  /** Whether the steps train the profiled cross-entropy. */
+  readonly isProfiled: boolean;
   readonly learningRate: number | null;
   readonly clip: number;
   readonly seedPolicy: number;
@@ -35,19 +39,23 @@ export interface RunTerms {
   readonly validationEvery: number;
   readonly hasTest: boolean;
   readonly returnsToBest: boolean;
-  /** What hides a client's reports; null without differential privacy. */
+  /** The terms that protect a client's reports; null without differential privacy. */
   readonly privacy: PrivacyTerms | null;
 }
 
 /**
- * Reads the settings that are part of a run id, sorted JSON.
+ * Reads the settings that are part of a run id, given as sorted JSON.
  *
- * @throws SettingsError if one is missing or out of range, or asks for what a browser cannot do.
+ * @throws SettingsError if a setting is missing or out of range, or asks for something that a
+ *   browser cannot do.
  */
 export function readTerms(settings: Bytes): RunTerms {
   const read = new SettingValues(settings);
   const method = METHODS.find((name) => name === read.text("method"));
   if (!method) throw new SettingsError(`method ${read.text("method")}: a browser cannot do it`);
+  const objective = read.text("objective");
+  if (objective !== "cross-entropy" && objective !== PROFILED)
+    throw new SettingsError(`objective ${objective}: a browser cannot train it`);
   const [rounds, personal] = [read.whole("rounds"), read.whole("personal.rounds")];
   const trainsAlone = method === "finetune" || method === "ditto" || method === "mixture";
   const federated = method === "local" ? 0 : trainsAlone ? rounds : rounds + personal;
@@ -70,6 +78,7 @@ export function readTerms(settings: Bytes): RunTerms {
     batch: read.whole("batch"),
     epsilon: read.number("epsilon"),
     differences: read.text("differences") as Differences,
+    isProfiled: objective === PROFILED,
     learningRate: read.rate("learning-rate"),
     clip: read.number("clip"),
     seedPolicy,
@@ -84,7 +93,7 @@ export function readTerms(settings: Bytes): RunTerms {
   };
 }
 
-/** Returns the 8 bytes that name the run of some settings. */
+/** Returns the run id of some settings, 8 bytes. */
 export async function runIdOf(settings: Bytes, layoutHash: Bytes, modelId: Bytes): Promise<Bytes> {
   return (await sha256(settings, layoutHash, modelId)).slice(0, 8);
 }
@@ -114,7 +123,7 @@ export function interceptRound(terms: RunTerms): number {
   return roundsOfFederation(terms) + (terms.returnsToBest ? 2 : 1);
 }
 
-/** Returns whether the global model stays as it is after a round, whatever follows. */
+/** Returns whether the global model is final after a round. */
 export function isLast(terms: RunTerms, round: number): boolean {
   const last = roundsOfFederation(terms);
   return round === (interceptRound(terms) || last + (last && terms.returnsToBest ? 1 : 0));
@@ -125,7 +134,7 @@ export function makesPersonalModels(terms: RunTerms): boolean {
   return terms.privateRounds > 0 || terms.method === "readout";
 }
 
-/** Returns whether clients evaluate the state after a round, 0 being the beginning, on a split. */
+/** Returns whether clients evaluate the state after a round on a split; round 0 is the start. */
 export function isEvaluated(
   terms: RunTerms,
   round: number,

@@ -1,4 +1,4 @@
-/** Shamir's secret sharing (1979): any t of n shares give the secret, and fewer say nothing of it. */
+/** Shamir's secret sharing (1979): any t of n shares give the secret, and fewer reveal nothing. */
 
 import { fromHex, toHex, type Bytes } from "./bytes.ts";
 import { randomBelow, type Below } from "./noise.ts";
@@ -6,11 +6,11 @@ import { randomBelow, type Below } from "./noise.ts";
 /** The bytes of a share, little-endian. */
 export const SHARE_BYTES = 33;
 
-/** The least prime above all secrets, which are numbers of 256 bits. */
+/** The smallest prime above all secrets, which are 256-bit numbers. */
 const PRIME = 2n ** 256n + 297n;
 
 /**
- * Returns one share of a secret for each point: the values of a random polynomial of degree t − 1.
+ * Returns one share of a secret per point: the values of a random polynomial of degree t − 1.
  *
  * @param secret 32 bytes, little-endian.
  */

@@ -1,4 +1,4 @@
-/** The service worker: the page opens without a network, as it was when it was last there. */
+/** The service worker, which opens the page without a network from its cached files. */
 
 interface FetchEvent extends Event {
   readonly request: Request;
@@ -11,17 +11,17 @@ interface ExtendableEvent extends Event {
 
 const CACHE = "samara-page";
 const LIST = "integrity.json";
-/** What only a browser with WebGPU runs; it is kept once it was fetched. */
+/** Files that only browsers with WebGPU need; they are cached when first fetched. */
 const OF_GRAPHICS = /webgpu|asyncify/;
 
-/** Keeps the page's files. */
+/** Caches the page's files. */
 async function keepAll(): Promise<void> {
   const files = Object.keys((await (await fetch(LIST)).json()) as Record<string, string>);
   const kept = files.filter((name) => name !== "index.html" && !OF_GRAPHICS.test(name));
   await (await caches.open(CACHE)).addAll(["/", ...kept]);
 }
 
-/** Returns a file of the page from the network, or else the one that is kept. */
+/** Returns a file of the page from the network, or else from the cache. */
 async function answer(request: Request): Promise<Response> {
   const cache = await caches.open(CACHE);
   try {

@@ -1,4 +1,4 @@
-/** Values of a run's settings, which others sent, checked one by one. */
+/** Values of a run's settings from others, each validated when it is read. */
 
 import { SettingsError } from "./errors.ts";
 import { TERMS, type Term, type TermKey } from "./term-settings.ts";
@@ -7,7 +7,9 @@ const MAX_SETTINGS_BYTES = 2 ** 16;
 const MAX_SEED = 2n ** 63n;
 const MAX_WHOLE = 2 ** 32 - 1;
 
-/** The settings of a run by dotted key; every read throws `SettingsError` unless it succeeds. */
+/**
+ * The settings of a run by dotted key; every read throws `SettingsError` if the value is invalid.
+ */
 export class SettingValues {
   readonly #text: string;
   readonly #settings: Readonly<Record<string, unknown>>;
@@ -28,13 +30,13 @@ export class SettingValues {
     this.#settings = { ...given };
   }
 
-  /** Returns a setting as it is, or its default. */
+  /** Returns a setting without validation, or its default. */
   value(key: TermKey): unknown {
     const term: Term = TERMS[key];
     return key in this.#settings ? this.#settings[key] : term.default;
   }
 
-  /** Returns a setting that is a text, which must be known if the table says which there are. */
+  /** Returns a text setting; it must be a known value if the table lists them. */
   text(key: TermKey): string {
     const value = this.value(key);
     const { words, pattern }: Term = TERMS[key];
@@ -44,7 +46,7 @@ export class SettingValues {
     return value;
   }
 
-  /** Returns a setting that is true or false. */
+  /** Returns a boolean setting. */
   flag(key: TermKey): boolean {
     const value = this.value(key);
     if (typeof value !== "boolean") throw new SettingsError(`${key} is neither true nor false`);
@@ -52,9 +54,9 @@ export class SettingValues {
   }
 
   /**
-   * Returns a setting that is a whole number in its range.
+   * Returns an integer setting within its range.
    *
-   * @param most the largest, where the range leaves it open.
+   * @param most the maximum, if the range leaves it open.
    */
   whole(key: TermKey, most = MAX_WHOLE): number {
     const value = this.#inRange(key, most);
@@ -62,7 +64,7 @@ export class SettingValues {
     return value;
   }
 
-  /** Returns a setting that is a finite number in its range. */
+  /** Returns a finite number setting within its range. */
   number(key: TermKey): number {
     return this.#inRange(key, Number.MAX_VALUE);
   }
@@ -80,7 +82,7 @@ export class SettingValues {
     return value;
   }
 
-  /** Returns the seed, which has up to 63 bits, of which `JSON.parse` keeps 53. */
+  /** Returns the seed, which has up to 63 bits; `JSON.parse` would keep only 53. */
   seed(): bigint {
     const digits = /[{,] ?"seed": ?(\d{1,19})[,}]/.exec(this.#text)?.[1];
     const seed = digits === undefined ? MAX_SEED : BigInt(digits);

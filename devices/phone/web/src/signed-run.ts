@@ -1,7 +1,7 @@
 /**
  * The operator's signed scenario: the settings of the only run that a phone with one takes part in.
  *
- * It came with the invitation, whose code has its hash. Every instruction must follow from it
+ * It came with the invitation, whose code contains its hash. Every instruction must follow from it
  * (client/protocol/signed_runs.py).
  */
 
@@ -31,11 +31,11 @@ import { readPublicKey } from "./signing.ts";
 import { curvatureInterval } from "./step-size.ts";
 import type { Store } from "./store.ts";
 
-/** The largest norm of a client's intercept that counts with differential privacy. */
+/** The maximum norm of a client's intercept, with differential privacy. */
 const INTERCEPT_LIMIT = 2;
 const LINES = 3;
 
-/** A scenario whose signature is the operator's. */
+/** A scenario with the operator's valid signature. */
 export interface SignedRun {
   readonly settings: Bytes;
   readonly terms: RunTerms;
@@ -45,7 +45,7 @@ export interface SignedRun {
 /**
  * Reads a signed scenario.
  *
- * @throws ScenarioError if it is none, or was changed since the operator signed it.
+ * @throws ScenarioError if it is invalid, or was changed after the operator signed it.
  */
 export async function readScenario(
   text: string,
@@ -73,7 +73,7 @@ async function isSigned(header: string, signed: string): Promise<boolean> {
   return (await operator?.isOf(signature, toUtf8(`samara scenario 1\0${signed}`))) ?? false;
 }
 
-/** Throws `ScenarioError` unless a train instruction is one to which the scenario leads. */
+/** Throws `ScenarioError` unless a train instruction follows from the scenario. */
 export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promise<void> {
   const { terms } = run;
   if (asked.track === INTERCEPT_TRACK && interceptRound(terms)) {
@@ -108,13 +108,14 @@ export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promi
     curvatureEvery: isMeasured ? asked.curvatureEvery : isEstimated ? interval : 0,
     differences: terms.differences,
     jointClip: terms.privacy?.isAdaptive ? asked.jointClip : 0, // no privacy depends on it
+    isProfiled: terms.isProfiled,
   };
   const isSame = areEqual(encodeTrain(signed), encodeTrain(asked));
   if (!isSame || asked.round > roundsOfFederation(terms))
     throw new ScenarioError(`round ${asked.round} is not the one that the operator signed`);
 }
 
-/** Returns the instruction of the round of intercepts to which the terms lead. */
+/** Returns the instruction of the intercept round that follows from the terms. */
 function interceptInstruction(terms: RunTerms, asked: TrainInstruction): TrainInstruction {
   const { privacy } = terms;
   const jointClip = privacy?.isAdaptive ? asked.jointClip : 0;
@@ -138,10 +139,11 @@ function interceptInstruction(terms: RunTerms, asked: TrainInstruction): TrainIn
     curvatureEvery: 0,
     differences: "central",
     jointClip,
+    isProfiled: false,
   };
 }
 
-/** Throws `ScenarioError` unless an evaluation is one to which the scenario leads. */
+/** Throws `ScenarioError` unless an evaluation follows from the scenario. */
 export async function checkEvaluate(
   run: SignedRun,
   asked: EvaluateInstruction,
@@ -153,9 +155,9 @@ export async function checkEvaluate(
 }
 
 /**
- * Throws `ScenarioError` if a report about the round of an instruction, or a later one, was sent.
+ * Throws `ScenarioError` if a report was already sent on an instruction's round or a later one.
  *
- * A run's clusters are counted together; a repeated instruction gets the report again.
+ * A run's clusters are counted together. A repeated instruction gets the same report again.
  */
 export async function checkReport(
   run: SignedRun,
@@ -171,8 +173,9 @@ export async function checkReport(
 }
 
 /**
- * Throws `ScenarioError` if an evaluation was answered as often as the owner was told: once, and
- * once more after a restore of the server's. The comparison of personal models is made once.
+ * Throws `ScenarioError` if an evaluation was already answered as often as the owner was promised:
+ * once, and once more after the server restored a backup. The personal comparison is made only
+ * once.
  */
 export async function checkTimes(
   run: SignedRun,

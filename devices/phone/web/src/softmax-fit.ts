@@ -1,8 +1,8 @@
 /**
- * Exact fits of what a client adds to a model's scores: an intercept per label, and a readout.
+ * Exact fits of a client's additions to a model's scores: an intercept per label, and a readout.
  *
- * The loss is convex. Newton's method finds its only minimum, (newton.ts); penalties are chosen by cross-validation among the client's own
- * training examples (client/personal/softmax_fit.py).
+ * The loss is convex, and Newton's method finds its only minimum (newton.ts). Penalties are chosen
+ * by cross-validation on the client's training examples (client/personal/softmax_fit.py).
  */
 
 import { minimize, type Floats } from "./newton.ts";
@@ -15,25 +15,27 @@ const READOUT_DEVIATIONS = [0, 0.25, 0.5, 1, 2, 4];
 const FOLDS = 5;
 const BIAS_PENALTY = 1e-3;
 
-/** What is added to scores: an intercept [labels], and Hᵀ·V·φ of a readout V [labels − 1 × features]. */
+/**
+ * Additions to scores: an intercept [labels], and Hᵀ·V·φ of a readout V [labels − 1 × features].
+ */
 export interface SoftmaxFit {
   readonly intercept: Floats;
   readonly readout: Floats;
 }
 
-/** Returns the intercept that a client trains the common model with. */
+/** Returns the intercept that a client uses while training the common model. */
 export function fitIntercept(examples: Represented, readout: Readout): SoftmaxFit {
   return fitPrior(examples, readout, TRAINING_DEVIATION, 0, 1);
 }
 
-/** Returns the label bias with the least cross-entropy on a client's training examples. */
+/** Returns the label bias with the lowest cross-entropy on a client's training examples. */
 export function fitLabelBias(examples: Represented, readout: Readout): Floats {
   return solve(examples, readout, false, BIAS_PENALTY, BIAS_PENALTY).intercept;
 }
 
 /**
- * Returns the fit of an intercept, and of a readout if that is asked for, whose penalties are chosen
- * by cross-validation.
+ * Returns the fit of an intercept and, if requested, of a readout, with penalties chosen by
+ * cross-validation.
  *
  * @throws TrainingError if a number is not finite, or the method does not converge.
  */
@@ -72,7 +74,7 @@ export function fitPrivatePart(
   return fitPrior(examples, readout, intercept, deviation, squaredNorm);
 }
 
-/** Returns the index of the first losses that are not clearly worse than the least. */
+/** Returns the index of the first losses that are not clearly worse than the lowest. */
 function strongestWithinOneError(losses: readonly Floats[]): number {
   const best = losses.reduce((least, one) => (mean(one) < mean(least) ? one : least));
   return losses.findIndex((values) => {
@@ -83,7 +85,7 @@ function strongestWithinOneError(losses: readonly Floats[]): number {
   });
 }
 
-/** Returns the fit under Gaussian priors of what is added to the log-odds of two labels. */
+/** Returns the fit under Gaussian priors on the addition to the log-odds of two labels. */
 function fitPrior(
   examples: Represented,
   readout: Readout,
@@ -96,7 +98,7 @@ function fitPrior(
   return solve(examples, readout, deviation > 0, 1 / (count * intercept ** 2), penalty);
 }
 
-/** Returns the examples in at most 5 folds, with each label dealt evenly among them. */
+/** Returns the examples in up to 5 folds, with each label dealt evenly among them. */
 function foldsOf(answers: Int32Array): number[][] {
   const order = Array.from(answers.keys()).sort((a, b) => answers[a]! - answers[b]! || a - b);
   return Array.from({ length: Math.min(FOLDS, order.length) }, (_, first) =>
@@ -104,7 +106,7 @@ function foldsOf(answers: Int32Array): number[][] {
   );
 }
 
-/** Returns some of the examples. */
+/** Returns a subset of the examples. */
 export function part(
   { scores, features, labels }: Represented,
   readout: Readout,
@@ -120,7 +122,7 @@ export function part(
   return {
     scores: some(scores, readout.labels),
     features: some(features, readout.features),
-    tokens: new Int32Array(), // what is fitted here runs no model
+    tokens: new Int32Array(), // fits do not run the model
     labels: Int32Array.from(rows, (row) => labels[row]!),
   };
 }
@@ -130,7 +132,9 @@ function logitsOf(examples: Represented, readout: Readout, fit: SoftmaxFit): Flo
   return moved.map((value, at) => value + examples.scores[at]!);
 }
 
-/** Returns what an intercept and a readout, empty for none, add to the scores [n × labels]. */
+/**
+ * Returns the additions of an intercept and a readout (possibly empty) to the scores [n × labels].
+ */
 export function addedScores(
   { features: phi, labels: answers }: Represented,
   { labels, features, contrasts }: Readout,
@@ -151,7 +155,9 @@ export function addedScores(
   return added;
 }
 
-/** Returns the mean of slopes in the logits [n × labels] as slopes in intercept and readout. */
+/**
+ * Returns the gradients of intercept and readout from those of the logits [n × labels], averaged.
+ */
 export function gathered(
   slopes: Floats,
   { features: phi, labels: answers }: Represented,
@@ -175,7 +181,7 @@ export function gathered(
   return numbers;
 }
 
-/** Returns the intercept b and the readout V with the least penalized mean cross-entropy. */
+/** Returns the intercept b and the readout V with the lowest penalized mean cross-entropy. */
 function solve(
   examples: Represented,
   readout: Readout,

@@ -33,7 +33,7 @@ export function mean(numbers: ArrayLike<number>): number {
   return sum / numbers.length;
 }
 
-/** Returns the label with the largest score of each example; of equal ones the first. */
+/** Returns the label with the largest score of each example; the first one in a tie. */
 export function predictions(scores: Scores, labels: number): Int32Array<ArrayBuffer> {
   return Int32Array.from({ length: scores.length / labels }, (_, row) => {
     let best = 0;
@@ -63,7 +63,7 @@ export function evaluationColumn(
   return { name, meanLoss: losses.length ? mean(losses) : 0, counts };
 }
 
-/** Returns the share of right predictions in confusion counts; NaN without examples. */
+/** Returns the accuracy in confusion counts; NaN without examples. */
 export function accuracy(counts: Uint32Array, labels: number): number {
   const right = counts.filter((_, at) => at % (labels + 1) === 0);
   const sum = (numbers: Uint32Array): number => numbers.reduce((all, one) => all + one, 0);

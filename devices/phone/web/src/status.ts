@@ -1,17 +1,17 @@
-/** What a client says of itself: its status, its accuracies, its answers. */
+/** The status that a client reports: its activity, its accuracies, its answers. */
 
 import type { Limit } from "./private-reports.ts";
 import type { Connection } from "./stream.ts";
 import type { Task } from "./task.ts";
 
-/** What the client is doing; `done` of `of` where it can be counted. */
+/** The client's current activity, with progress `done` of `of` where it can be counted. */
 export interface Activity {
   readonly name: "nothing" | "loading" | "reading" | "training" | "evaluating" | "personal";
   readonly done: number;
   readonly of: number;
 }
 
-/** Accuracies on the owner's examples that no training has seen; NaN without any. */
+/** Accuracies on the owner's examples that are not used for training; NaN if there are none. */
 export interface Accuracies {
   readonly examples: number;
   readonly base: number;
@@ -19,7 +19,7 @@ export interface Accuracies {
   readonly personal: number;
 }
 
-/** All that the page shows. */
+/** Everything that the page shows. */
 export interface Status {
   readonly hasJoined: boolean;
   readonly client: number;
@@ -34,18 +34,18 @@ export interface Status {
   readonly rounds: number;
   readonly digest: string;
   readonly counts: readonly [number, number, number];
-  /** The texts that are left out, as the model's tokenizer refuses them. */
+  /** Number of texts left out because the model's tokenizer refuses them. */
   readonly refused: number;
-  /** The different labels of the texts to learn from. */
+  /** Number of distinct labels among the training texts. */
   readonly labels: number;
   readonly accuracies: Accuracies | null;
-  /** What has left; ε at δ = 10⁻⁵ of the reports with noise together, 0 without any. */
+  /** Totals of sent data; ε is the total of noised reports at δ = 10⁻⁵, 0 if there are none. */
   readonly sent: { readonly answers: number; readonly bytes: number; readonly epsilon: number };
-  /** The owner's limit of that ε; 0 for none. */
+  /** The owner's limit of that ε; 0 means none. */
   readonly epsilonLimit: number;
-  /** What of that limit lets no further round of the run be answered. */
+  /** The reason why that limit allows no further round of the run; null if it allows one. */
   readonly stoppedBy: Limit | null;
-  /** What is wrong, as the owner is told; empty if nothing is. */
+  /** The current problem in words for the owner; empty if there is none. */
   readonly problem: string;
 }
 

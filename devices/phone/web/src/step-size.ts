@@ -1,7 +1,7 @@
 /**
- * The step size of private rounds: it follows from the loss that the steps add by noise.
+ * The step size of private rounds, derived from the loss increase that steps cause through noise.
  *
- * The same formulas and constants as shared/step_size.py, whose text explains them
+ * The formulas and constants are those of shared/protocol/step_size.py, which explains them
  * (docs/concepts/step-size.md).
  */
 
@@ -26,7 +26,7 @@ const FEWEST = 8;
 const SETBACK = 0.1;
 const COMPONENT_TIME = 5;
 
-/** The measurements of a round; the loss of one that failed is infinite. */
+/** The measurements of a round; the loss of a failed round is infinite. */
 export interface Observation {
   readonly loss: number;
   readonly meanSquare: number;
@@ -48,7 +48,7 @@ class Average {
     this.count = count;
   }
 
-  /** Returns the average with one more value, which is itself a mean of `weight` values. */
+  /** Returns the average after one more value, which is itself a mean of `weight` values. */
   after(value: number, memory: number, weight = 1): Average {
     const count = this.count + weight;
     const share = weight / Math.min(count, Math.max(memory, weight));
@@ -64,7 +64,7 @@ class Average {
   }
 }
 
-/** What is known after some rounds. */
+/** The knowledge after some rounds. */
 interface Known {
   readonly done: number;
   readonly spent: number;
@@ -97,7 +97,7 @@ const NOTHING: Known = {
   squaredNorm: new Average(),
 };
 
-/** The step size after the rounds that were observed; immutable. */
+/** The step size after the observed rounds; immutable. */
 export class StepSize {
   readonly #rounds: number;
   readonly #given: number | null;
@@ -106,7 +106,7 @@ export class StepSize {
 
   /**
    * @param rounds number of rounds of the whole run.
-   * @param given η that was set by hand; null if it is to be found.
+   * @param given η set by hand; null to estimate it.
    * @param epsilon size ε of perturbations.
    */
   constructor(rounds: number, given: number | null, epsilon: number, known: Known = NOTHING) {
@@ -162,7 +162,7 @@ export class StepSize {
     return this.#with({ ...after.#known, spent: known.spent + price });
   }
 
-  /** The round whose state to return to, since the last one showed a rise; otherwise null. */
+  /** The round whose state to return to because the last round showed a rise; otherwise null. */
   get backTo(): number | null {
     return this.#known.backTo;
   }
@@ -183,7 +183,7 @@ export class StepSize {
     return Math.min(rate, (REACH * this.#epsilon) / Math.sqrt(norm));
   }
 
-  /** The limit of the next projected gradients' absolute values; 0 for none. */
+  /** The limit on the next projected gradients' absolute values; 0 means none. */
   get clip(): number {
     if (this.#given !== null || this.isWarmingUp) return 0;
     return OUTLIER * Math.sqrt(this.#known.meanSquare.mean);
@@ -196,7 +196,7 @@ export class StepSize {
     return !measured || done < WARM_UP_SHARE * this.#rounds;
   }
 
-  /** Returns the interval, in steps, of those that measure curvature; 0 for none. */
+  /** Returns the interval, in steps, between steps that measure curvature; 0 means none. */
   curvatureEvery(queries: number, differences: string): number {
     if (this.#given !== null) return 0;
     return this.isWarmingUp ? 1 : curvatureInterval(queries, differences);
@@ -237,13 +237,13 @@ export class StepSize {
   }
 }
 
-/** Returns the interval, in steps, of those that measure curvature after the warm-up. */
+/** Returns the interval, in steps, between steps that measure curvature after the warm-up. */
 export function curvatureInterval(queries: number, differences: string): number {
   if (differences === "forward") return CURVATURE_SHARE;
   return Math.max(1, Math.floor(CURVATURE_SHARE / queries));
 }
 
-/** Returns the step size of clients' own updates whose components they report. */
+/** Returns the step size of clients' own updates of which they report components. */
 export function componentRate(layout: Layout, rounds: number, queries: number): number {
   const rows = layout.tensors.map((one) => (one.group === GROUP.readout ? one.rows : 0));
   const labels = 1 + rows.reduce((sum, one) => sum + one, 0);

@@ -1,15 +1,15 @@
 /**
- * What a phone keeps between messages and after its tab is closed, by text keys.
+ * A phone's store for data between messages and after its tab is closed, with text keys.
  *
- * Values are what structured clones can be: arrays of numbers, records of them, keys of WebCrypto.
+ * Values must be structured-cloneable: arrays of numbers, records of them, WebCrypto keys.
  */
 
 import { StorageError } from "./errors.ts";
 
-/** A store; what `write` is given is there as a whole or not at all once it returns. */
+/** A store; the data given to `write` are stored completely, or not at all, once it returns. */
 export interface Store {
   read(key: string): Promise<unknown>;
-  /** The values of many keys at once, undefined where there is none. */
+  /** The values of many keys at once; undefined for missing ones. */
   readAll(keys: readonly string[]): Promise<unknown[]>;
   write(changes: ReadonlyMap<string, unknown>): Promise<void>;
   /** The entries whose keys begin with a prefix, ascending by key. */
@@ -22,10 +22,10 @@ const FULL = "QuotaExceededError";
 const AFTER_ALL = "\uffff";
 
 /**
- * Opens the browser's store of a name, IndexedDB; it is made if it does not exist.
+ * Opens the browser's IndexedDB store with a name; creates it if missing.
  *
- * @param noted is told why an access failed, and null whenever something was written.
- * @throws StorageError here and at every call if the browser does not keep what it should.
+ * @param noted function that receives the reason of a failed access, and null after each write.
+ * @throws StorageError here and at every call if the browser does not store the data.
  */
 export async function openStore(
   name: string,
@@ -96,7 +96,7 @@ function failed(error: unknown): never {
   throw error instanceof StorageError ? error : new StorageError(isFull ? "full" : "refused");
 }
 
-/** Returns what the browser means by an error of an access; what is none of its own stays. */
+/** Returns a storage error for the browser's access errors; other errors are returned unchanged. */
 function asStorageError(error: unknown): unknown {
   if (error !== null && !(error instanceof DOMException)) return error;
   if (error?.name === "DataCloneError") return error;
@@ -104,7 +104,7 @@ function asStorageError(error: unknown): unknown {
   return new StorageError(error?.name === FULL ? "full" : "lost");
 }
 
-/** Returns a store in memory, which copies what it is given. */
+/** Returns a store in memory, which copies its values. */
 export function memoryStore(): Store {
   const all = new Map<string, unknown>();
   const keys = (prefix: string): string[] =>
@@ -123,7 +123,9 @@ export function memoryStore(): Store {
   };
 }
 
-/** Returns what some work asks for, once all of it is there; nothing is if the work throws. */
+/**
+ * Returns the results of some requests once all are complete; nothing is stored if the work throws.
+ */
 function transacted<T>(
   database: IDBDatabase,
   mode: IDBTransactionMode,

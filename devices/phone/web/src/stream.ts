@@ -1,4 +1,4 @@
-/** The stream to the gateway: a WebSocket that proves who this phone is, and answers tasks. */
+/** The stream to the gateway: a WebSocket that proves the phone's identity and answers tasks. */
 
 import type { Bytes } from "./bytes.ts";
 import { decodeToPhone, encodeProof, encodeResult, type Task } from "./messages.ts";
@@ -7,11 +7,11 @@ import { answerBytes, proofBytes, sign, type OwnKey } from "./signing.ts";
 const PROTOCOL = "samara.phone.1";
 const VERSION = 1;
 const LONGEST_WAIT = 300;
-/** Close codes are 4000 and the number of a status of gRPC. */
+/** Close codes are 4000 plus the number of a gRPC status. */
 const FINISHED = 4011;
 const REJECTED = [4007, 4016];
 
-/** How the stream stands; after the last two it is not opened again by itself. */
+/** The state of the stream; after the last two states, it is not reopened automatically. */
 export type Connection =
   | "closed"
   | "connecting"
@@ -20,15 +20,15 @@ export type Connection =
   | "finished"
   | "rejected";
 
-/** What a stream tells, and asks. */
+/** The callbacks of a stream's owner. */
 export interface StreamOwner {
-  /** Returns the most bytes of a message that is read; a longer one ends the stream. */
+  /** Returns the maximum bytes of a received message; a longer one ends the stream. */
   mostBytes(): number;
   answer(task: Task): Promise<Bytes>;
   changed(connection: Connection): void;
 }
 
-/** The stream of a phone, which comes back after 1, 2, 4 … 300 s and up to half more by chance. */
+/** A phone's stream, which is reopened after 1, 2, 4 … 300 s, each plus up to half at random. */
 export class Stream {
   readonly #address: string;
   readonly #key: OwnKey;
@@ -63,7 +63,7 @@ export class Stream {
     this.#owner.changed("closed");
   }
 
-  /** Goes on at once where the device is on a network again. */
+  /** Retries at once, for example when the device is back on a network. */
   hurry(): void {
     if (this.#isWanted) this.open();
   }

@@ -1,16 +1,16 @@
-/** The task of a run as the program's index describes it: how a text becomes tokens, and labels. */
+/** The task of a run as described by the program's index: tokenization and labels. */
 
 import { sha256, toHex, toUtf8 } from "./bytes.ts";
 import { ProgramError } from "./errors.ts";
 import type { WeightsFile } from "./program.ts";
 
-/** A file of the program, known by its SHA-256 in hexadecimal. */
+/** A file of the program, identified by its SHA-256 in hexadecimal. */
 export interface ProgramFile {
   readonly sha256: string;
   readonly bytes: number;
 }
 
-/** How a text becomes tokens: docs/reference/wire.md says what the fields are. */
+/** The rule for tokenizing a text; docs/reference/wire.md documents the fields. */
 export interface Tokenization {
   readonly special: boolean;
   readonly before: readonly number[];
@@ -19,10 +19,10 @@ export interface Tokenization {
   readonly answers: readonly (readonly number[])[];
 }
 
-/** The fields of a row without its label, by name. */
+/** The fields of a row by name, without its label. */
 export type Row = Readonly<Record<string, string>>;
 
-/** A task, as far as a browser needs it. */
+/** The part of a task that a browser needs. */
 export interface Task {
   readonly name: string;
   readonly text: string;
@@ -33,7 +33,7 @@ export interface Task {
   readonly replace?: Readonly<Record<string, Readonly<Record<string, string>>>>;
 }
 
-/** The index of a program's files, and what a browser needs beside them. */
+/** The index of a program's files, with other facts for browsers. */
 export interface ProgramIndex {
   readonly version: number;
   readonly manifest: ProgramFile;
@@ -58,8 +58,8 @@ export function readIndex(text: string): ProgramIndex {
 }
 
 /**
- * Returns the hash by which what the model makes of texts is kept, in hexadecimal. The index names
- * all of which that is a function: model, weights, tokenizer, and how the task writes a text.
+ * Returns the hash, in hexadecimal, under which the model's outputs for texts are stored. It covers
+ * everything that they depend on: model, weights, tokenizer, and the task's way of writing a text.
  */
 export async function hashOf(index: ProgramIndex): Promise<string> {
   return toHex(await sha256(toUtf8(JSON.stringify(index))));
@@ -75,13 +75,15 @@ export function textOf(task: Task, row: Row): string {
   });
 }
 
-/** Returns the names under which a record may have a field: `text|sentence` is either of both. */
+/** Returns the alternative names of a field in a record: `text|sentence` means either. */
 export function namesOf(task: Task, field: string): string[] {
   const named = [...task.text.matchAll(/\{([^{}]+)\}/g)].map(([, names]) => names!.split("|"));
   return named.find(([first]) => first === field) ?? [field];
 }
 
-/** Returns the label that a text stands for: a label word, or a value in the data; −1 for none. */
+/**
+ * Returns the label of a text, which is a label word or a value in the data; −1 if there is none.
+ */
 export function labelOf(task: Task, text: string): number {
   const named = text.trim();
   const word = task.words.findIndex((one) => one.trim() === named);

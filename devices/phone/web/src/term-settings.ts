@@ -1,6 +1,6 @@
 /** The settings that the terms of a run are made of; made by docs/tables.py. */
 
-/** The range of a setting; `Term` in shared/setting_values.py explains it. */
+/** The range of a setting; `Term` in shared/terms/values.py explains it. */
 export interface Term {
   readonly least?: number;
   readonly most?: number;
@@ -18,6 +18,7 @@ export const TERMS = {
   "batch": { least: 1 },
   "epsilon": { most: 1, above: true },
   "differences": { words: ["central", "forward", "components"] },
+  "objective": { default: "cross-entropy" },
   "learning-rate": {},
   "clip": {},
   "seed-policy": { words: ["shared", "independent", "pool"] },
@@ -33,6 +34,7 @@ export const TERMS = {
   "personal.rounds": { most: 1000000 },
   "personal.when": { default: "end", pattern: "^(end|every [1-9]\\d{0,6} rounds?|on-data|always)$" },
   "personal.retrain": { default: false },
+  "personal.own-words": { default: false },
   "personal.learning-rate": { default: "auto" },
   "personal.pull": { most: 0.5, above: true, default: 0.0625 },
   "personal.part": { default: "label bias" },

@@ -1,4 +1,4 @@
-/** Every text of the page, in English; `{0}` and `{1}` are filled in. */
+/** Every text of the page, in English; `{0}` and `{1}` are placeholders. */
 
 export const TEXTS = {
   title: "Samara",
@@ -117,7 +117,7 @@ export const TEXTS = {
   reasons: {
     code: "The invitation is not whole. Copy the link again.",
     version: "The invitation is of another version. Ask the operator for a new one.",
-    trust: "What answers is not the server of this invitation. Nothing was sent to it.",
+    trust: "The answer does not come from the server of this invitation. Nothing was sent to it.",
     revoked: "The key of this browser was revoked. Ask the operator.",
     unknown: "There is no such invitation. Ask the operator for a new one.",
     used: "The invitation was used by another device. Ask the operator for a new one.",
@@ -144,7 +144,7 @@ export const TEXTS = {
   },
 } as const;
 
-/** Returns a text with its gaps filled in. */
+/** Returns a text with its placeholders filled in. */
 export function fill(text: string, ...given: readonly (string | number)[]): string {
   return text.replace(/\{(\d)\}/g, (_, at: string) => String(given[Number(at)]));
 }

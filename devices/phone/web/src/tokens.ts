@@ -1,16 +1,16 @@
-/** Tokens of texts, by the tokenizer that came with the program. */
+/** Tokens of texts, computed by the program's tokenizer. */
 
 import { PlainError, ProgramError } from "./errors.ts";
 import { Tokenizer } from "./library/tokenizers.mjs";
 import { textOf, type ProgramIndex, type Row } from "./task.ts";
 
-/** The tokens of an example: one sequence, or one for each candidate, padded by −1. */
+/** The tokens of an example: one sequence, or one per candidate, padded with −1. */
 export interface Tokens {
   readonly sequences: readonly (readonly number[])[];
   readonly position: number;
 }
 
-/** Texts of fewer letters are counted whole; of longer ones a beginning at first. */
+/** Letters per token for a first cut of longer texts; shorter ones are tokenized completely. */
 const LETTERS_PER_TOKEN = 16;
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 
@@ -21,7 +21,7 @@ export class RowTokenizer {
 
   /**
    * @param files the tokenizer's files by name, parsed.
-   * @throws ProgramError if it does not give the tokens that the index has of its examples.
+   * @throws ProgramError if the tokens of the index's examples do not match.
    */
   constructor(index: ProgramIndex, files: Readonly<Record<string, unknown>>) {
     this.#index = index;
@@ -36,9 +36,9 @@ export class RowTokenizer {
   }
 
   /**
-   * Returns the tokens of a row; a text that is too long is cut at its end.
+   * Returns the tokens of a row; a text that is too long is truncated.
    *
-   * @throws PlainError if the tokenizer has none for the text.
+   * @throws PlainError if the tokenizer cannot encode the text.
    */
   tokens(row: Row): Tokens {
     try {
@@ -69,7 +69,7 @@ export class RowTokenizer {
     return stem;
   }
 
-  /** Returns the longest beginning of a text that has at most as many tokens as fit. */
+  /** Returns the longest prefix of a text that does not exceed the token limit. */
   #fitting(text: string): string {
     const { limit } = this.#index.tokenization;
     const isFitting = (length: number): boolean =>
@@ -90,13 +90,16 @@ export class RowTokenizer {
 
   #encode(text: string, special: boolean): number[] {
     const { ids } = this.#tokenizer.encode(text, { add_special_tokens: special });
-    // a letter that a vocabulary without an unknown token lacks gets none
+    // a vocabulary without an unknown token gives an unknown letter no id
     if (!ids.every(Number.isSafeInteger)) throw new Error("the vocabulary lacks a token");
     return ids;
   }
 }
 
-/** The library splits `Whitespace` at letters that are not ASCII, which the original does not. */
+/**
+ * Corrects the library's `Whitespace` splitting, which differs from the original at non-ASCII
+ * letters.
+ */
 function withUnicodeWords(preTokenizer: unknown): unknown {
   if ((preTokenizer as { type?: string } | null)?.type !== "Whitespace") return preTokenizer;
   const pattern = { Regex: `[${WORD}]+|[^${WORD}\\s]+` };

@@ -1,7 +1,8 @@
 /**
- * A client's vector in a private round: all that it says, clipped as a whole, in whole numbers.
+ * A client's vector in a private round: everything that it reports, clipped as a whole, in
+ * integers.
  *
- * What the numbers are is in docs/reference/wire.md, and why in shared/privacy/vector.py.
+ * docs/reference/wire.md defines the numbers, and shared/privacy/vector.py explains them.
  */
 
 import type { Report } from "./answers.ts";
@@ -9,23 +10,24 @@ import { Writer, type Bytes } from "./bytes.ts";
 import { discreteGaussian, type Below } from "./noise.ts";
 import { check, checkClient, KIND, MAX_SCALARS, pack, unpack } from "./wire.ts";
 
-/** The largest norm of a vector, in units of its whole numbers. */
+/** The maximum norm of a vector, in units of its integers. */
 export const SENSITIVITY = 2 ** 24;
-/** The numbers of a vector beside its projected gradients; an indicator is one more. */
+/** The number of values besides the projected gradients; an indicator is one more. */
 export const OTHERS = 3;
 
 const NOISED_LIMIT = 2n ** 42n;
 const SHARE = SENSITIVITY / 4;
 const LOSS_LIMIT = 2;
 const CURVATURE_LIMIT = 64;
-// Rounding of a norm of 2²⁰ numbers is below 2⁻³², so that one this much smaller is within the limit.
+// The rounding error of a norm of 2²⁰ numbers is below 2⁻³², so a norm within this factor is within
+// the limit.
 const MARGIN = 1 - 2 ** -30;
 const LEAST_CLIP = 1e-60;
 const LOW = 2 ** 24;
 
-/** A vector without masks: int32, or int64 with noise of the client's own. */
+/** A vector without masks: int32, or int64 if the client has added noise. */
 export type PlainVector = Int32Array<ArrayBuffer> | BigInt64Array<ArrayBuffer>;
-/** A vector, under masks uint64. */
+/** A vector; with masks it is uint64. */
 type Vector = PlainVector | BigUint64Array<ArrayBuffer>;
 
 /** A client's vector as the report on an instruction. */
@@ -35,7 +37,9 @@ export interface VectorReport<T extends Vector = Vector> {
   readonly vector: T;
 }
 
-/** Returns a report's vector for a clip, int32 [K·q + 3 or 4]; rounding makes no norm larger. */
+/**
+ * Returns a report's vector for a clip, int32 [K·q + 3 or 4]; rounding never increases its norm.
+ */
 export function encodeVector(
   { gradients, meanLoss, curvature }: Pick<Report, "gradients" | "meanLoss" | "curvature">,
   clip: number,
@@ -72,7 +76,7 @@ export function encodeVectorReport({ token, client, vector }: VectorReport): Byt
   return pack(kindOfVector(vector), body);
 }
 
-/** Reads a vector report of any of the three kinds; throws `FrameError` if it is not sound. */
+/** Reads a vector report of any of the three kinds; throws `FrameError` if it is invalid. */
 export function decodeVectorReport(frame: Bytes): VectorReport {
   const { vectorReport, noisedVectorReport, maskedReport } = KIND;
   const reader = unpack(frame, vectorReport, noisedVectorReport, maskedReport);
@@ -105,7 +109,10 @@ function kindOfVector(vector: Vector): number {
   return vector instanceof BigInt64Array ? KIND.noisedVectorReport : KIND.maskedReport;
 }
 
-/** Returns whether a norm is at most `SENSITIVITY`, exactly: squares are summed in two halves. */
+/**
+ * Returns whether a norm is at most `SENSITIVITY`, computed exactly by summing squares in two
+ * halves.
+ */
 function isWithinSensitivity(vector: Int32Array): boolean {
   let [high, low] = [0, 0];
   for (const one of vector) {

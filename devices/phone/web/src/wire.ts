@@ -8,10 +8,10 @@ const PREFIX_BYTES = 8;
 const MAX_FRAME_BYTES = 64 * 2 ** 20;
 const MAX_CLIENT = 2 ** 32 - 2;
 
-/** The most scalars that one report or one group of a round delta may hold. */
+/** The maximum number of scalars in a report or in a group of a round delta. */
 export const MAX_SCALARS = 2 ** 20;
 
-/** The kinds of frames that this client knows, by their fourth byte. */
+/** The kinds of frames that this client knows, by the frame's fourth byte. */
 export const KIND = {
   hello: 1,
   train: 2,
@@ -38,14 +38,16 @@ export const KIND = {
   bucketKeyList: 25,
 } as const;
 
-/** Returns a frame of some kind with a body. */
+/** Returns a frame of a kind with a body. */
 export function pack(kind: number, body: Bytes): Bytes {
   const start = Uint8Array.of(0x53, 0x4d, FRAME_VERSION, kind);
   const checksum = new Uint8Array(Uint32Array.of(crc32(start, body)).buffer);
   return concat(start, checksum, body);
 }
 
-/** Returns a frame's kind after checking its prefix and checksum; throws `FrameError`. */
+/**
+ * Returns a frame's kind after checking its prefix and checksum; throws `FrameError` if invalid.
+ */
 export function kindOf(frame: Bytes): number {
   if (frame.length < PREFIX_BYTES || frame.length > MAX_FRAME_BYTES)
     throw new FrameError(`a frame of ${frame.length} bytes is too short or too long`);
@@ -58,7 +60,7 @@ export function kindOf(frame: Bytes): number {
   return kind!;
 }
 
-/** Returns a reader of the body of a frame that must be of one of these kinds. */
+/** Returns a reader of a frame's body; the frame must be of one of the given kinds. */
 export function unpack(frame: Bytes, ...kinds: readonly number[]): Reader {
   const kind = kindOf(frame);
   if (!kinds.includes(kind)) throw new FrameError(`a frame of kind ${kind} was not expected`);
@@ -70,7 +72,7 @@ export async function tokenOf(instruction: Bytes): Promise<Bytes> {
   return (await sha256(instruction)).slice(0, 8);
 }
 
-/** Throws `FrameError` if a number is not what a frame may hold. */
+/** Throws `FrameError` with a complaint unless a condition of a valid frame holds. */
 export function check(sound: boolean, complaint: string): void {
   if (!sound) throw new FrameError(complaint);
 }

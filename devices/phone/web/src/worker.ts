@@ -1,10 +1,10 @@
-/** The worker: the client's calls as messages, so that the page stays smooth while it computes. */
+/** The worker: it receives the client's calls as messages, so that the page stays responsive. */
 
 import { Client } from "./client.ts";
 import { PlainError, problemOf, StorageError } from "./errors.ts";
 import { openStore } from "./store.ts";
 
-/** A call of the page; `name` is a method of `Client`. */
+/** A call from the page; `name` is a method of `Client`. */
 export interface Call {
   readonly id: number;
   readonly name: (typeof METHODS)[number];
@@ -12,8 +12,8 @@ export interface Call {
 }
 
 /**
- * What the worker says: the answer to a call, that it takes calls now, that the status has changed,
- * that another tab is the phone for as long as it is open, or why it never takes calls.
+ * The worker's messages: the answer to a call, readiness for calls, a changed status, another tab
+ * being the phone while it is open, or the reason why it never accepts calls.
  */
 export type Said =
   | { readonly id: number; readonly result: unknown }
@@ -54,10 +54,10 @@ async function serve(): Promise<never> {
   self.onmessage = async ({ data }: MessageEvent<Call>) => say(await answer(client, data));
   await client.start();
   say({ event: "ready" });
-  return new Promise(() => {}); // the lock is this tab's until it is closed
+  return new Promise(() => {}); // this tab holds the lock until it is closed
 }
 
-/** One tab at a time is the phone: another one waits until the first is closed. */
+/** Starts the phone; only one tab at a time may be it, and others wait until that tab is closed. */
 async function begin(): Promise<void> {
   if (!isSecureContext) throw new PlainError("insecure");
   const { locks } = navigator;
@@ -69,7 +69,7 @@ async function begin(): Promise<void> {
   await request.catch(refused);
 }
 
-/** Says what a browser means that gives no locks, as where a site may keep nothing. */
+/** Throws an error for browsers that refuse locks, for example where a site may store nothing. */
 function refused(error: unknown): never {
   throw error instanceof DOMException ? new StorageError("refused") : error;
 }

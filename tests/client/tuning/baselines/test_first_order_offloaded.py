@@ -79,12 +79,15 @@ def test_a_subspace_of_full_size_gives_the_bits_of_zero_offload(
     assert smaller["digest"] != subspace["digest"]
 
 
-@pytest.mark.parametrize("stop", [3, 4, 5])
+@pytest.mark.parametrize(
+    ("stop", "dtype"), [(3, "float32"), (4, "float32"), (5, "float32"), (3, "bfloat16")]
+)
 def test_an_interrupted_run_in_subspaces_goes_on_to_the_same_result(
-    stop: int, settings: Settings, tmp_path: Path
+    stop: int, dtype: str, settings: Settings, tmp_path: Path
 ) -> None:
     changes = {"optimizer": "lsp", "steps": 6, "lsp__check_frequency": 2, "lsp__subspace_size": 8}
     changes |= {"lsp__nonzeros": 2, "lsp__learning_steps": 5, "micro_batch": 3}
+    changes["model__dtype"] = dtype
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     config = tuning_of(settings, **changes)
     with pytest.raises(KeyboardInterrupt):

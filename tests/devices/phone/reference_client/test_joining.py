@@ -17,20 +17,20 @@ from invitations import authority_of, new_run, serve
 from typer.testing import CliRunner
 
 from samara.command import app as samara
+from samara.devices.gateway import admission as gateway_module
+from samara.devices.gateway.admitted_keys import AdmittedKeys
+from samara.devices.gateway.registered_keys import RegisteredKeys
+from samara.devices.gateway.server_requests import ServerRequests
 from samara.devices.live import join as board
 from samara.devices.live.client_folder import JOINED_FILE
-from samara.devices.live.gateway_stream import attach
+from samara.devices.live.connection.gateway_stream import attach
 from samara.devices.live.keys import OWN_KEY_FILE
-from samara.devices.phone import gateway_admission as gateway_module
-from samara.devices.phone.admitted_keys import AdmittedKeys
 from samara.devices.phone.reference_client.joining import (
     AUTHORITY_FILE,
     PROGRAM_FILE,
     join_run,
     read_joined_gateway,
 )
-from samara.devices.phone.registered_keys import RegisteredKeys
-from samara.devices.phone.server_requests import ServerRequests
 from samara.server.commands import app as server_commands
 from samara.server.live import join_filter
 from samara.server.live.invitations import (
@@ -41,11 +41,11 @@ from samara.server.live.invitations import (
 )
 from samara.server.live.join_filter import MAX_DOWNLOADS, JoinFilter
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
-from samara.shared.client_index import client_index_of_key
 from samara.shared.errors import DeviceError, InvitationError, SamaraError
-from samara.shared.files import UNFINISHED
-from samara.shared.invitation import JOIN_PATH, KEYS_PATH, InvitationCode
-from samara.shared.signing import SigningKey, fingerprint_of
+from samara.shared.network.invitation import JOIN_PATH, KEYS_PATH, InvitationCode
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.signing import SigningKey, fingerprint_of
+from samara.shared.storage.files import UNFINISHED
 
 PROGRAM, MANIFEST = bytes(range(256)) * 3000, b'{"version": 1}'
 GATEWAY = "gateway.example:9100"
@@ -138,7 +138,7 @@ def test_wrong_used_ended_and_foreign_codes(run: Path, address: str, tmp_path: P
     code = invite(run)
     with pytest.raises(InvitationError, match="no such invitation"):
         join_run(address, InvitationCode(code.trusted, bytes(16)), tmp_path / "wrong")
-    with pytest.raises(InvitationError, match="somebody is between"):
+    with pytest.raises(InvitationError, match="somebody in between"):
         join_run(address, InvitationCode(bytes(16), code.secret), tmp_path / "wrong")
     for _ in range(2):
         join_run(address, code, tmp_path / "first")
@@ -185,7 +185,7 @@ def test_another_program_than_the_invitations_is_not_kept(
     code, home = invite(run), tmp_path / "phone"
     kept = run / PROGRAMS_FOLDER / hashlib.sha256(PROGRAM).hexdigest()
     kept.write_bytes(PROGRAM[::-1])
-    with pytest.raises(InvitationError, match="not the file of the invitation"):
+    with pytest.raises(InvitationError, match="does not match the invitation"):
         join_run(address, code, home)
     kept.unlink()
     with pytest.raises(InvitationError, match="does not send the program"):

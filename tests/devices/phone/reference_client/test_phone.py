@@ -10,12 +10,12 @@ import pytest
 import torch
 from asking import evaluate_task, train_task
 from helpers import ROOT, delta_of, history_of, instruction_with
+from phone_courses import compiled, course, eager
 from phones import assert_same_evaluation, assert_same_report, exported, phone_of, run_of
 from typer.testing import CliRunner
 
-from benchmarks.devices.phone_loop import compiled, course, eager
-from samara.client.protocol.answer_limits import AnswerLimits
-from samara.client.protocol.answer_log import read_answers
+from samara.client.limits.answer_limits import AnswerLimits
+from samara.client.limits.answer_log import read_answers
 from samara.client.protocol.session import Session
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
@@ -34,19 +34,19 @@ from samara.devices.phone.reference_client.runtime import (
     run_method,
 )
 from samara.devices.phone.tokenization import examples_as_jsonl, write_examples
-from samara.shared.config import RunConfig
-from samara.shared.directions import directions
 from samara.shared.errors import ConfigError, DataError, DeviceError, RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import EvaluateInstruction, SeedPolicy, Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.records import CatchUp, LedgerHeader
 from samara.shared.model.dual_forwarding import DualForwarding
 from samara.shared.model.replay_torch import directions as directions_in_graph
-from samara.shared.normal_table import NORMAL_TABLE
-from samara.shared.replay import zero_state
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.directions import directions
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, SeedPolicy, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader
+from samara.shared.protocol.normal_table import NORMAL_TABLE
+from samara.shared.protocol.replay import zero_state
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.settings.config import RunConfig
 
 GOLDEN = ROOT / "tests" / "golden" / "directions.json"
 
@@ -409,7 +409,7 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(
 ) -> None:
     settings, _ = made()
     file = exported(settings, tmp_path / "stateful.pte", delegate, form="algorithm-1")
-    with pytest.raises(DeviceError, match="joins no run"):
+    with pytest.raises(DeviceError, match="cannot join a run"):
         PhoneProgram(file)
     runtime, source = load_run(RunConfig.of(settings, "test"))
     layout, module = runtime.layout, load_module(file)

@@ -25,7 +25,7 @@ from samara.client.personal.personalizer import Personalizer
 from samara.client.personal.private_fit import intercept_for_training
 from samara.client.personal.private_rounds import personal_ledger
 from samara.client.personal.runtime_learner import RuntimeLearner
-from samara.client.protocol.idle_work import InterruptionError
+from samara.client.trainer.idle_work import InterruptionError
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
@@ -36,17 +36,17 @@ from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.reference_client.run_settings import SETTINGS_FILE
 from samara.devices.phone.tokenization import examples_as_jsonl
-from samara.shared.config import RunConfig
 from samara.shared.errors import ConfigError, RefusalCode
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.records import CatchUp
-from samara.shared.ledger.verification import verify_ledger
-from samara.shared.replay import to_float32, zero_state
-from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import to_float32, zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
 
 CLIENT = 0
 

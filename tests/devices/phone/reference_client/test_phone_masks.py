@@ -1,10 +1,11 @@
 """A phone's masks belong to the settings that its keys were asked for with."""
 
-from benchmarks.privacy.masking import Device
+from masked_rounds import Device
+
 from samara.devices.phone.reference_client.phone_masks import PhoneMasks
-from samara.shared.config import RunConfig
-from samara.shared.frames.masking import KeyRequest, MaskingKeys
-from samara.shared.privacy.terms import PrivacyTerms
+from samara.shared.protocol.frames.masking import KeyRequest, MaskingKeys
+from samara.shared.settings.config import RunConfig
+from samara.shared.terms.privacy import PrivacyTerms
 
 TOKEN = bytes(range(8))
 REQUEST = KeyRequest(TOKEN).encode()

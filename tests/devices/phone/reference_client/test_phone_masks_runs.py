@@ -16,24 +16,24 @@ from federations import Settings, config_of
 from flwr.app import Message
 from gateways import Served, keys_in, serve_phones
 from known_noise import add_known_noise
+from masked_rounds import Device
 from phones import exported, phone_of, splits_of, use_torch_as_runtime
 from residents import device_settings
 from typescript import node_process
 from web_phones import serve_page
 
-from benchmarks.privacy.masking import Device
 from samara.client.app import TRAINER
 from samara.client.app import app as client_app
+from samara.client.limits.privacy_budget import Charge, ChargeLog
 from samara.client.protocol import private_report
-from samara.client.protocol.privacy_budget import Charge, ChargeLog
 from samara.client.protocol.resident_trainer import ResidentTrainer
-from samara.client.protocol.trainer_service import serve_trainer
+from samara.client.trainer.trainer_service import serve_trainer
 from samara.client.training.model_runtime import load_run
-from samara.devices.live import gateway_stream
-from samara.devices.live.gateway_stream import attach
-from samara.devices.phone import relay
+from samara.devices.gateway import relay
+from samara.devices.gateway.page_server.page_app import STREAM_PATH
+from samara.devices.live.connection import gateway_stream
+from samara.devices.live.connection.gateway_stream import attach
 from samara.devices.phone.manifest import manifest_file
-from samara.devices.phone.page_server.page_app import STREAM_PATH
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
@@ -42,18 +42,18 @@ from samara.devices.phone.tokenization import examples_as_jsonl
 from samara.server.app import serve
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.server.transport.phone_grid import PhoneGrid
-from samara.shared.client_index import client_index_of_key
-from samara.shared.config import RunConfig
-from samara.shared.frames.report import Report
-from samara.shared.frames.vector_report import hide_report
-from samara.shared.ledger.reading import read_ledger
-from samara.shared.ledger.verification import verify_ledger
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
-from samara.shared.replay import to_float32
-from samara.shared.result import RunResult
-from samara.shared.signing import SigningKey
-from samara.shared.wire import FRAMES, RECORD, Kind, kind_of
-from samara.simulations.engine import InProcessGrid
+from samara.shared.protocol.client_index import client_index_of_key
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.frames.vector_report import hide_report
+from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.verification import verify_ledger
+from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.signing import SigningKey
+from samara.shared.protocol.wire import FRAMES, RECORD, Kind, kind_of
+from samara.shared.results.result import RunResult
+from samara.shared.settings.config import RunConfig
+from samara.simulations.engines.in_process import InProcessGrid
 
 BOARD, PHONES, MOST_PHONES = 7, 3, 5
 SMALL = {

@@ -13,24 +13,28 @@ from federations import Settings, config_of
 from phones import as_client, exported, phone_of, use_torch_as_runtime
 from scenarios import give, operator_key
 
-from samara.client.protocol.answer_limits import AnswerLimits
-from samara.client.protocol.privacy_budget import ChargeLog
+from samara.client.limits.answer_limits import AnswerLimits
+from samara.client.limits.privacy_budget import ChargeLog
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone import Phone
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
-from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode
-from samara.shared.frames.hello import SPLIT_EXAMPLES, Hello
-from samara.shared.frames.instructions import EvaluateInstruction, Split, TrainInstruction
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.vector_report import NoisedVectorReport, VectorReport, hide_report
-from samara.shared.ledger.records import CatchUp
-from samara.shared.replay import digest, zero_state
-from samara.shared.runs import identity_bytes, run_id_of
-from samara.shared.wire import Kind, kind_of
+from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, Hello
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.vector_report import (
+    NoisedVectorReport,
+    VectorReport,
+    hide_report,
+)
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.wire import Kind, kind_of
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
 
 CLIENT = 7
 MODES: dict[str, dict[str, Any]] = {
@@ -200,6 +204,6 @@ def test_a_gateway_takes_no_privacy_away_by_leaving_the_settings_out(
     assert Hello.decode(unknown.answer(hello_task())).examples == 0
     refused = run.ask(unknown, b""), unknown.answer(evaluate_task(run.evaluation(), CatchUp()))
     assert {Refusal.decode(frame).code for frame in refused} == {RefusalCode.SETTINGS}
-    assert "does not know whether its reports are to be private" in caplog.text
+    assert "does not know whether its reports must be private" in caplog.text
     plain = asked("none")
     assert Refusal.decode(run.ask(unknown, plain.settings)).code == RefusalCode.SETTINGS

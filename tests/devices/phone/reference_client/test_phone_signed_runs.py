@@ -17,16 +17,16 @@ from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
 from samara.devices.phone.tokenization import examples_as_jsonl
-from samara.shared.config import RunConfig
 from samara.shared.errors import RefusalCode, SamaraError, ScenarioError
-from samara.shared.frames.evaluation import Evaluation
-from samara.shared.frames.hello import Hello
-from samara.shared.frames.instructions import EvaluateInstruction, Split
-from samara.shared.frames.refusal import Refusal
-from samara.shared.frames.report import Report
-from samara.shared.ledger.records import CatchUp
-from samara.shared.replay import digest, zero_state
-from samara.shared.runs import identity_bytes, run_id_of
+from samara.shared.protocol.frames.evaluation import Evaluation
+from samara.shared.protocol.frames.hello import Hello
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split
+from samara.shared.protocol.frames.refusal import Refusal
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import identity_bytes, run_id_of
 
 CLIENT = 7
 

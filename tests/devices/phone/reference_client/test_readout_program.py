@@ -6,6 +6,7 @@ Most programs here are graphs of `torch.export`: those of ExecuTorch take longer
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,20 @@ from samara.client.training.model_runtime import ModelRuntime, load_run
 from samara.devices.phone.commands import app
 from samara.devices.phone.export import prepare_model
 from samara.devices.phone.manifest import Manifest, manifest_file
+from samara.devices.phone.reference_client import readout_calls
 from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
 from samara.devices.phone.reference_client.runtime import PhoneProgram
-from samara.shared.config import RunConfig
-from samara.shared.contrasts import contrasts
 from samara.shared.errors import ConfigError, DeviceError
-from samara.shared.frames.instructions import SeedPolicy, Split
-from samara.shared.frames.report import Report
-from samara.shared.label_scores import evaluation_column
-from samara.shared.ledger.records import CatchUp
-from samara.shared.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
-from samara.shared.replay_numpy import NumpyBackend
-from samara.simulations.damping_file import write_damping
+from samara.shared.protocol.frames.instructions import SeedPolicy, Split
+from samara.shared.protocol.frames.report import Report
+from samara.shared.protocol.ledger.records import CatchUp
+from samara.shared.protocol.replay import STATE_BITS, digest, quantize, replay, summed, zero_state
+from samara.shared.protocol.replay_numpy import NumpyBackend
+from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.contrasts import contrasts
+from samara.shared.tasks.label_scores import evaluation_column
+from samara.shared.tasks.profiled_loss import PROFILED
+from samara.simulations.exports.damping_file import write_damping
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +152,22 @@ def test_a_phone_reports_the_projected_gradients_of_an_ordinary_client(
         expected = take_local_steps(runtime, data, instruction, state)
         assert_same_report(phone.take_steps(instruction, state), expected)
     assert_same_evaluation(phone, runtime, data, state)
+
+
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_a_phone_trains_the_profiled_loss_of_an_ordinary_client(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr(readout_calls, "EXAMPLES_AT_ONCE", 5)  # fewer than the batch
+    settings, file = made()
+    runtime, data, phone = pair_of(settings | {"objective": PROFILED}, file, tmp_path)
+    state = state_of(runtime)
+    asked = {"steps": 2, "queries": 19, "batch": batch, "curvature_every": 2}
+    instruction = instruction_with(layout_hash=runtime.layout.hash, is_profiled=True, **asked)
+    expected = take_local_steps(runtime, data, instruction, state)
+    assert_same_report(phone.take_steps(instruction, state), expected)
+    plain = phone.take_steps(replace(instruction, is_profiled=False), state)
+    assert not np.allclose(plain.gradients, expected.gradients, rtol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -349,8 +368,8 @@ def _other(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "problem"),
     [
         (_without, "has a readout that it does not describe"),
-        (_other("labels", 3), "3 labels and 32 features is not that of its layout"),
-        (_other("features", 31), "2 labels and 31 features is not that of its layout"),
+        (_other("labels", 3), "3 labels and 32 features does not match its layout"),
+        (_other("features", 31), "2 labels and 31 features does not match its layout"),
         (_other("contrasts", [[1.0, 0.0]]), "contrasts are not 1 orthonormal rows"),
         (_other("contrasts", [["a", "b"]]), "could not convert"),
         (_other("contrasts", [[float("nan"), 0.0]]), "contrasts are not 1 orthonormal rows"),
@@ -389,7 +408,7 @@ def test_features_that_differ_from_the_models_are_found(made: Made, tmp_path: Pa
 
 
 def test_a_program_of_the_other_kind_is_refused(made: Made) -> None:
-    with pytest.raises(DeviceError, match=r"a program with a readout, where one with adapters"):
+    with pytest.raises(DeviceError, match=r"a program with a readout, but one with adapters"):
         PhoneProgram(made()[1])
 
 
@@ -420,10 +439,10 @@ def test_models_and_adapters_without_a_program_are_refused(
 ) -> None:
     settings, _ = made()
     masked = settings | {"model.path": str(model_folder("masked"))}
-    with pytest.raises(ConfigError, match="needs a model of the family causal or encoder"):
+    with pytest.raises(ConfigError, match="family must be causal or encoder"):
         prepare_model(RunConfig.of(masked, "test"), "none")
     encoder = {"model.path": str(model_folder("encoder")), "adapter.layers": "top:1"}
-    with pytest.raises(ConfigError, match="needs a model of the family causal, and"):
+    with pytest.raises(ConfigError, match="family must be causal, and"):
         prepare_model(RunConfig.of(settings | encoder, "test"), "none")
     both = settings | {"adapter.layers": "readout,top:1"}
     with pytest.raises(ConfigError, match=r"set adapter\.layers to readout or top:1"):

@@ -28,8 +28,8 @@ from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import ReadoutProgram, load_program
 from samara.shared.errors import CodeError, DeviceError
-from samara.shared.frames.instructions import Split
-from samara.shared.replay import zero_state
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.replay import zero_state
 
 LONG_WORDS = """
 name = "moods"

@@ -1,0 +1,41 @@
+"""The arguments of a benchmark's command, each by its name and default."""
+
+import argparse
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any
+
+
+def arguments(
+    description: str | None, given: Sequence[str] | None = None, **options: Any
+) -> argparse.Namespace:
+    """Read options of the command line.
+
+    Args:
+        description: text of ``--help``.
+        given: arguments in place of the command line's.
+        options: a default, whose type an option has; False for a flag; a list for values with
+            commas between; a type for an option that must be given; ``Path | None`` for one that
+            may be absent.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is False:
+            parser.add_argument(option, action="store_true")
+        elif isinstance(value, type):
+            parser.add_argument(option, type=value, required=True)
+        elif isinstance(value, UnionType):
+            parser.add_argument(option, type=value.__args__[0])
+        elif isinstance(value, list):
+            parser.add_argument(option, type=listed, default=value)
+        else:
+            parser.add_argument(option, type=type(value), default=value)
+    return parser.parse_args(given)
+
+
+def listed(text: str) -> list[str]:
+    """Return the parts of an option's value, with commas between them."""
+    return text.split(",")

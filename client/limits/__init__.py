@@ -1,0 +1,1 @@
+"""An owner's limits on a client's answers, and the counts checked against them."""

@@ -1,0 +1,137 @@
+"""The owner's limits on a client's answers to the server."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import floor
+
+from samara.shared.errors import BatchLimitError, EvaluationLimitError, ScalarLimitError
+from samara.shared.protocol.frames.evaluation import EvaluationColumn
+from samara.shared.protocol.frames.instructions import EvaluateInstruction, Split, TrainInstruction
+
+log = logging.getLogger("samara.client")
+
+LIVE_LEAST_BATCH = 2
+"""Default least batch of a live client or phone, so that no step is about a single example."""
+UNTRAINED_COLUMNS = ("global", "zero-shot")
+"""Columns of an evaluation that do not depend on the client's training examples."""
+
+
+@dataclass(frozen=True)
+class AnswerLimits:
+    """An owner's limits; the defaults limit nothing.
+
+    Attributes:
+        scalar_limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
+        least_batch: fewest examples that a step or an evaluation may use, ``data.least-batch``.
+        scalars_per_example: maximum number of projected gradients in a round, per example of its
+            smallest batch, ``data.scalars-per-example``; 0 for no limit.
+        epsilon_limit: largest total ε of all noised reports, ``data.epsilon-limit``; 0 for none.
+    """
+
+    scalar_limit: float = 0.0
+    least_batch: int = 1
+    scalars_per_example: float = 0.0
+    epsilon_limit: float = 0.0
+
+    def check_step(self, instruction: TrainInstruction, examples: int, sent: int) -> None:
+        """Check the batch size and the number of scalars of a train instruction.
+
+        Args:
+            instruction: train instruction.
+            examples: number of the client's examples in the smallest batch of its steps.
+            sent: number of projected gradients that the client has already sent in the round.
+
+        Raises:
+            BatchLimitError: if the smallest batch has fewer examples than `least_batch`.
+            ScalarLimitError: if the round would exceed `scalars_per_example`.
+        """
+        if examples < self.least_batch:
+            raise BatchLimitError(
+                f"round {instruction.round} has steps on {examples} of this client's examples, and "
+                f"data.least-batch = {self.least_batch} is the least. Lower data.least-batch if "
+                "steps may use so few (docs/guides/privacy.md)",
+                (examples, min(self.least_batch, 2**32 - 1)),
+            )
+        if not self.scalars_per_example:
+            return
+        left = max(0, floor(self.scalars_per_example * examples) - sent)
+        if (asked := instruction.report_scalars) > left:
+            raise ScalarLimitError(
+                f"round {instruction.round} asks for {asked} scalars about {examples} examples, "
+                f"and data.scalars-per-example = {self.scalars_per_example:g} leaves {left} in "
+                "this round. Raise the limit if more may be sent (docs/guides/privacy.md)",
+                (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
+            )
+
+    def check_evaluation(self, instruction: EvaluateInstruction, examples: int) -> None:
+        """Check that an evaluation covers at least `least_batch` examples, or none.
+
+        An evaluation of no examples reveals nothing.
+
+        Args:
+            instruction: evaluate instruction.
+            examples: least number of examples on which a loss of the evaluation depends.
+
+        Raises:
+            BatchLimitError: if an evaluation covers some examples, but too few.
+        """
+        if 0 < examples < self.least_batch:
+            raise BatchLimitError(
+                f"round {instruction.round}: the evaluation on {instruction.split.name.lower()} "
+                f"examples depends on {examples} of this client's examples, fewer than "
+                f"data.least-batch = {self.least_batch}. Lower data.least-batch if the client may "
+                "answer such evaluations (docs/guides/privacy.md)",
+                (examples, min(self.least_batch, 2**32 - 1)),
+            )
+
+
+def warn_of_few_examples(examples: int, least_batch: int) -> None:
+    """Log a warning if a client has fewer training examples than a step must use.
+
+    Args:
+        examples: number of the client's training examples.
+        least_batch: fewest examples that a step may use.
+    """
+    if examples < least_batch:
+        log.warning(
+            "this client has %d training examples, and data.least-batch = %d allows no step on so "
+            "few: the client refuses to train, and only evaluates (docs/guides/privacy.md)",
+            examples,
+            least_batch,
+        )
+
+
+def check_split(instruction: EvaluateInstruction) -> None:
+    """Refuse an evaluation on the training examples.
+
+    No server needs such an evaluation. Losses at two states that the server chooses would give it
+    a projected gradient.
+
+    Raises:
+        EvaluationLimitError: if the instruction asks for the training examples.
+    """
+    if instruction.split is Split.TRAIN:
+        raise EvaluationLimitError(
+            f"round {instruction.round}: the server asks for an evaluation on the training "
+            "examples, which no client carries out; evaluate on validation or test examples"
+        )
+
+
+def count_report_scalars(instruction: TrainInstruction) -> int:
+    """Return the number of scalars in a report: projected gradients, mean loss and curvature."""
+    return instruction.report_scalars + 1 + bool(instruction.curvature_every)
+
+
+def count_losses(split: Split, columns: Collection[EvaluationColumn]) -> dict[Split, int]:
+    """Return, for each split, the number of an evaluation's losses that depend on the split.
+
+    Every loss depends on the evaluated examples. The loss of a model with a private part, or of a
+    baseline that the client fitted, also depends on the training examples.
+
+    Args:
+        split: the evaluated split.
+        columns: columns of the evaluation.
+    """
+    fitted = [column for column in columns if column.name not in UNTRAINED_COLUMNS]
+    return {split: len(columns)} | ({Split.TRAIN: len(fitted)} if fitted else {})

@@ -1,0 +1,148 @@
+"""The log of a client's answers, readable by its owner and written before each answer leaves.
+
+It has one JSON object per line. In a long log, totals in the first line replace the older half of
+the answers. Its times come from the device's clock, which may be wrong.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from samara.client.limits.logged_answers import AnswerTotals, LoggedAnswer, Totals, add_answers
+from samara.shared.errors import SamaraError
+from samara.shared.storage.kept_file import KeptLog
+
+ANSWERS_FILE = "answers.jsonl"
+MOST_BYTES = 4 * 2**20
+"""Size in bytes at which totals replace the file's older half."""
+
+
+@dataclass(frozen=True)
+class AnswerHistory:
+    """The content of a log.
+
+    Attributes:
+        totals: totals of the answers that are no longer in the file, by run.
+        answers: the later answers.
+        damaged: number of unreadable lines, including lines no longer in the file.
+    """
+
+    totals: Totals
+    answers: tuple[LoggedAnswer, ...]
+    damaged: int = 0
+
+    @property
+    def all_totals(self) -> Totals:
+        """The totals of all answers, by run, the latest run last."""
+        return add_answers(self.totals, self.answers)
+
+    def shortened(self) -> "AnswerHistory":
+        """Return the history with the earlier half of the answers counted in the totals."""
+        half = (len(self.answers) + 1) // 2
+        totals = add_answers(self.totals, self.answers[:half])
+        return AnswerHistory(totals, self.answers[half:], self.damaged)
+
+    def to_lines(self) -> Iterator[bytes]:
+        """Yield the lines of the log's file."""
+        totals = [asdict(totals) for totals in self.totals.values()]
+        yield json.dumps({"totals": totals, "damaged": self.damaged}).encode()
+        for answer in self.answers:
+            yield answer.to_json().encode()
+
+
+def read_answers(folder: Path) -> AnswerHistory:
+    """Read the log of a client, without an incomplete last line.
+
+    Args:
+        folder: folder of the client.
+
+    Raises:
+        TrainerError: if the file cannot be read.
+    """
+    totals: Totals = {}
+    answers, damaged = [], 0
+    for number, line in enumerate(AnswerLog(folder).read_lines()):
+        try:
+            content = json.loads(line)
+            if number == 0 and "totals" in content:
+                totals, damaged = _parse_totals(content)
+            else:
+                answers.append(LoggedAnswer.parse(content))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            damaged += 1
+    return AnswerHistory(totals, tuple(answers), damaged)
+
+
+class AnswerLog(KeptLog):
+    """The log of one client, which one process writes.
+
+    Args:
+        folder: folder of the client; made if it does not exist. None logs nothing.
+        clock: function that gives the seconds since 1970.
+        most_bytes: size of the file in bytes at which totals replace the older half.
+    """
+
+    name = ANSWERS_FILE
+
+    def __init__(
+        self,
+        folder: Path | None,
+        clock: Callable[[], float] = time.time,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        super().__init__(folder)
+        self._clock, self._most_bytes = clock, most_bytes
+
+    def add(self, instruction: bytes, answer: bytes, personal: bool, trained: int) -> None:
+        """Log an answer durably, before it is sent.
+
+        Args:
+            instruction: train or evaluate instruction, a frame.
+            answer: report or evaluation, a frame.
+            personal: whether the personal comparison was asked for.
+            trained: number d of the adapter's trained numbers.
+
+        Raises:
+            TrainerError: if the file cannot be written.
+        """
+        self._log(lambda now: LoggedAnswer.of(now, instruction, answer, personal, trained))
+
+    def add_refusal(
+        self, instruction: bytes, refusal: bytes, personal: bool, error: SamaraError
+    ) -> None:
+        """Log a refusal with its reason durably, before it is sent.
+
+        Args:
+            instruction: the refused message; any bytes.
+            refusal: the refusal, a frame.
+            personal: whether the personal comparison was asked for.
+            error: the reason.
+
+        Raises:
+            TrainerError: if the file cannot be written.
+        """
+        self._log(
+            lambda now: LoggedAnswer.of_refusal(now, instruction, refusal, personal, str(error))
+        )
+
+    def _log(self, answer_at: Callable[[int], LoggedAnswer]) -> None:
+        if self.path is None:
+            return
+        line = answer_at(int(self._clock())).to_json()
+        if self.append(line.encode()) > self._most_bytes:
+            self.replace(read_answers(self.path.parent).shortened().to_lines())
+
+
+def _parse_totals(content: dict[str, object]) -> tuple[Totals, int]:
+    """Read the first line of a log that was shortened.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: if the line has no totals.
+    """
+    rows, damaged = content["totals"], content["damaged"]
+    if not isinstance(rows, list) or not isinstance(damaged, int):
+        raise TypeError("no list of totals")
+    parsed = [AnswerTotals(**row | {"recent": tuple(row["recent"])}) for row in rows]
+    return {totals.run: totals for totals in parsed}, damaged

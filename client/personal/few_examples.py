@@ -1,0 +1,80 @@
+"""A client's learning curve: the quality of private parts fitted to some of its examples.
+
+The curve tells an owner how much additional examples have helped so far. The federation's model is
+the same at every point, and was trained on all examples of the client.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samara.client.personal.softmax_fit import Examples, Solver, fit_private_part
+from samara.shared.tasks.contrasts import contrasts
+from samara.shared.tasks.label_scores import exact_cross_entropy
+
+COUNTS = (5, 10, 20, 40, 80)
+"""Numbers of training examples."""
+_DRAWS = 3
+
+
+class QualityByExamples(NamedTuple):
+    """The quality of a personal model whose private part is fitted to some training examples.
+
+    Attributes:
+        examples: number of training examples.
+        accuracy: share of correct answers to the validation examples.
+        loss: mean cross-entropy of the validation examples.
+    """
+
+    examples: int
+    accuracy: float
+    loss: float
+
+
+def quality_by_examples(
+    train: Examples, validation: Examples, solve: Solver
+) -> tuple[QualityByExamples, ...]:
+    """Return the quality at several numbers of training examples, up to all of them.
+
+    The quality at a number is the mean over a few random subsets of that size. Larger subsets
+    contain the smaller ones. Without training or validation examples the result is empty.
+
+    Args:
+        train: training examples, with the scores of the federation's model.
+        validation: validation examples, with the scores of the same model.
+        solve: solver of the fits.
+
+    Raises:
+        TrainingError: if a score or a feature is not finite, or the solver does not converge.
+    """
+    every = len(train.labels)
+    if not every or not len(validation.labels):
+        return ()
+    random = np.random.default_rng(0)
+    orders = [random.permutation(every) for _ in range(_DRAWS)]
+    counts = (*(count for count in COUNTS if count < every), every)
+    return tuple(_mean_quality(count, orders, train, validation, solve) for count in counts)
+
+
+def _mean_quality(
+    count: int,
+    orders: list[NDArray[np.int64]],
+    train: Examples,
+    validation: Examples,
+    solve: Solver,
+) -> QualityByExamples:
+    """Return the mean quality of the fits to the first `count` examples of each order."""
+    subsets = {tuple(np.sort(order[:count])) for order in orders}
+    figures = [_quality(train.at(np.array(rows)), validation, solve) for rows in sorted(subsets)]
+    accuracy, loss = np.mean(figures, axis=0)
+    return QualityByExamples(count, float(accuracy), float(loss))
+
+
+def _quality(train: Examples, validation: Examples, solve: Solver) -> tuple[float, float]:
+    """Return accuracy and mean loss of a fit to `train` on the validation examples."""
+    rows = contrasts(train.offsets.shape[1]).astype(np.float64)
+    fit = fit_private_part(train, rows, solve)
+    scores = validation.offsets + fit.added_scores(validation.features, rows)
+    (loss,) = exact_cross_entropy(scores[None], validation.labels)
+    return float((scores.argmax(axis=1) == validation.labels).mean()), float(loss)

@@ -1,0 +1,1 @@
+"""The models for an owner's questions, and the service that answers them."""

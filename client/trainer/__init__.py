@@ -1,0 +1,1 @@
+"""The resident trainer's service and its socket."""

@@ -1,0 +1,102 @@
+"""The work of a trainer between messages: private rounds, which every message interrupts.
+
+Messages and idle work share the trainer's single working thread. An arriving message ends idle work
+before its next forward pass. The work continues when all messages are answered.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+from samara.client.forward.turns import checked_passes
+from samara.shared.errors import SamaraError
+
+log = logging.getLogger("samara.client")
+
+SECONDS_BETWEEN = 10.0
+"""Seconds between checks for idle work, because the data or a pause may have changed."""
+
+
+class InterruptionError(Exception):
+    """Ends idle work: a message has arrived, a device limit is exceeded, or the trainer ends."""
+
+
+class IdleWork:
+    """Idle work on a trainer's working thread.
+
+    Args:
+        worker: executor with one thread, which answers the messages.
+        work: function that does the pending work, called on that thread. An `InterruptionError` may
+            end it before any forward pass; it is then called again later.
+        pause_reason: function that returns at once the reason for a pause now; empty for no pause.
+            It is called before every forward pass.
+        seconds: interval between checks for pending work.
+    """
+
+    def __init__(
+        self,
+        worker: Executor,
+        work: Callable[[], None],
+        pause_reason: Callable[[], str] = lambda: "",
+        seconds: float = SECONDS_BETWEEN,
+    ) -> None:
+        self._worker, self._work, self._pause_reason = worker, work, pause_reason
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._messages, self._is_queued = 0, False
+        self._seconds = seconds
+        self._timer = threading.Thread(target=self._wake_regularly, name="idle", daemon=True)
+
+    def begin(self) -> None:
+        """Start looking for work."""
+        self._timer.start()
+        self._wake()
+
+    def close(self) -> None:
+        """End work before its next forward pass, and start no more."""
+        self._end.set()
+        if self._timer.is_alive():
+            self._timer.join()
+
+    @contextmanager
+    def message(self) -> Iterator[None]:
+        """Keep the working thread free for a message."""
+        with self._lock:
+            self._messages += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._messages -= 1
+            self._wake()
+
+    def _wake_regularly(self) -> None:
+        while not self._end.wait(self._seconds):
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._is_queued or self._messages or self._end.is_set():
+                return
+            self._is_queued = True
+        self._worker.submit(self._run)
+
+    def _run(self) -> None:
+        try:
+            with checked_passes(self._check):
+                self._check()
+                self._work()
+        except InterruptionError:
+            pass
+        except SamaraError as error:
+            log.warning("the private rounds failed: %s", error)
+        except Exception:
+            log.exception("the private rounds failed")
+        finally:
+            with self._lock:
+                self._is_queued = False
+
+    def _check(self) -> None:
+        if self._messages or self._end.is_set() or self._pause_reason():
+            raise InterruptionError

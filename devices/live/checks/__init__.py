@@ -1,0 +1,1 @@
+"""Checks of a machine before it takes part in a run."""

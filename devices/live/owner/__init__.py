@@ -1,0 +1,1 @@
+"""The owner's side of a live client: questions, examples, deletion, moving."""

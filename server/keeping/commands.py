@@ -1,0 +1,63 @@
+"""The commands `samara server backup` and `samara server restore`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def backup(
+    run: Annotated[
+        Path, typer.Argument(help="Folder of the run; it may be served at the same time.")
+    ],
+    target: Annotated[Path, typer.Argument(help="File to write, or a folder for the file.")],
+    moves: Annotated[
+        bool, typer.Option("--move", help="Move the run: this folder can no longer be served.")
+    ] = False,
+) -> None:
+    """Write a run to one file, private keys included, also while it is served.
+
+    Example: samara server backup runs/field backups/
+    """
+    from samara.server.keeping.backup import back_up
+
+    taken = back_up(run, target, moves)
+    rounds = ", ".join(
+        f"{'' if name == '.' else name + ' '}round {number}"
+        for name, number in taken.rounds.items()
+    )
+    print(f"{taken.file}: {rounds}, {taken.files:,} files, {taken.bytes:,} bytes")
+    if taken.secrets:
+        held = f"it holds {len(taken.secrets)} private keys or secrets"
+        print(f"{held} and is not encrypted: keep it secret")
+    if taken.left_out:
+        print(f"left out: {', '.join(taken.left_out)}")
+    for key, blob in taken.missing.items():
+        print(f"left out: {key}, since this machine lacks sha256:{blob}")
+    if moves:
+        print("the folder serves no more: go on with `samara server restore` on the other host")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="File of `samara server backup`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run here; empty or missing.")],
+    reached: Annotated[
+        int | None,
+        typer.Option(min=0, help="Last round of the earlier server, for differential privacy."),
+    ] = None,
+) -> None:
+    """Make a run's folder from a backup, to go on with it on this host; whole or not at all.
+
+    Example: samara server restore field-round-120.backup --out runs/field
+    """
+    from samara.server.keeping.restoring import restore as restore_run
+    from samara.server.live.live_config import SCENARIO_FILE
+
+    restored = restore_run(file, out, reached)
+    print(f"{out}: goes on after round {restored.round}, as of {restored.taken}")
+    if not restored.moved:
+        print(
+            "end the server that the backup is from, if it still serves: clients that follow two "
+            "servers of one run are refused by one of them"
+        )
+    print(f"samara server up --run {out} {out / SCENARIO_FILE} --name ADDRESS-OF-THIS-HOST")

@@ -1,1 +1,0 @@
-"""Frames: the bytes that server and clients exchange; docs/reference/wire.md describes them."""

@@ -1,1 +1,0 @@
-"""The guard, connections, tokens and sockets that Samara's HTTP servers share."""

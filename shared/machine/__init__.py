@@ -1,0 +1,1 @@
+"""This machine: its processor, its memory, and its installed code."""

@@ -1,0 +1,1 @@
+"""Addresses, certificates, invitations, and limits on requests from strangers."""

@@ -1,0 +1,41 @@
+"""Proxy bypass: connections between clients, gateways and servers use no proxy.
+
+Some libraries obey environment variables such as ``https_proxy``, and others do not. So a client
+might reach its server with one request and not with the next. All clients behind a proxy also share
+one address, and a server limits requests by address. Downloads of models, data sets and wheels do
+use a proxy.
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import Final
+
+DIRECT: Final[dict[str, str]] = {"no_proxy": "*", "NO_PROXY": "*"}
+"""Environment variables of a process that connects only to a Samara server."""
+_THIS_MACHINE = "127.0.0.1,localhost"
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+def exempt_this_machine(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let this process and its children reach this machine without a proxy."""
+    if _named(environment):
+        exempt = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+        if exempt != "*":
+            exempt = ",".join(filter(None, [exempt, _THIS_MACHINE]))
+        environment["no_proxy"] = environment["NO_PROXY"] = exempt
+
+
+def remark_on_proxy(environment: Mapping[str, str] = os.environ) -> str:
+    """Return a remark about a proxy, for the error of a connection; empty if no proxy is set."""
+    if not (name := _named(environment)):
+        return ""
+    return (
+        f"; {name} is set and not used: it is for downloads, and a client, a gateway and a server "
+        "connect directly, or by a VPN"
+    )
+
+
+def _named(environment: Mapping[str, str]) -> str:
+    """Return the name of a variable that sets a proxy; empty if there is none."""
+    names = (given for name in _PROXIES for given in (name, name.upper()))
+    return next((name for name in names if environment.get(name)), "")

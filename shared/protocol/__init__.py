@@ -1,0 +1,1 @@
+"""The protocol: directions, replay, layouts, frames, the ledger."""

@@ -1,0 +1,1 @@
+"""Frames: the bytes that server and clients exchange (docs/reference/wire.md)."""

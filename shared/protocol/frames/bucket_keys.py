@@ -1,0 +1,66 @@
+"""The key list of a round with buckets: its clients, and the digests that determine the buckets."""
+
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from samara.shared.errors import FrameError
+from samara.shared.protocol.frames.masking import KeyList
+from samara.shared.protocol.secure_aggregation.buckets import DIGEST_BYTES, draw_buckets
+from samara.shared.protocol.wire import Kind, Reader, pack, unpack
+
+_COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class BucketKeyList:
+    """A key list for a round with buckets.
+
+    Attributes:
+        listed: all clients that sent keys, and the keys of the receiver's neighbours in its bucket.
+        digests: digest of each client's keys in that order, 32 bytes each.
+    """
+
+    listed: KeyList
+    digests: tuple[bytes, ...]
+
+    def bucket_of(self, client: int, size: int) -> KeyList:
+        """Return the key list of a client's bucket.
+
+        Args:
+            client: client index.
+            size: least number of clients in a bucket.
+
+        Raises:
+            FrameError: if the client is not listed, or keys do not match their digests.
+        """
+        known = dict(zip(self.listed.clients, self.digests, strict=True))
+        if any(keys.digest != known[keys.client] for keys in self.listed.keys):
+            raise FrameError("the buckets were drawn from other keys than those in the list")
+        for bucket in draw_buckets(self.listed.token, known, size):
+            if client in bucket:
+                if not {keys.client for keys in self.listed.keys} <= set(bucket):
+                    raise FrameError("the list of keys has clients of another bucket")
+                return KeyList(self.listed.token, tuple(bucket), self.listed.keys)
+        raise FrameError(f"the buckets of the round are without client {client}")
+
+    def encode(self) -> bytes:
+        """Return the list as a frame."""
+        body = _COUNT.pack(len(self.digests)) + b"".join(self.digests)
+        return pack(Kind.BUCKET_KEY_LIST, body + self.listed.encode())
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a list.
+
+        Raises:
+            FrameError: if the frame is not a valid key list.
+        """
+        reader = Reader(unpack(frame, Kind.BUCKET_KEY_LIST))
+        (count,) = reader.fields(_COUNT)
+        digests = reader.take(count * DIGEST_BYTES)
+        listed = KeyList.decode(bytes(reader.take(reader.left)))
+        if len(listed.clients) != count:
+            raise FrameError(f"{count} digests for {len(listed.clients)} clients")
+        starts = range(0, len(digests), DIGEST_BYTES)
+        return cls(listed, tuple(bytes(digests[at : at + DIGEST_BYTES]) for at in starts))

@@ -1,0 +1,60 @@
+"""The round cost: the frame in which a client states a report's cost for its device.
+
+A client sends the round cost beside its report, if the device's owner allows it. Training does not
+use the cost.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from samara.shared.errors import FrameError
+from samara.shared.protocol.wire import Kind, Reader, check_client_index, pack, unpack
+
+MAX_COST_SECONDS = 1e7
+MAX_COST_JOULES = 1e9
+"""Limits of a round's duration and energy; a round cost with a larger one is refused."""
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The cost of answering a train instruction.
+
+    Attributes:
+        token: token of the instruction, 8 bytes.
+        client: client index.
+        seconds: duration of the work on the answer in seconds, pauses included, a float32.
+        paused: total duration of the pauses in seconds, a float32.
+        joules: energy of the whole machine during that time, a float32; 0 if not measured.
+    """
+
+    token: bytes
+    client: int
+    seconds: float
+    paused: float
+    joules: float
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIfff")
+
+    def encode(self) -> bytes:
+        """Return the cost as a frame."""
+        numbers = self.seconds, self.paused, self.joules
+        return pack(Kind.ROUND_COST, self._FIELDS.pack(self.token, self.client, *numbers))
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self:
+        """Read a round cost.
+
+        Raises:
+            FrameError: if the frame is not a valid round cost, or a number in it is out of range.
+        """
+        reader = Reader(unpack(frame, Kind.ROUND_COST))
+        cost = cls(*reader.fields(cls._FIELDS))
+        reader.end()
+        check_client_index(cost.client)
+        if not (
+            0 <= cost.paused <= cost.seconds <= MAX_COST_SECONDS
+            and 0 <= cost.joules <= MAX_COST_JOULES
+        ):
+            raise FrameError(f"the cost of client {cost.client} is out of range")
+        return cost

@@ -1,0 +1,44 @@
+"""Copies of a ledger, taken even while a process writes it."""
+
+import shutil
+import time
+from pathlib import Path
+
+from samara.shared.errors import LedgerError
+from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.ledger.reading import read_header, segment_paths, snapshot_paths
+from samara.shared.protocol.ledger.recovery import Recovery, recover
+
+_TRIES, _PAUSE_SECONDS = 8, 0.25
+"""Number of attempts to copy, and seconds between them. A copy fails if the writer compacts the
+ledger and deletes files meanwhile."""
+
+
+def copy_ledger(source: Path, target: Path, layout: Layout) -> Recovery:
+    """Copy a ledger up to its last whole record, and return notes on the damage that was repaired.
+
+    Args:
+        source: folder of a ledger.
+        target: folder of the copy, which is created.
+        layout: layout of the adapter.
+
+    Raises:
+        LedgerError: if the ledger is damaged beyond what opening repairs.
+        OSError: if a file cannot be read or written.
+    """
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            target.mkdir()
+            for path in snapshot_paths(source).values():
+                shutil.copy2(path, target)
+            # listed later than the snapshots, so that they lead to them
+            for path in segment_paths(source).values():
+                shutil.copy2(path, target)
+            return recover(target, read_header(target), layout)
+        except (LedgerError, FileNotFoundError):
+            if tries == _TRIES or not target.is_dir():
+                raise
+            shutil.rmtree(target)
+            time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,52 @@
+"""Buckets: small groups of a round's clients, drawn by lot, each with a separate sum.
+
+Masked vectors look alike, so one hostile client can move their sum at will. Sums of several buckets
+can be compared, and a rule leaves out sums far from the others (He, Karimireddy, Jaggi, Secure
+Byzantine-Robust Machine Learning, 2020; Velicheti, Xia, Koyejo, Secure Byzantine-Robust Distributed
+Learning via Clustering, 2021).
+
+The lot follows from the round's token and every client's fresh keys, which clients send before they
+see any other client's keys. So no client chooses its bucket, and every client can check the
+server's draw.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+from samara.shared.protocol.secure_aggregation.graph import least_number
+
+LEAST_TRIMMED = 5
+"""Least number of buckets for a trimmed mean; the sums of fewer buckets are added up."""
+DIGEST_BYTES = 32
+"""Bytes of the digest of a client's keys."""
+
+
+def draw_buckets(token: bytes, digests: Mapping[int, bytes], size: int) -> list[list[int]]:
+    """Draw buckets of client indices, each ascending. Their sizes differ by at most 1.
+
+    Args:
+        token: token of the round's instruction, 8 bytes.
+        digests: digest of each client's keys, 32 bytes; empty without keys.
+        size: least number of clients in a bucket; a round with fewer clients has one bucket.
+    """
+    lot = hashlib.sha256(b"samara-buckets-1\0" + token)
+    for client, digest in sorted(digests.items()):
+        lot.update(client.to_bytes(4, "little") + digest)
+    drawn = lot.digest()
+
+    def place(client: int) -> bytes:
+        return hashlib.sha256(drawn + client.to_bytes(4, "little")).digest()
+
+    order = sorted(digests, key=place)
+    count = max(1, len(digests) // size)
+    return [sorted(order[first::count]) for first in range(count)]
+
+
+def fewest_in_a_sum(size: int, minimum: int) -> int:
+    """Return the least number of surviving clients whose vectors are added up in one sum.
+
+    Args:
+        size: least number of clients in a bucket when it is drawn; 0 without buckets.
+        minimum: least number of clients in a round.
+    """
+    return least_number(size) if size else minimum

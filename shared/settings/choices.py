@@ -1,0 +1,218 @@
+"""Automatic values of settings, by rules that are the same for every data set and model.
+
+A setting in `OPEN` that a scenario does not set gets an automatic value. The rules come from
+measurements on several data sets and models (docs/concepts/step-size.md), and depend only on the
+other settings and the task. A run in which the user sets the same values has the same run id.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from samara.shared.errors import TaskError
+from samara.shared.settings.sections import AT_A_DEPTH, FEWEST_CUT, adapter_kind
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
+from samara.shared.tasks.messages import EMBEDDED_DATA
+
+AUTO = "auto"
+READOUT = "readout"
+READOUT_AT_A_DEPTH = f"{READOUT}:{AT_A_DEPTH}"
+COMPONENTS = "components"
+INNER = "top:1"
+"""Value of ``adapter.layers`` where a readout alone is impossible."""
+READOUT_STEPS, INNER_STEPS = 16, 2
+READOUT_BATCH, INNER_BATCH = 10_000, 32
+QUERIES, MOST_QUERIES = 16, 64
+COMPONENT_QUERIES, MOST_COMPONENT_QUERIES = 32, 128
+EVERY_ROUND, USUAL_EVERY = 1, 10
+FEW_ROUNDS = 3
+"""Largest number of rounds for which a readout's step size is constant."""
+SCHEDULE, EVERY, BEST = "learning-rate-schedule", "evaluate.every", "evaluate.best"
+OPEN: dict[str, str | int] = {
+    "adapter.layers": AUTO,
+    "steps": 0,
+    "queries": 0,
+    "batch": 0,
+    SCHEDULE: AUTO,
+    EVERY: -1,
+    BEST: AUTO,
+}
+"""The values that mean that a setting is open; they are the defaults."""
+
+
+class Choice(NamedTuple):
+    """A value derived from the other settings.
+
+    Attributes:
+        value: the value.
+        reason: explanation of the value, for users.
+    """
+
+    value: str | int | bool
+    reason: str
+
+
+def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
+    """Return automatic values for all settings that can be open, also where the user has set one.
+
+    Args:
+        flat: settings by dotted key; a setting is open if it is missing or has its value in `OPEN`.
+    """
+    layers = Choice(
+        READOUT_AT_A_DEPTH,
+        "the model runs once per example, and in measurements a readout gained more for it than "
+        f"adapters inside the model; of a causal LM with at least {FEWEST_CUT} blocks it reads the "
+        "state after two thirds of them, which was as accurate in measurements",
+    )
+    if flat.get("adapter.basis"):
+        layers = Choice(INNER, "a basis is for adapters inside the model")
+    elif flat.get("fleet.devices"):
+        layers = Choice(INNER, "emulated devices are timed with adapters inside the model")
+    elif isinstance(_task(flat), GenerationTask):
+        layers = Choice(INNER, "texts have no labels, of which a readout would have rows")
+    given = flat.get("adapter.layers", AUTO)
+    if flat.get("adapter.start") and given != AUTO:
+        layers = Choice(given, "the adapter begins with a start, which has these layers")
+    if adapter_kind(str(layers.value if given == AUTO else given)) == READOUT:
+        return {
+            "adapter.layers": layers,
+            "steps": _readout_steps(flat),
+            "queries": _readout_queries(flat),
+            "batch": Choice(
+                READOUT_BATCH,
+                "a readout's step can take all examples of a client, and has no noise of batches "
+                "then",
+            ),
+            SCHEDULE: _readout_schedule(flat),
+            EVERY: _readout_every(flat),
+            BEST: _best(flat),
+        }
+    divided = "in measurements the number of forward passes decided, and not how steps divide them"
+    return {
+        "adapter.layers": layers,
+        "steps": Choice(INNER_STEPS, f"{divided}; two steps need half the messages of one"),
+        "queries": Choice(
+            QUERIES,
+            f"{divided}; from {QUERIES} directions on every step can measure curvature with one "
+            "loss more",
+        ),
+        "batch": Choice(INNER_BATCH, divided),
+        SCHEDULE: _schedule(
+            flat, "constant", "adapters inside the model were measured with a constant step size"
+        ),
+        EVERY: Choice(USUAL_EVERY, "a validation takes forward passes of the whole model"),
+        BEST: Choice(False, "returning to the lowest loss was measured for readouts alone"),
+    }
+
+
+def _best(flat: Mapping[str, Any]) -> Choice:
+    """Return the criterion by which a run with a readout selects its best round."""
+    if flat.get("privacy.mode", "none") != "none":
+        return Choice(False, "evaluations have no noise, and ε does not cover them")
+    if flat.get(EVERY) == 0:
+        return Choice(False, "no rounds are validated")
+    if flat.get("method") == "readout":
+        return Choice(False, "every validation would fit the private part of every client")
+    return Choice("loss", "a readout learns few examples by heart, which validations show")
+
+
+def _readout_every(flat: Mapping[str, Any]) -> Choice:
+    """Return a readout's number of rounds between validations."""
+    best = flat.get(BEST, AUTO)
+    if (_best(flat).value if best == AUTO else best) != "loss":
+        return Choice(USUAL_EVERY, "validations do not decide which round the run returns to")
+    return Choice(
+        EVERY_ROUND,
+        "few examples are learned by heart within a few rounds, the run returns to a validated "
+        "round, and representations that are kept take no forward passes",
+    )
+
+
+def _readout_schedule(flat: Mapping[str, Any]) -> Choice:
+    """Return the schedule of a readout's step size."""
+    if flat.get("rounds") in range(1, FEW_ROUNDS + 1):
+        reason = f"in measurements up to {FEW_ROUNDS} rounds gained more at the full step size"
+        return _schedule(flat, "constant", reason)
+    return _schedule(flat, "linear", "the noise of a readout's last steps would stay in the model")
+
+
+def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
+    """Return the given schedule if the step size is estimated, and a constant one otherwise."""
+    if flat.get("learning-rate", AUTO) != AUTO:
+        return Choice("constant", "the step size is set")
+    if flat.get("differences") == COMPONENTS:
+        return Choice("constant", "the step size of components follows from the settings")
+    return Choice(value, reason)
+
+
+def _readout_steps(flat: Mapping[str, Any]) -> Choice:
+    """Return the number of steps of a readout's round."""
+    if flat.get("differences") == COMPONENTS:
+        return Choice(1, "a report of components is of all that a client does in a round")
+    return Choice(
+        READOUT_STEPS,
+        "a readout's steps cost no forward pass, and in measurements fewer a round, with as many "
+        "directions each, gained less",
+    )
+
+
+def _readout_queries(flat: Mapping[str, Any]) -> Choice:
+    """Return the number of directions of a readout's step, proportional to labels − 1.
+
+    A task that cannot be read counts as having two labels here.
+    """
+    labels, task = 2, _task(flat)
+    if isinstance(task, ClassificationTask):
+        labels = len(task.words)
+    elif isinstance(task, ChoiceTask) and not task.list_names:
+        labels = len(task.candidates)
+    each, most = QUERIES, MOST_QUERIES
+    if flat.get("differences") == COMPONENTS:
+        each, most = COMPONENT_QUERIES, MOST_COMPONENT_QUERIES
+    queries = min(each * (labels - 1), most)
+    reason = (
+        f"{each} for each label but one, at most {most}: a readout has a row of weights for each, "
+        "and more rows need more directions"
+    )
+    return Choice(queries, reason)
+
+
+def _task(flat: Mapping[str, Any]) -> Task | None:
+    """Return the task; None if it cannot be read (loading it later reports the error)."""
+    try:
+        return load_task(str(flat.get("task", EMBEDDED_DATA)))
+    except TaskError:
+        return None
+
+
+def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted key, with automatic values in place of open ones."""
+    chosen = {
+        key: choice.value
+        for key, choice in choose(flat).items()
+        if _is_open(flat.get(key, OPEN[key]), OPEN[key])
+    }
+    directions = {}
+    if flat.get("differences") == COMPONENTS:
+        directions = {"seed-policy": "shared", "adapter.distribution": "orthogonal"}
+    return {**directions, **flat, **chosen}
+
+
+def _is_open(value: object, mark: str | int) -> bool:
+    return type(value) is type(mark) and value == mark
+
+
+def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
+    """Describe settings and their automatic values in one line.
+
+    Args:
+        keys: the dotted keys of these settings.
+        flat: settings by dotted key.
+    """
+    # As in TOML, whose booleans are in lower case.
+    return "chosen by default: " + ", ".join(f"{key} = {str(flat[key]).lower()}" for key in keys)
+
+
+def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings with automatic values, each with its reason."""
+    return {key: choice.reason for key, choice in choose(flat).items() if flat[key] == choice.value}

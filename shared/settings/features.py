@@ -1,0 +1,406 @@
+"""The feature matrix: which combinations of methods, engines, clients, seeds and tasks exist.
+
+`DIMENSIONS` and `EXCLUSIONS` define it completely. Every combination that is not excluded is
+supported, and tested pairwise. An excluded combination is refused as soon as its values are known:
+when the configuration is read, when a simulation, server or gateway begins, or when the task is
+loaded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samara.shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from samara.shared.tasks.kinds import Task
+
+Combination = Mapping[str, str]
+"""Values by dimension; dimensions with a still unknown value are missing."""
+
+DIMENSIONS: dict[str, tuple[str, ...]] = {
+    "method": ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"),
+    "engine": ("in-process", "flower", "fleet"),
+    "clients": ("simulated", "emulated", "board", "phone"),
+    "seed-policy": ("independent", "shared", "pool"),
+    "task": ("classification", "listed choice", "open choice", "generation"),
+    "cohorts": ("sampled", "recorded"),
+    "late reports": ("refused", "counted"),
+    "aggregation": ("reports", "mean", "coordinates"),
+    "label bias": ("none", "trained"),
+    "adapter": ("inner", "readout", "both"),
+    "gradients": ("differences", "exact"),
+    "reports": ("gradients", "components"),
+    "basis": ("none", "informed"),
+    "scalar limit": ("none", "set"),
+    "start": ("none", "given"),
+    "private rounds": ("at the end", "earlier"),
+    "privacy": ("none", "central", "local", "distributed", "measured", "masked"),
+    "joint clip": ("fixed", "adaptive"),
+    "buckets": ("none", "drawn"),
+}
+"""``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
+and a live SuperLink. ``clients``: ``emulated`` clients are the devices in ``fleet.devices``.
+``task``: the candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each
+row. ``aggregation``: rules that weigh whole ``reports``, the plain ``mean``, or medians and trimmed
+means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``:
+``earlier`` is any `personal.when` but ``end``. ``privacy`` is `privacy.mode`; ``measured`` are
+those of `privacy.evaluation` ``exact``, ``masked`` those with `privacy.secure-aggregation`. ``joint
+clip`` is `privacy.adaptive-clip`; ``buckets`` are ``drawn`` with `privacy.bucket`. ``reports``:
+``components`` are `differences` ``components``. ``adapter``: ``inner`` are LoRA-FA adapters inside
+the model, ``both`` a readout beside them.
+"""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A combination that is not supported.
+
+    Attributes:
+        values: values by dimension. A combination is excluded if it has one of the values in each
+            of these dimensions.
+        reason: reason for the exclusion and an alternative, for users.
+    """
+
+    values: Mapping[str, tuple[str, ...]]
+    reason: str
+
+    def excludes(self, combination: Combination) -> bool:
+        """Return whether this exclusion covers a combination."""
+        return all(combination.get(name) in values for name, values in self.values.items())
+
+
+_PRIVATE = ("central", "local", "distributed", "measured", "masked")
+_WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "head", "full", "linear")
+
+EXCLUSIONS = (
+    Exclusion(
+        {"task": ("open choice",)},
+        "a federation evaluates by counts of labels, and here candidates differ from row to row; "
+        "choose a classification, or a choice whose candidates the task lists",
+    ),
+    Exclusion(
+        {"task": ("generation",), "clients": ("phone",)},
+        "a phone's program has no answers of several tokens to train; let boards take part",
+    ),
+    Exclusion(
+        {"task": ("generation",), "label bias": ("trained",)},
+        "a text has no labels; set adapter.label-bias to false, and another method than readout",
+    ),
+    Exclusion(
+        {"task": ("generation",), "gradients": ("exact",)},
+        "the backward pass is that of the cross-entropy over labels; set gradients to differences",
+    ),
+    Exclusion(
+        {"task": ("generation",), "basis": ("informed",)},
+        "a basis is found from labels; leave adapter.basis empty",
+    ),
+    Exclusion(
+        {"engine": ("in-process", "flower"), "clients": ("emulated",)},
+        "emulated devices run on the virtual clock of a fleet; use the in-process engine of "
+        "samara simulate, or leave fleet.devices out",
+    ),
+    Exclusion(
+        {"engine": ("fleet",), "clients": ("simulated", "board", "phone")},
+        "a fleet has emulated devices only; set fleet.devices",
+    ),
+    Exclusion(
+        {"engine": ("in-process",), "clients": ("board", "phone")},
+        "live clients join a SuperLink; start it with samara server up",
+    ),
+    Exclusion(
+        {"method": ("cluster",), "clients": ("emulated",)},
+        "emulated devices share one state, which clusters do not; leave fleet.devices out, or "
+        "choose another method",
+    ),
+    Exclusion(
+        {"method": ("readout",), "clients": ("emulated",)},
+        "emulated devices train from one state, and here every client adds an intercept of its "
+        "own; leave fleet.devices out, or choose another method",
+    ),
+    Exclusion(
+        {"method": ("local",), "private rounds": ("earlier",)},
+        "there are no rounds with others to take private ones between; set personal.when to end",
+    ),
+    Exclusion(
+        {"method": ("global", "cluster"), "private rounds": ("earlier",)},
+        "there are no private rounds; set personal.when to end, or choose another method",
+    ),
+    Exclusion(
+        {"clients": ("emulated",), "private rounds": ("earlier",)},
+        "the time model of emulated devices has private rounds after the last round only; set "
+        "personal.when to end, or leave fleet.devices out",
+    ),
+    Exclusion(
+        {"method": ("readout",), "label bias": ("none",)},
+        "it fits a private label bias; set adapter.label-bias to true",
+    ),
+    Exclusion(
+        {"method": ("partial",), "clients": ("phone",)},
+        "a phone's program moves all numbers or none; choose another method",
+    ),
+    Exclusion(
+        {
+            "method": ("partial",),
+            "basis": ("informed",),
+            "label bias": ("none",),
+            "adapter": ("inner",),
+        },
+        "the coordinates in a basis belong to no tensor, so one part alone would be left; set "
+        "adapter.label-bias, or leave adapter.basis empty",
+    ),
+    Exclusion(
+        {"method": ("partial",), "adapter": ("readout",), "label bias": ("none",)},
+        "a readout is a single tensor, and partial divides tensors; set adapter.label-bias to "
+        "true, or adapter.layers to readout,top:1",
+    ),
+    Exclusion(
+        {"basis": ("informed",), "clients": ("phone",)},
+        "a phone's program moves the adapter's elements, and no coordinates in a basis; leave "
+        "adapter.basis empty",
+    ),
+    Exclusion(
+        {"basis": ("informed",), "adapter": ("readout",)},
+        "a basis is for adapters inside the model; leave adapter.basis empty, or set "
+        "adapter.layers to readout,top:1",
+    ),
+    Exclusion(
+        {"adapter": ("both",), "clients": ("phone",)},
+        "a phone's program has a readout or adapters inside the model; set adapter.layers to "
+        "readout or top:1",
+    ),
+    Exclusion(
+        {"adapter": ("readout", "both"), "task": ("open choice", "generation")},
+        "rows do not choose between the same labels, so every query of a readout would pay for the "
+        "whole vocabulary; set adapter.layers to top:1",
+    ),
+    Exclusion(
+        {"gradients": ("exact",), "clients": ("phone",)},
+        "a phone's program has no backward pass; set gradients to differences",
+    ),
+    Exclusion(
+        {"gradients": ("exact",), "clients": ("emulated",)},
+        "the time model of emulated devices has no backward pass; set gradients to differences",
+    ),
+    Exclusion(
+        {"reports": ("components",), "adapter": ("inner", "both")},
+        "an update of a client's own is free with a readout alone; set adapter.layers to readout, "
+        "or differences to central",
+    ),
+    Exclusion(
+        {"reports": ("components",), "seed-policy": ("independent", "pool")},
+        "components add up along the same directions only; set seed-policy to shared",
+    ),
+    Exclusion(
+        {"reports": ("components",), "gradients": ("exact",)},
+        "a client's own update takes no projected gradients; set gradients to differences",
+    ),
+    Exclusion(
+        {"reports": ("components",), "method": ("cluster",)},
+        "clusters are found by projected gradients; set differences to central",
+    ),
+    Exclusion(
+        {"cohorts": ("recorded",), "engine": ("flower", "fleet")},
+        "a run is repeated by the in-process engine alone; leave --cohorts-from out, or --engine "
+        "and fleet.devices",
+    ),
+    Exclusion(
+        {"cohorts": ("recorded",), "clients": ("emulated", "board", "phone")},
+        "a run is repeated by simulated clients; leave --cohorts-from out",
+    ),
+    Exclusion(
+        {"cohorts": ("recorded",), "method": ("cluster",)},
+        "every cluster samples cohorts of its own; leave --cohorts-from out",
+    ),
+    Exclusion(
+        {"late reports": ("counted",), "seed-policy": ("shared", "pool")},
+        "a late report needs directions of its own; set cohort.late-rounds to 0, or seed-policy "
+        "to independent",
+    ),
+    Exclusion(
+        {"aggregation": ("coordinates",), "seed-policy": ("independent", "pool")},
+        "a median or trimmed mean of projected gradients needs the same directions in every "
+        "report; set seed-policy to shared, or aggregation.rule to median-norm",
+    ),
+    Exclusion(
+        {"scalar limit": ("set",), "clients": ("emulated",)},
+        "emulated devices have no limits of an owner's; leave data.scalar-limit, data.least-batch, "
+        "data.scalars-per-example and data.epsilon-limit out, or fleet.devices",
+    ),
+    Exclusion(
+        {"privacy": _PRIVATE, "seed-policy": ("independent", "pool")},
+        "noise is added to a sum, and reports add up along the same directions only; set "
+        "seed-policy to shared",
+    ),
+    Exclusion(
+        {"privacy": _PRIVATE, "aggregation": ("reports", "coordinates")},
+        "these rules look at what single clients report; set aggregation.rule to mean",
+    ),
+    Exclusion(
+        {"privacy": _PRIVATE, "late reports": ("counted",)},
+        "a late report is in no sum of its round; set cohort.late-rounds to 0",
+    ),
+    Exclusion(
+        {"privacy": _PRIVATE, "method": ("cluster",)},
+        "clusters are found by what single clients report; choose another method",
+    ),
+    Exclusion(
+        {"privacy": _PRIVATE, "method": ("local",)},
+        "it sends nothing that noise could hide; set privacy.mode to none",
+    ),
+    Exclusion(
+        {"privacy": _PRIVATE, "cohorts": ("recorded",)},
+        "the ledger does not name the clients of a round; leave --cohorts-from out",
+    ),
+    Exclusion(
+        {"privacy": ("central", "local", "distributed", "measured"), "clients": ("emulated",)},
+        "emulated devices do not clip their reports as a whole; leave privacy.mode out, or "
+        "fleet.devices",
+    ),
+    Exclusion(
+        {"privacy": ("masked",), "clients": ("emulated",)},
+        "emulated devices share forward passes and have no keys to agree on masks with, and their "
+        "time model has no exchanges for it; leave privacy.mode out, or fleet.devices",
+    ),
+    Exclusion(
+        {"joint clip": ("adaptive",), "privacy": ("none",)},
+        "reports are clipped as a whole with differential privacy only; set privacy.mode, or "
+        "privacy.adaptive-clip to false",
+    ),
+    Exclusion(
+        {"buckets": ("drawn",), "privacy": ("none",)},
+        "buckets are sums of a privacy.mode; set one, or privacy.bucket to 0 and a robust "
+        "aggregation.rule",
+    ),
+    Exclusion(
+        {"privacy": ("measured",), "engine": ("flower",)},
+        "exact evaluations are for measurements in this process; set privacy.evaluation to off",
+    ),
+    Exclusion(
+        {"privacy": ("measured",), "clients": ("board", "phone")},
+        "a live client makes no evaluation that ε does not cover; set privacy.evaluation to off",
+    ),
+)
+
+
+_PROFILED = "profiled-cross-entropy"
+_WITHOUT_DERIVATIVE = ("registered", "summed-cross-entropy", "metric")
+_OTHER_OBJECTIVES = (*_WITHOUT_DERIVATIVE, _PROFILED)
+
+FURTHER_EXCLUSIONS = (
+    Exclusion(
+        {"split": ("text",), "clients": ("phone",)},
+        "a phone's page splits its rows by a hash of its own, which neither the seed nor the "
+        "normalization of data.split is in; let boards take part, or set data.split to random",
+    ),
+    Exclusion(
+        {"estimator": ("registered",), "clients": ("phone", "emulated")},
+        "a phone's program, and the time model of emulated devices, have the built-in estimators "
+        "only; set gradients to differences",
+    ),
+    Exclusion(
+        {"objective": _WITHOUT_DERIVATIVE, "clients": ("phone",)},
+        "a phone's program trains the cross-entropy, plain or profiled; set objective to "
+        "cross-entropy",
+    ),
+    Exclusion(
+        {"objective": _WITHOUT_DERIVATIVE, "gradients": ("exact",)},
+        "the backward pass is that of the cross-entropy; set gradients to differences",
+    ),
+    Exclusion(
+        {"objective": _OTHER_OBJECTIVES, "reports": ("components",)},
+        "a client's own update is that of the cross-entropy; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"estimator": ("registered",), "reports": ("components",)},
+        "a client's own update takes no projected gradients; set gradients to differences",
+    ),
+    Exclusion(
+        {"objective": ("registered",), "task": ("generation",)},
+        "texts are trained by the cross-entropy of their tokens; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {
+            "objective": ("summed-cross-entropy",),
+            "task": ("classification", "listed choice", "open choice"),
+        },
+        "labels are compared by their means per token; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"objective": (_PROFILED,), "task": ("open choice", "generation")},
+        "rows do not choose between the same labels, so that a shift of their scores means "
+        "nothing; set objective to cross-entropy",
+    ),
+    Exclusion(
+        {"objective": (_PROFILED,), "label bias": ("trained",)},
+        "a profiled loss has a bias of its own at every step, so that a trained one learns "
+        "nothing; set adapter.label-bias to false, or objective to cross-entropy",
+    ),
+    Exclusion(
+        {"own words": ("mixed",), "task": ("classification", "listed choice", "open choice")},
+        "a label is not text that the owner wrote; set personal.own-words to false",
+    ),
+    Exclusion(
+        {"objective": ("metric",), "task": ("generation",), "clients": ("emulated",)},
+        "the time model of emulated devices decodes no answers; set objective to cross-entropy",
+    ),
+)
+"""Combinations that do not exist with another split or objective, or with registered code
+(`samara.shared.extensions`); a personalization has the rules of the method ``readout``, and an
+aggregation those of rules that weigh whole reports."""
+
+TUNING_EXCLUSIONS = (
+    Exclusion(
+        {"adapter": ("readout", "both"), "space": _WITHOUT_READOUT},
+        "only the space of the adapter's tensors has a readout; set space to lora-fa, or "
+        "adapter.layers to top:1",
+    ),
+    Exclusion(
+        {
+            "adapter": ("readout", "both"),
+            "optimizer": ("zero-shot", "icl", "linear-probe"),
+        },
+        "it trains no adapter; leave adapter.layers out",
+    ),
+    Exclusion(
+        {"adapter": ("readout", "both"), "task": ("open choice", "generation")},
+        "rows do not choose between the same labels, so every query of a readout would pay for the "
+        "whole vocabulary; set adapter.layers to top:1",
+    ),
+)
+"""Combinations that do not exist in `samara tune`, whose dimensions are ``optimizer``,
+``space``, ``adapter`` and ``task``."""
+
+
+def refusals(combination: Combination, exclusions: Sequence[Exclusion] = EXCLUSIONS) -> list[str]:
+    """Return the reasons against a combination, one per exclusion; empty if it is supported."""
+    return [
+        " with ".join(f"{name} {combination[name]}" for name in exclusion.values)
+        + f": {exclusion.reason}"
+        for exclusion in (*exclusions, *FURTHER_EXCLUSIONS)
+        if exclusion.excludes(combination)
+    ]
+
+
+def check_features(
+    combination: Combination, source: str = "", exclusions: Sequence[Exclusion] = EXCLUSIONS
+) -> None:
+    """Check that a combination is supported.
+
+    Args:
+        combination: values known so far.
+        source: file, task or command to name in the error.
+        exclusions: combinations that are not supported.
+
+    Raises:
+        ConfigError: with the reasons.
+    """
+    if messages := refusals(combination, exclusions):
+        raise ConfigError((f"{source}: " if source else "") + "\n  ".join(messages))
+
+
+def kind_of(task: "Task") -> str:
+    """Return a task's value in the dimension ``task``."""
+    if task.kind == "choice":
+        return "listed choice" if task.labels else "open choice"
+    return task.kind

@@ -1,0 +1,60 @@
+"""The settings of private rounds."""
+
+from samara.shared.settings.sections import LearningRate
+from samara.shared.settings.setting import Section, Text, term
+
+
+class PersonalSettings(Section):
+    """A client's private rounds; their results never leave the client."""
+
+    rounds: int = term(
+        "personal.rounds",
+        "private rounds that each client takes after the last round, and whenever `personal.when` "
+        "requires them; 0 means no personal model",
+        5,
+    )
+    when: Text = term(
+        "personal.when",
+        "when a client takes its private rounds: `end`, after the last round; `every N rounds` of "
+        "the federation that the client has seen, such as `every 5 rounds`; `on-data`, as soon as "
+        "its training examples differ from those of its latest private rounds; `always`, after "
+        "every round and on new examples. In all cases it also takes them after the last round",
+        owner="either",
+        read_by=("finetune", "ditto", "mixture", "partial", "readout"),
+        before="end",
+        page="guides/personal.md#when-the-private-rounds-are-taken",
+    )
+    retrain: bool = term(
+        "personal.retrain",
+        "whether repeated private rounds start over, instead of continuing from the earlier ones",
+        owner="either",
+        read_by=("finetune", "ditto", "mixture", "partial"),
+        before=False,
+        page="guides/personal.md#when-the-private-rounds-are-taken",
+    )
+    own_words: bool = term(
+        "personal.own-words",
+        "whether each client mixes the words of its own texts into its personal model, as far as "
+        "that helps on its validation texts; the texts stay on the client. Only for tasks of texts",
+        read_by=("local", "finetune", "ditto", "mixture", "partial"),
+        before=False,
+        page="guides/language.md#own-words",
+    )
+    learning_rate: LearningRate = term(
+        "personal.learning-rate",
+        "η of the private rounds, or `auto`",
+        read_by=("local", "finetune", "ditto", "mixture", "partial"),
+    )
+    pull: float = term(
+        "personal.pull",
+        "share by which the personal model moves towards the global model after each private "
+        "round, rounded to a power of 2; this is η·λ·K in the paper's terms",
+        read_by=("ditto",),
+    )
+    part: Text = term(
+        "personal.part",
+        "private tensors: comma-separated names, with `*` for any letters, or groups such as "
+        "`label bias`",
+        read_by=("partial",),
+        min_length=1,
+    )

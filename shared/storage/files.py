@@ -1,0 +1,211 @@
+"""Crash-safe file writes, hashes, and file headers.
+
+A file that must survive a crash is written under another name, fsynced and renamed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from samara.shared.errors import LedgerError, SamaraError
+
+UNFINISHED = ".new"
+"""Suffix of files that are being written, or were interrupted by a crash."""
+_MAX_HEADER_BYTES = 2**16
+
+
+def file_hash(path: Path) -> bytes:
+    """Return the SHA-256 of a file, 32 bytes.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def write_durably(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a whole file so that a crash leaves either the old content or the new.
+
+    Raises:
+        OSError: if writing fails; the old content is then unchanged, unless only the fsync of the
+            folder failed.
+    """
+    with _replacing(path) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a file of any size so that a crash leaves either no target or a whole one.
+
+    Raises:
+        OSError: if reading or writing fails.
+    """
+    with (
+        _replacing(target) as temporary,
+        source.open("rb") as original,
+        temporary.open("wb") as copy,
+    ):
+        shutil.copyfileobj(original, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
+    sync_folder(target.parent)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path. Its file replaces `path`, or is deleted if the block fails.
+
+    Raises:
+        OSError: error of the block; a missing file name is added.
+    """
+    temporary = path.with_name(path.name + UNFINISHED)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_requested(path: Path, data: bytes) -> None:
+    """Write a whole file that a user requested, as `write_durably` does.
+
+    Raises:
+        SamaraError: if it cannot be written.
+    """
+    try:
+        write_durably(path, data)
+    except OSError as error:
+        raise SamaraError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def disk_errors_explained(file: Path) -> Iterator[None]:
+    """Convert disk errors while writing a run's file into errors with a remedy.
+
+    Raises:
+        LedgerError: if the block raises an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
+        ) from error
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Write a whole file as `write_durably` does, unless it already exists.
+
+    Raises:
+        OSError: if writing fails.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    write_durably(temporary, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def cache_folder(name: str) -> Path:
+    """Return a cache folder of this machine: ``samara/NAME`` in ``~/.cache`` or XDG_CACHE_HOME.
+
+    Raises:
+        RuntimeError: if there is no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "samara" / name
+
+
+def sync_folder(folder: Path) -> None:
+    """Fsync a folder, so that the names of its files are durable.
+
+    Raises:
+        OSError: if the fsync fails.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, and fsync their names.
+
+    Raises:
+        OSError: if writing fails, or a file of that name exists.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder can be created or written, without changing the disk.
+
+    Raises:
+        OSError: if the folder, or its nearest existing parent, cannot be written.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder as `make_folder` does, or make an existing one private to its owner.
+
+    Raises:
+        OSError: if writing fails, or the folder belongs to another user.
+    """
+    make_folder(folder)
+    folder.chmod(0o700)
+
+
+def write_secret(path: Path, secret: bytes) -> None:
+    """Write a file that only its owner can ever read.
+
+    A crash leaves either the old content or the new, as in `write_durably`.
+
+    Raises:
+        OSError: if writing fails.
+    """
+    temporary = path.with_name(path.name + UNFINISHED)
+    temporary.unlink(missing_ok=True)  # an old file may have other permissions
+    temporary.touch(0o600)
+    write_durably(path, secret)
+
+
+def read_safetensors_metadata(data: bytes, key: str) -> dict[str, Any]:
+    """Return the JSON object under a key of the metadata of a safetensors file.
+
+    Args:
+        data: content of the file.
+        key: key in the metadata.
+
+    Raises:
+        ValueError, KeyError, TypeError: if there is no such object.
+    """
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
+        raise ValueError("truncated, or no safetensors file")
+    content: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][key])
+    return content

@@ -1,0 +1,1 @@
+"""The terms of a run: what it asks of a client, signed by its operator."""

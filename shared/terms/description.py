@@ -1,0 +1,59 @@
+"""Sentences about the terms of a run, for the owner of a client's examples."""
+
+from samara.shared.protocol.frames.instructions import SeedPolicy
+from samara.shared.terms.run_terms import MOST_RESTORES, RunTerms
+
+
+def describe_terms(terms: RunTerms) -> list[str]:
+    """Describe a run's demands on a client, in one sentence per demand."""
+    directions = {
+        SeedPolicy.SHARED: "the same for all clients",
+        SeedPolicy.INDEPENDENT: "of its own",
+        SeedPolicy.POOL: f"out of {terms.pool_size:,} of the run",
+    }[terms.seed_policy]
+    rate = "estimated" if terms.learning_rate is None else f"{terms.learning_rate:g}"
+    splits = "validation and test" if terms.has_test else "validation"
+    gap = terms.validation_every
+    every = f", and every {f'{gap:,} rounds' if gap > 1 else 'round'}" if gap else ""
+    often = "" if terms.when == "end" else f" each time ({terms.when})"
+    lines = [
+        f"method {terms.method}: {terms.rounds_of_federation:,} rounds with others, "
+        f"{terms.private_rounds:,} private ones{often}, which send nothing",
+        f"a round: {terms.steps:,} steps of {terms.queries:,} directions, {directions}, on "
+        f"{terms.batch:,} examples or all that there are",
+        (
+            f"components of the client's own update, learning rate {rate}"
+            if terms.differences == "components"
+            else f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}"
+        ),
+        f"in all at most {terms.scalars:,} scalars about examples, whatever the server asks: "
+        f"{terms.projected_gradients:,} projected gradients or components, "
+        f"{terms.report_losses:,} losses and curvatures in reports, "
+        f"{terms.evaluated_columns:,} losses in evaluations",
+        *_describe_evaluations(terms),
+        f"evaluation on {splits} examples: before the first and after the last round{every}",
+    ]
+    if terms.method == "readout":
+        lines.append(
+            "after the last round the private intercept, one number fewer than labels, for the "
+            "mean over all clients"
+        )
+    if terms.clusters:
+        steps, batch = terms.clustering_steps_and_batch()
+        lines.append(
+            f"{terms.clusters} clusters, found by {steps:,} steps on {batch:,} examples, whose "
+            "scalars are counted above"
+        )
+    return lines + (terms.privacy.describe() if terms.privacy else [])
+
+
+def _describe_evaluations(terms: RunTerms) -> list[str]:
+    """Describe the numbers that evaluations reveal, and the evaluations for restored servers."""
+    if not terms.evaluated_columns:
+        return []
+    times = "once" if MOST_RESTORES == 1 else f"{MOST_RESTORES} times"
+    return [
+        "each loss in an evaluation has a table of counts beside it, by true and predicted label; "
+        f"evaluations of the global model are asked for again {times} at most, after a restore of "
+        "the server's backup, and are counted so"
+    ]

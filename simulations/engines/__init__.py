@@ -1,0 +1,1 @@
+"""Engines of simulated federations: in this process, or Flower's with Ray."""

@@ -1,0 +1,1 @@
+"""Experiments: runs, sweeps and grids that one command plans and makes."""

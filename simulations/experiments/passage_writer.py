@@ -1,0 +1,162 @@
+"""Writing of passages: the base, global and personal models of a run continue the same
+beginnings.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from samara.client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.client.training.text_generation import Mix, Sampling, generate
+from samara.shared.model.perturbations import Perturbations
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.tasks.chats import describe_chat
+from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.rows import Example
+from samara.shared.terms.columns import GLOBAL, IN_CONTEXT, OWN_WORDS, PERSONALIZED, ZERO_SHOT
+from samara.simulations.exports.adapter import FinishedRun
+from samara.simulations.simulate import load_simulation
+from samara.simulations.writing.passages import PASSAGES_FILE, Passage, write_passages
+
+BEGINNING_WORDS = 16
+"""Maximum number of words of a plain text that form its beginning, at most half of the text."""
+CONTINUED_TOKENS = 32
+"""Maximum number of tokens written after the beginning of a plain text or of a training text."""
+TEMPERATURE = 0.8
+"""Sampling temperature (Holtzman et al., 2020)."""
+TOP_P = 0.95
+"""Share of the probability mass that sampled tokens are drawn from (Holtzman et al., 2020)."""
+
+Beginning = tuple[Example, tuple[str, ...]]
+"""An example that ends where the model continues, and its accepted continuations."""
+
+
+class Writer(NamedTuple):
+    """A model that writes.
+
+    Attributes:
+        adapter: adapter of the base model.
+        own: in-context examples before a prompt; None if there are none.
+        mix: function that mixes own words into the logits; None without own words.
+    """
+
+    adapter: Perturbations
+    own: OwnDemonstrations | None = None
+    mix: Mix | None = None
+
+
+Models = Mapping[str, Writer]
+
+log = logging.getLogger("samara.simulation")
+
+
+def write_missing_passages(folder: Path) -> None:
+    """Write passages by the models of a simulated generation, if the run has none yet.
+
+    Args:
+        folder: folder of a finished run.
+
+    Raises:
+        SamaraError: if the run is damaged, or model or data cannot be used.
+    """
+    if (folder / PASSAGES_FILE).exists():
+        return
+    run = FinishedRun.at(folder)
+    count = run.config.evaluate.passages
+    loaded = load_simulation(run.config) if count else None
+    if loaded is None or not isinstance(loaded.runtime.task, GenerationTask):
+        return
+    clients = len(loaded.shares)
+    log.info("the models write after %d beginnings of each of %d clients", count, clients)
+    passages = [
+        passage
+        for share in loaded.shares
+        for passage in _passages_of(
+            loaded.runtime, share, _models(run, loaded.runtime, share), count
+        )
+    ]
+    write_passages(folder, passages)
+
+
+def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData) -> Models:
+    """Return the base model (also with in-context examples), the global and the personal model."""
+    base = runtime.perturbation(None)
+    models = {ZERO_SHOT: Writer(base)}
+    retrieved = run.config.evaluate.retrieved
+    if own := own_demonstrations(runtime.task, share, runtime.tokenize, retrieved):
+        models[IN_CONTEXT] = Writer(base, own)
+    if run.config.federated_rounds:
+        owner = share.client if run.result.groups else None
+        models[GLOBAL] = Writer(runtime.perturbation(run.model(owner)))
+    if run.config.makes_personal_models:
+        models[PERSONALIZED] = Writer(runtime.perturbation(run.model(share.client)))
+        if own_words := run.own_words(share.client):
+            models[OWN_WORDS] = models[PERSONALIZED]._replace(mix=own_words.mix_logits)
+    return models
+
+
+def _passages_of(
+    runtime: ModelRuntime, share: ClientData, models: Models, count: int
+) -> Iterator[Passage]:
+    task = runtime.task
+    assert isinstance(task, GenerationTask)
+    for split in (Split.TEST, Split.TRAIN):
+        for number, (example, accepted) in enumerate(
+            beginnings(task, share.in_split(split))[:count]
+        ):
+            is_test = split is Split.TEST
+            # Retrieval would find a training example together with its own answer.
+            asked = {name: one for name, one in models.items() if is_test or one.own is None}
+            most = task.tokens if is_test and not task.is_plain_text else CONTINUED_TOKENS
+            greedy = Sampling(min(most, task.tokens), stop=_stops(task))
+            drawn = replace(greedy, temperature=TEMPERATURE, top_p=TOP_P, seed=number)
+            yield Passage(
+                share.client,
+                split.name.lower(),
+                describe_chat(example.text) if task.chat else example.text,
+                accepted,
+                _written(runtime, asked, example, greedy),
+                _written(runtime, asked, example, drawn) if is_test else {},
+            )
+
+
+def beginnings(task: GenerationTask, examples: Sequence[Example]) -> list[Beginning]:
+    """Return the beginnings of texts, each with its answers or the rest of the text.
+
+    Args:
+        task: task of the examples.
+        examples: examples; later windows of a long text, and one-word texts, are left out.
+    """
+    if not task.is_plain_text:
+        return [(replace(one, answers=()), one.answers) for one in examples]
+    found: list[Beginning] = []
+    for one in examples:
+        words = one.answers[0].split()
+        given = min(len(words) // 2, BEGINNING_WORDS)
+        if given and not one.text:
+            beginning = " ".join(words[:given])
+            rest = " ".join(words[given:])
+            found.append((replace(one, text=beginning, answers=()), (rest,)))
+    return found
+
+
+def _stops(task: GenerationTask) -> tuple[str, ...]:
+    stop = task.stop.strip(" ")
+    return (stop,) if stop else ()
+
+
+def _written(
+    runtime: ModelRuntime, models: Models, example: Example, sampling: Sampling
+) -> dict[str, str]:
+    written = {}
+    for name, writer in models.items():
+        read = example if writer.own is None else writer.own.before(example)
+        tokens = runtime.tokenize(read).sequences[0]
+        written[name] = "".join(
+            generate(runtime, writer.adapter, tokens, sampling, writer.mix)
+        ).strip()
+    return written

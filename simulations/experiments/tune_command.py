@@ -1,0 +1,135 @@
+"""The command `samara tune`: one run, or one per seed and grid point."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from samara.client.tuning.settings import TuneSettings
+
+
+def tune(
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="prge, mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, lora, zero-offload, "
+            "lsp, zero-shot, icl, linear-probe; default prge."
+        ),
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, head, full, linear.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps; default 1,000.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate; default: automatic.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of the data draw, batches and directions.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds such as 0,1,2: one run for each, and a table.")
+    ] = None,
+    sweep: Annotated[
+        Path | None, typer.Option(help="TOML file with lists of values; one run per combination.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Devices such as cuda:0,cuda:1 for parallel runs.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
+    ] = None,
+) -> None:
+    """Tune a model on one device, or measure a baseline, with few examples drawn by a seed.
+
+    Example: samara tune --optimizer mezo --task sst2 --model MODEL --data DATA
+    """
+    from samara.client.tuning.settings import TuneSettings
+    from samara.shared.errors import ConfigError
+    from samara.shared.settings.setting import parse_assignment
+    from samara.simulations.experiments.experiments import run_tuning
+    from samara.simulations.progress.progress import stoppable, watched_tuning
+    from samara.simulations.report.terminal import print_next, print_tuning
+
+    options: dict[str, Any] = {
+        "optimizer": optimizer,
+        "space": space,
+        "task": task,
+        "model.path": model,
+        "data.path": data,
+        "steps": steps,
+        "learning-rate": learning_rate,
+        "seed": seed,
+        "out": str(out.resolve()) if out else None,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    given |= dict(parse_assignment(assignment) for assignment in settings or [])
+    if seeds or sweep is not None:
+        _tune_grid(given, seeds, sweep, devices)
+        return
+    if devices:
+        raise ConfigError("--devices: is for several runs; add --seeds or --sweep")
+    wanted = TuneSettings.given(given, "tune")
+    with stoppable():
+        folder = run_tuning(wanted, watched_tuning())
+    from samara.client.tuning.run import read_result
+
+    print_tuning(folder, result := read_result(folder))
+    print_next(folder, result)
+
+
+def _tune_grid(
+    given: dict[str, Any], seeds: str | None, sweep: Path | None, devices: str | None
+) -> None:
+    """Run every combination of a sweep with every seed, and print the table of means."""
+    from rich.console import Console
+
+    from samara.shared.errors import ConfigError
+    from samara.shared.tasks.catalog import load_task
+    from samara.shared.tasks.embedded import check_data_is_given
+    from samara.simulations.experiments.experiments import parse_seeds, run_tuning
+    from samara.simulations.experiments.tuning_grid import (
+        compare_in_tensorboard,
+        grid_table,
+        make_trials,
+        read_grid,
+        run_trials,
+        tuned_result,
+    )
+    from samara.simulations.progress.progress import stoppable, watched_tuning
+
+    if seeds and "seed" in given:
+        raise ConfigError("--seeds: it names all seeds; leave --seed out")
+    chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
+    grid = read_grid(sweep) if sweep is not None else [{}]
+    out = str(given.pop("out", ""))
+    places = [name.strip() for name in devices.split(",")] if devices else []
+    if places and "model.torch-device" in given:
+        raise ConfigError(
+            "--devices: it names the devices of the runs; leave model.torch-device out"
+        )
+    trials = make_trials(given, grid, chosen, out, places)
+    for trial in trials:
+        for settings in trial.runs.values():
+            check_data_is_given(load_task(settings.task), settings.data.path)
+
+    def run_one(settings: "TuneSettings") -> Mapping[str, Any]:
+        folder = run_tuning(settings, watched_tuning())
+        from samara.client.tuning.run import read_result
+
+        return read_result(folder)
+
+    with stoppable():
+        is_parallel = len(places) > 1
+        results = run_trials(trials, tuned_result if is_parallel else run_one, max(1, len(places)))
+        if out:
+            compare_in_tensorboard(trials, results, Path(out))
+        Console().print(grid_table(results))

@@ -1,0 +1,1 @@
+"""Exports of a run's models, and files that a run begins with."""

@@ -1,0 +1,229 @@
+"""The plan of a simulation: its data, clients and evaluations, and their expected duration."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from samara.client.streaming.loading import choose_tier
+from samara.client.training.client_data import ClientData
+from samara.client.training.model_runtime import ModelRuntime
+from samara.devices.live.checks.memory_check import default_profile, expected_footprint
+from samara.shared.errors import SamaraError
+from samara.shared.model.depth import count_blocks
+from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.choices import automatic_values, describe_choices
+from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.catalog import load_task
+from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
+from samara.shared.tasks.messages import EMBEDDED_DATA
+from samara.shared.tasks.text_split import SharedTexts
+from samara.simulations.planning.run_cost import RunCost, RunSize, run_cost
+from samara.simulations.planning.run_progress import PLAN, RunProgress
+from samara.simulations.planning.run_size import clients_together, measured_row, run_size
+from samara.simulations.report.fleet import span_of
+
+log = logging.getLogger("samara.simulation")
+
+
+def log_plan(
+    config: RunConfig,
+    runtime: ModelRuntime,
+    shares: Sequence[ClientData],
+    folder: Path,
+    form_seconds: float = 0.0,
+) -> None:
+    """Log the lines of `describe_plan`, and the progress object built from the run's estimate.
+
+    The other arguments are those of `describe_plan`.
+
+    Args:
+        form_seconds: processor seconds that the choice of the prompts' form took.
+    """
+    size, cost = measured_cost(config, runtime, shares)
+    cost = cost._replace(form=form_seconds)
+    *lines, last = _lines(config, runtime, shares, folder, size, cost)
+    for line in lines:
+        log.info("%s", line)
+    event = {"event": PLAN, "progress": RunProgress(size, cost)}
+    log.info("%s", last, extra={"event": event})
+
+
+def describe_plan(
+    config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData], folder: Path
+) -> list[str]:
+    """Return lines about a run that has not begun.
+
+    Args:
+        config: settings of the run.
+        runtime: loaded model.
+        shares: data of the clients.
+        folder: folder of the run.
+    """
+    size, cost = measured_cost(config, runtime, shares)
+    return _lines(config, runtime, shares, folder, size, cost)
+
+
+def measured_cost(
+    config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData]
+) -> tuple[RunSize, RunCost]:
+    """Return the counts of a run that has not begun, and its expected cost on this machine.
+
+    Args:
+        config: settings of the run.
+        runtime: loaded model; some rows run through it for timing.
+        shares: data of the clients.
+    """
+    size = run_size(config, runtime, shares)
+    return size, run_cost(size, measured_row(runtime, shares, size, clients_together(config)))
+
+
+def _lines(
+    config: RunConfig,
+    runtime: ModelRuntime,
+    shares: Sequence[ClientData],
+    folder: Path,
+    size: RunSize,
+    cost: RunCost,
+) -> list[str]:
+    counts = {split: _count(shares, split) for split in Split}
+    generated = config.data.path == EMBEDDED_DATA
+    users = len({example.user for share in shares for example in share.examples} - {""})
+    lines = [
+        f"data: {'generated messages' if generated else config.data.path}: "
+        + ", ".join(f"{count:,} {split.name.lower()}" for split, count in counts.items())
+        + " examples",
+        f"labels in training: {_labels(config, shares)}",
+        f"clients: {len(shares)} with {_range(shares, Split.TRAIN)} training examples"
+        + (f", of {users:,} users" if users else ""),
+        f"split: {config.data.split}, drawn by data.seed {config.data.seed}; each client has "
+        f"{_range(shares, Split.VALIDATION)} validation and {_range(shares, Split.TEST)} test "
+        "examples",
+        f"model: {config.model.path}, adapter {config.adapter.layers}, "
+        f"{runtime.layout.size:,} trained numbers",
+        *_trained(config, runtime),
+        f"evaluations: {_evaluations(config)}",
+    ]
+    if shared := _shared_texts(shares).describe(config.data.split):
+        lines.append(f"note: {shared}")
+    if chosen := automatic_values(config.flat()):
+        lines.append(describe_choices(chosen, config.flat()))
+    lines.append(_describe_cost(size, cost))
+    try:
+        lines.append(_memory(config, runtime, size))
+    except SamaraError as error:
+        lines.append(f"no estimate of memory: {error}")
+    return [*lines, f"results: {folder.absolute()}"]
+
+
+def _trained(config: RunConfig, runtime: ModelRuntime) -> list[str]:
+    """Return a line about a readout's input, with the reason if the run chose it automatically."""
+    if not config.adapter.has_readout:
+        return []
+    base = runtime.base
+    line = "trained: weights on the last state"
+    if base.depth:
+        whole = count_blocks(base.folder)
+        line = f"trained: weights on the state after block {base.depth} of {whole}, the last loaded"
+        if base.family != "encoder":
+            line += "; training begins with all labels as likely"
+    reason = automatic_values(config.flat()).get("adapter.layers")
+    return [f"{line}. Why: {reason}" if reason else line]
+
+
+def known_of(shares: Sequence[ClientData]) -> dict[str, Any]:
+    """Return the keys of a result that depend only on the data of all clients."""
+    return {"shared_texts": asdict(_shared_texts(shares)), "names": _names_of(shares)}
+
+
+def _names_of(shares: Sequence[ClientData]) -> dict[str, str]:
+    """Return the users' names by client index, if each client has the data of exactly one user."""
+    users = [{example.user for example in share.examples} for share in shares]
+    if any(len(own) != 1 or "" in own for own in users):
+        return {}
+    names = [next(iter(own)) for own in users]
+    if len(set(names)) < len(names):  # one user's rows are dealt to several clients
+        return {}
+    return {str(share.client): name for share, name in zip(shares, names, strict=True)}
+
+
+def _shared_texts(shares: Sequence[ClientData]) -> SharedTexts:
+    return SharedTexts.among([share.examples for share in shares])
+
+
+def _count(shares: Sequence[ClientData], split: Split) -> int:
+    return sum(len(share.in_split(split)) for share in shares)
+
+
+def _labels(config: RunConfig, shares: Sequence[ClientData]) -> str:
+    task = load_task(config.task)
+    if isinstance(task, GenerationTask):
+        texts = [share.tokenized(Split.TRAIN) for share in shares]
+        tokens = sum(int(own.token_counts.sum()) for own in texts)
+        return f"none; {tokens:,} tokens of {sum(own.byte_count for own in texts):,} bytes"
+    if not isinstance(task, ClassificationTask):
+        return "the rows' own candidates"
+    found = Counter(e.label for share in shares for e in share.in_split(Split.TRAIN))
+    whole = max(1, found.total())
+    return ", ".join(f"{word} {found[i] / whole:.0%}" for i, word in enumerate(task.words))
+
+
+def _range(shares: Sequence[ClientData], split: Split) -> str:
+    sizes = [len(share.in_split(split)) for share in shares]
+    return f"{min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else f"{sizes[0]:,}"
+
+
+def validations(config: RunConfig) -> int:
+    """Return the number of validations of the global model: at both ends, and in between."""
+    rounds = config.federated_rounds
+    every = config.evaluate.every
+    return (2 if rounds else 1) + ((rounds - 1) // every if every and rounds else 0)
+
+
+def _evaluations(config: RunConfig) -> str:
+    gap = config.evaluate.every
+    every = f", every {f'{gap} rounds' if gap > 1 else 'round'}" if gap else ""
+    text = f"validation before round 1{every} and after the last, {validations(config)} in all"
+    if config.evaluate.test:
+        text += "; test before round 1 and after the last"
+    if config.evaluate.limit:
+        text += f"; at most {config.evaluate.limit} examples of each split of a client"
+    return text + ("; then every client's personal model" if config.makes_personal_models else "")
+
+
+def _describe_cost(size: RunSize, cost: RunCost) -> str:
+    """Return a line about the duration of a run, based on a row timed on this machine."""
+    before = size.validation + size.test
+    parts = {
+        "loading": cost.loading,
+        "the choice of the form": cost.form,
+        "a pass of every example": cost.passes,
+        "rounds": cost.rounds,
+        "evaluations": cost.first_evaluations + cost.evaluations,
+        "personal models": cost.personal,
+        "report": cost.report,
+    }
+    known = ", ".join(f"{span_of(part)} {name}" for name, part in parts.items() if part >= 0.05)
+    return (
+        f"estimate: about {span_of(cost.total)} of processor time on this machine ({known}); "
+        f"{span_of(cost.before_round_1)} of it before round 1 for {before:,} rows "
+        "(evaluate.limit takes fewer)"
+    )
+
+
+def _memory(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> str:
+    local = config.model.model_copy(update={"path": str(runtime.base.folder)})
+    batch = math.ceil(size.batch)  # a step's examples, not more than a client has
+    profile = default_profile(local.torch_device)
+    footprint = expected_footprint(
+        config.model_copy(update={"model": local, "batch": batch}), profile
+    )
+    streamed = choose_tier(local) is not None
+    # With adapters inside the model the formula puts all examples of a step into one pass, which
+    # memory-budget divides, so one client stands for all.
+    together = clients_together(config) if runtime.has_readout_alone else 1
+    memory = footprint.of_clients(together, streamed) / 2**20
+    return f"memory: about {memory:,.0f} MiB on a machine like the profile {profile.name}"

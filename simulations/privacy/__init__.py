@@ -1,0 +1,1 @@
+"""The price of differential privacy, before a run."""

@@ -1,0 +1,152 @@
+"""What a run chooses by itself where its settings leave it open."""
+
+from pathlib import Path
+
+import pytest
+
+from samara.client.tuning.settings import TuneSettings
+from samara.shared.errors import ConfigError
+from samara.shared.settings.choices import OPEN, automatic_values, choose
+from samara.shared.settings.config import RunConfig
+from samara.shared.settings.sections import AdapterSettings
+
+
+def of(**settings: object) -> RunConfig:
+    keys = (key.replace("__", ".").replace("_", "-") for key in settings)
+    return RunConfig.of(dict(zip(keys, settings.values(), strict=True)), "test")
+
+
+def test_a_run_with_nothing_set_trains_a_readout_on_all_examples() -> None:
+    config = RunConfig()
+    assert (config.adapter.layers, config.steps, config.batch) == ("readout:auto", 16, 10_000)
+    assert config.learning_rate_schedule == "linear"
+    assert set(automatic_values(config.flat())) == set(OPEN)
+
+
+@pytest.mark.parametrize("layers", ["top:1", "readout,top:1", "all", 0])
+def test_adapters_inside_the_model_keep_small_steps(layers: object) -> None:
+    config = of(adapter__layers=layers)
+    assert (config.adapter.layers, config.steps, config.batch) == (str(layers), 2, 32)
+    assert "adapter.layers" not in automatic_values(config.flat())
+
+
+def test_a_basis_is_for_adapters_inside_the_model(tmp_path: Path) -> None:
+    config = of(adapter__basis=str(tmp_path / "basis"))
+    assert (config.adapter.layers, config.steps, config.batch) == ("top:1", 2, 32)
+
+
+def test_emulated_devices_are_timed_with_adapters_inside_the_model() -> None:
+    fleet = {"fleet.devices": '[{"device": "laptop", "share": 1}]'}
+    config = RunConfig.of(fleet, "test")
+    assert (config.adapter.layers, config.steps, config.batch) == ("top:1", 2, 32)
+    assert RunConfig.of(config.flat(), "test") == config
+    both = RunConfig.of(fleet | {"adapter.layers": "readout"}, "test")
+    assert (both.adapter.layers, both.steps) == ("readout", 16)
+
+
+def test_texts_have_no_readout() -> None:
+    texts = of(task="texts", data__path="data", model__path="model")
+    assert (texts.adapter.layers, texts.steps, texts.batch) == ("top:1", 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("task", "queries"), [("sst2", 16), ("cb", 32), ("trec", 64), ("record", 16), ("none.toml", 16)]
+)
+def test_the_directions_of_a_readout_follow_from_the_labels(task: str, queries: int) -> None:
+    given = {"task": task, "data__path": "data", "model__path": "model"}
+    assert of(**given, adapter__layers="readout").queries == queries
+    assert of(**given, adapter__layers="top:1").queries == 16
+
+
+@pytest.mark.parametrize(("task", "queries"), [("sst2", 32), ("cb", 64), ("trec", 128)])
+def test_a_report_of_components_is_of_one_step(task: str, queries: int) -> None:
+    config = of(task=task, data__path="data", model__path="model", differences="components")
+    assert (config.steps, config.queries, config.seed_policy) == (1, queries, "shared")
+    assert (config.adapter.distribution, config.learning_rate_schedule) == (
+        "orthogonal",
+        "constant",
+    )
+    assert RunConfig.of(config.flat(), "test") == config
+
+
+def test_what_is_set_is_kept() -> None:
+    config = of(adapter__layers="readout:auto", steps=3, queries=7, batch=5)
+    assert (config.steps, config.queries, config.batch) == (3, 7, 5)
+    kept = of(adapter__layers="readout", learning_rate_schedule="constant")
+    assert kept.learning_rate_schedule == "constant"
+    chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.every", "evaluate.best"}
+    assert set(automatic_values(config.flat())) == chosen
+
+
+def test_a_step_size_that_is_set_stays_as_it_is() -> None:
+    assert of(learning_rate=10.0).learning_rate_schedule == "constant"
+    assert (
+        of(learning_rate=10.0, learning_rate_schedule="linear").learning_rate_schedule == "linear"
+    )
+    assert of(adapter__layers="top:1").learning_rate_schedule == "constant"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "schedule"), [(1, "constant"), (3, "constant"), (4, "linear"), (40, "linear")]
+)
+def test_the_step_size_of_few_rounds_does_not_fall(rounds: int, schedule: str) -> None:
+    config = of(rounds=rounds)
+    assert config.learning_rate_schedule == schedule
+    assert "learning-rate-schedule" in automatic_values(config.flat())
+
+
+@pytest.mark.parametrize("rounds", ["three", [3], None])
+def test_rounds_that_are_no_number_are_refused_with_a_message(rounds: object) -> None:
+    with pytest.raises(ConfigError, match="rounds"):
+        of(rounds=rounds)
+
+
+@pytest.mark.parametrize("layers", ["readout", "top:1"])
+def test_every_choice_has_a_reason_of_its_own(layers: str) -> None:
+    """A reason says why this value; one that fits all settings would say it of none."""
+    reasons = [choice.reason for choice in choose({"adapter.layers": layers}).values()]
+    assert len(set(reasons)) == len(reasons) == len(OPEN)
+
+
+def test_a_readout_returns_to_its_best_round_where_rounds_are_validated() -> None:
+    assert RunConfig().evaluate.best == "loss"
+    assert of(evaluate__every=0).evaluate.best is False
+    assert of(adapter__layers="top:1").evaluate.best is False
+    assert of(method="readout", adapter__label_bias=True).evaluate.best is False
+    assert of(evaluate__best=True).evaluate.best is True
+    with pytest.raises(ConfigError, match=r"evaluate\.best"):
+        of(evaluate__best="accuracy")
+
+
+def test_every_round_of_a_readout_that_returns_to_one_is_validated() -> None:
+    assert RunConfig().evaluate.every == 1
+    assert of(evaluate__best="loss").evaluate.every == 1
+    assert of(evaluate__every=7).evaluate.every == 7
+    assert of(adapter__layers="top:1").evaluate.every == 10
+    assert of(method="readout", adapter__label_bias=True).evaluate.every == 10
+    assert of(evaluate__best=False).evaluate.every == 10
+    with pytest.raises(ConfigError, match=r"evaluate\.every"):
+        of(evaluate__every=-2)
+
+
+def test_runs_of_earlier_versions_keep_their_id() -> None:
+    """They had a constant step size, whose setting is not part of the id."""
+    assert "learning-rate-schedule" not in of(learning_rate_schedule="constant").identity()
+    assert RunConfig().identity()["learning-rate-schedule"] == "linear"
+
+
+def test_a_choice_is_made_once() -> None:
+    for config in (RunConfig(), of(adapter__layers="top:2"), of(steps=7)):
+        assert RunConfig.of(config.flat(), "test") == config
+    given = RunConfig(adapter=AdapterSettings(layers="all", rank=3))
+    assert (given.adapter.layers, given.adapter.rank, given.steps) == ("all", 3, 2)
+
+
+def test_open_and_explicit_settings_are_the_same_run() -> None:
+    explicit = of(adapter__layers="readout:auto", steps=16, queries=16, batch=10_000)
+    assert explicit.identity() == RunConfig().identity()
+
+
+def test_tune_trains_adapters_inside_the_model() -> None:
+    assert TuneSettings().adapter.layers == "top:1"
+    assert TuneSettings.of({"adapter.layers": "all"}, "test").adapter.layers == "all"

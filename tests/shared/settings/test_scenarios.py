@@ -1,0 +1,36 @@
+"""Scenario files: paths from their own folder, and runs whose folder was moved."""
+
+from pathlib import Path
+
+from samara.shared.settings.runs import settings_here
+from samara.shared.settings.scenarios import read_scenario
+
+
+def test_paths_of_a_scenario_begin_in_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "mine" / "scenario.toml"
+    file.parent.mkdir()
+    file.write_text(
+        'task = "./task.toml"\nout = "runs/x"\n[data]\npath = "../all.csv"\n[model]\npath = "a/b"\n'
+    )
+    assert read_scenario(file) == {
+        "task": str(tmp_path / "mine" / "task.toml"),
+        "out": "runs/x",
+        "data": {"path": str(tmp_path / "all.csv")},
+        "model": {"path": "a/b"},
+    }
+
+
+def test_what_lies_around_a_moved_run_is_found(tmp_path: Path) -> None:
+    new = tmp_path / "new" / "mine"
+    (new / "run").mkdir(parents=True)
+    (new / "task.toml").touch()
+    (tmp_path / "here.csv").touch()
+    before = {
+        "out": "/nowhere/old/mine/run",
+        "task": "/nowhere/old/mine/task.toml",
+        "data.path": str(tmp_path / "here.csv"),
+        "model.path": "/nowhere/old/model",
+    }
+    found = settings_here(before, new / "run")
+    assert found == before | {"task": str(new / "task.toml")}
+    assert settings_here(before | {"out": ""}, new / "run") == before | {"out": ""}

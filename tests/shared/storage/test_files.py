@@ -1,0 +1,56 @@
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from helpers import no_room, no_sync
+
+from samara.shared.storage.files import make_folder, write_durably
+
+
+@pytest.mark.parametrize("disk", [no_sync, no_room])
+def test_a_file_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    path = tmp_path / "file"
+    write_durably(path, b"old")
+    with disk(2), pytest.raises(OSError, match=r"No space|too large"):
+        write_durably(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+    write_durably(path, b"n", memoryview(b"ew"))
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    rename = os.replace
+
+    def replacing(source: Path, target: Path) -> None:
+        calls.append((target.name, source.read_bytes()))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    write_durably(tmp_path / "file", b"content")
+    assert calls == ["fsync", ("file", b"content"), "fsync"]
+
+
+def test_the_name_of_every_new_folder_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert synced == [str(tmp_path), str(tmp_path / "a")]
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="exists"):
+        make_folder(tmp_path / "file")
