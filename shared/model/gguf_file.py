@@ -75,14 +75,17 @@ def _convert(file: Path, folder: Path) -> None:
     import torch
     import transformers
 
+    from samara.shared.model.structure import creating_network
+
     _announce(file)
     transformers.utils.logging.disable_progress_bar()
     names: Any = {"gguf_file": file.name, "local_files_only": True}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **names)
-        network = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, **names
-        )
+        with creating_network:
+            network = transformers.AutoModelForCausalLM.from_pretrained(
+                file.parent, dtype=torch.float32, **names
+            )
     except OSError:
         raise
     except Exception as error:  # of many types

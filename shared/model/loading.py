@@ -21,7 +21,14 @@ from samara.shared.model.optional_imports import triton_hidden
 from samara.shared.model.products import use_faster_products
 from samara.shared.model.quantized import Quantization, check_quantization
 from samara.shared.model.sentence_pooling import SentencePooling, load_pooling
-from samara.shared.model.structure import Family, blocks_of, body_of, detect_family, loader_for
+from samara.shared.model.structure import (
+    Family,
+    blocks_of,
+    body_of,
+    creating_network,
+    detect_family,
+    loader_for,
+)
 from samara.shared.model.tokenizer import load_tokenizer
 
 silence_libraries()  # transformers imports the noisy libraries when it loads a model
@@ -323,15 +330,16 @@ def _network(
     transformers.utils.logging.disable_progress_bar()
     if quantization == "none":
         settings = _config(folder, blocks)
-        network, found = loader_for(settings, family).from_pretrained(
-            folder,
-            config=settings,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused by name below
-        )
+        with creating_network:
+            network, found = loader_for(settings, family).from_pretrained(
+                folder,
+                config=settings,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused by name below
+            )
         unexpected = found["unexpected_keys"]
         if blocks:
             is_cut_off = is_above(network, _cut_blocks(network, folder, blocks))
@@ -397,7 +405,7 @@ def empty_network(
     """
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=include_buffers):
+    with creating_network, init_empty_weights(include_buffers=include_buffers):
         return loader_for(settings, family).from_config(
             settings, dtype=dtype, trust_remote_code=False
         )

@@ -4,6 +4,7 @@ The structure is derived from the classes that a configuration names, and from t
 modules. `samara.client.forward.self_check` checks the outputs when the model first runs.
 """
 
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,13 @@ from samara.shared.errors import ModelError
 from samara.shared.model.damaged_files import read_json
 
 Family = Literal["causal", "masked", "encoder"]
+
+creating_network = threading.RLock()
+"""Held while transformers creates a network.
+
+It replaces functions of torch and of all networks meanwhile, for every thread; two threads that
+overlap would leave them replaced.
+"""
 
 
 def detect_family(folder: Path) -> Family:
