@@ -92,10 +92,10 @@ def test_what_does_not_exist_is_found() -> None:
         "benchmarks.faults.gone",
     ]
     with_commit = (
-        "`benchmarks/gone.py` at 66d5e159\n\ngit checkout 66d5e159\npython -m benchmarks.gone"
+        "`benchmarks/gone.py` at 7508f23d\n\ngit checkout 7508f23d\npython -m benchmarks.gone"
     )
     if (
-        subprocess.run(["git", "-C", ROOT, "cat-file", "-e", "66d5e159"], check=False).returncode
+        subprocess.run(["git", "-C", ROOT, "cat-file", "-e", "7508f23d"], check=False).returncode
         == 0
     ):
         assert list(missing(with_commit)) == ["benchmarks/gone.py", "benchmarks.gone"]

@@ -34,7 +34,7 @@ TEXTS = ("the film was good .", "a day", "the meal was not very cold ! a walk", 
 LABELS = np.array([1, 0, 0, 1, 0])
 ROUNDING = {"float32": 10.0, "bfloat16": 1.0, "float16": 1.0}
 """|Δg| · ε / u allowed, u being half a unit in the last place of 1: ten times what
-benchmarks/accuracy/rounding.py at 66d5e159 found."""
+benchmarks/accuracy/rounding.py at 7508f23d found."""
 
 TASK = ClassificationTask.model_validate(
     {
