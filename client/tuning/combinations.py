@@ -50,7 +50,7 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
     if settings.tf32 and not settings.model.torch_device.startswith("cuda"):
         mistakes.append(
             f"tf32: {settings.model.torch_device} has no TF32; set model.torch-device to cuda, or "
-            "leave it out"
+            "leave tf32 out"
         )
     mistakes += _about_the_prefix(settings)
     mistakes += _about_the_classifier(settings)
@@ -62,8 +62,8 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
         settings.space != "full" or settings.model.stream not in ("host", "disk")
     ):
         mistakes.append(
-            "stream-compression: is for all parameters that wait elsewhere; set space to full "
-            "and model.stream to host or disk, or leave it out"
+            "stream-compression: applies only where all parameters are trained and streamed; set "
+            "space to full and model.stream to host or disk, or leave stream-compression out"
         )
     return mistakes
 
@@ -72,29 +72,29 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
     mistakes = []
     if settings.optimizer == "fo-sgd" and settings.learning_rate == "auto":
         mistakes.append(
-            "learning-rate: fo-sgd has no default; set it to a number, for all parameters for "
-            "example to one of MeZO's table 15, 1e-4 to 1e-2"
+            "learning-rate: fo-sgd has no default; set learning-rate to a number. MeZO's table 15 "
+            "has 1e-4 to 1e-2 for all parameters"
         )
     if settings.estimates_its_rate:
         if settings.learning_rate_schedule != "constant" or settings.warm_up:
             mistakes.append(
-                "learning-rate-schedule, warm-up: a learning rate that is estimated has no "
-                "schedule; leave them out, or set learning-rate to a number"
+                "learning-rate-schedule, warm-up: an estimated learning rate has no schedule; "
+                "leave both settings out, or set learning-rate to a number"
             )
         if settings.differences == "one-point":
             mistakes.append(
-                "differences: one loss for every direction does not show the curvature, which "
-                "the learning rate would be estimated from; set learning-rate to a number"
+                "differences: the learning rate is estimated from the curvature, which one loss "
+                "per direction does not show; set learning-rate to a number"
             )
         if settings.rate_per_query:
             mistakes.append(
-                "rate-per-query: a learning rate that is estimated fits the number of directions; "
-                "leave it out, or set learning-rate to a number"
+                "rate-per-query: an estimated learning rate already depends on the number of "
+                "directions; leave rate-per-query out, or set learning-rate to a number"
             )
     if settings.warm_up >= settings.steps:
         mistakes.append(
-            f"warm-up: {settings.warm_up} of {settings.steps} steps leave none with the whole "
-            "learning rate; lower it, or raise steps"
+            f"warm-up: with {settings.warm_up} of {settings.steps} steps no step has the full "
+            "learning rate; lower warm-up, or raise steps"
         )
     return mistakes
 
@@ -106,17 +106,18 @@ def _about_peft(settings: TuneFields) -> list[str]:
         return []
     if settings.model.stream in ("host", "disk"):
         mistakes.append(
-            f"model.stream: PEFT makes {space} out of the weights of all blocks at once; set it to "
-            "off, or space to lora"
+            f"model.stream: PEFT computes {space} from the weights of all blocks at once; set "
+            "model.stream to off, or space to lora"
         )
     if settings.adapter.label_bias:
         mistakes.append(
-            f"adapter.label-bias: {space} has no place for it; leave it out, or set space to lora"
+            f"adapter.label-bias: {space} has no label bias; leave adapter.label-bias out, or set "
+            "space to lora"
         )
     if space == "dora" and settings.gradients == "forward-mode":
         mistakes.append(
-            "gradients: PEFT keeps the norm in dora constant where it differentiates, so that "
-            "forward-mode is not the loss's derivative; set it to differences, or space to lora"
+            "gradients: PEFT's derivatives take the norm in dora as constant, so that forward-mode "
+            "would not differentiate the loss; set gradients to differences, or space to lora"
         )
     return mistakes
 
@@ -125,8 +126,8 @@ def _about_the_prefix(settings: TuneFields) -> list[str]:
     """Return settings that cannot be combined with a prefix that a network computes."""
     if settings.prefix_width and settings.prefix_start == "activations":
         return [
-            "prefix-start: a prefix that a network makes begins as what the network gives; set it "
-            "to random, or prefix-width to 0"
+            "prefix-start: a network computes the prefix and also its start; set prefix-start to "
+            "random, or prefix-width to 0"
         ]
     return []
 
@@ -143,13 +144,13 @@ def _about_the_classifier(settings: TuneFields) -> list[str]:
         )
     if settings.objective == "likelihood":
         mistakes.append(
-            "objective: the scores of a classifier are no likelihoods of texts; set it to "
+            "objective: a classifier's scores are not the likelihoods of texts; set objective to "
             "cross-entropy, or classifier to label-words"
         )
     if settings.model.stream in ("host", "disk"):
         mistakes.append(
-            "classifier: parameters that are streamed are those of the model's files; set "
-            "model.stream to off, or classifier to label-words"
+            "classifier: only parameters in the model's files can be streamed; set model.stream "
+            "to off, or classifier to label-words"
         )
     return mistakes
 
@@ -165,30 +166,29 @@ def _about_perturbations(settings: TuneFields) -> list[str]:
         )
     if settings.in_place is True and space != "full" and "full" in SPACES[optimizer]:
         mistakes.append(
-            f"in-place: in {space} the model's parameters are not perturbed; leave it "
-            "out, or set space to full"
+            f"in-place: in the space {space} the model's parameters are not perturbed; leave "
+            "in-place out, or set space to full"
         )
     if optimizer in ZEROTH_ORDER and space == "full" and settings.model.quantization != "none":
         mistakes.append(
-            f"model.quantization: all parameters are perturbed, and {settings.model.quantization} "
-            "weights are not numbers that a perturbation can be added to; set it to none, or space "
-            "to lora"
+            f"model.quantization: a perturbation of all parameters cannot be added to weights in "
+            f"{settings.model.quantization}; set model.quantization to none, or space to lora"
         )
     if optimizer in ZEROTH_ORDER and settings.autocast != "none":
         if settings.gradients != "differences" or settings.objective == "metric":
             mistakes.append(
-                "autocast: of zeroth-order methods it is for differences of losses; leave it out, "
-                "or set gradients to differences and objective to cross-entropy"
+                "autocast: zeroth-order methods use autocast for differences of losses only; leave "
+                "autocast out, or set gradients to differences and objective to cross-entropy"
             )
         if settings.features["adapter"] in ("readout", "both") and space == "lora-fa":
             mistakes.append(
-                "autocast: a readout's products are small, and its differences need float32; leave "
-                "it out, or set adapter.layers to top:1"
+                "autocast: a readout's differences need float32; leave autocast out, or set "
+                "adapter.layers to top:1"
             )
     if settings.in_place is True and settings.stream_compression != "none":
         mistakes.append(
-            "in-place: parameters are perturbed in the type that the model computes in; leave "
-            "stream-compression out"
+            "in-place: parameters that are perturbed in place keep the type in which the model "
+            "computes; leave stream-compression out"
         )
     return mistakes
 
@@ -212,8 +212,8 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
             )
         if settings.features["adapter"] in ("readout", "both"):
             mistakes.append(
-                "gradients: forward-mode is for parameters inside the model; set it to exact, "
-                "which is a small product for a readout"
+                "gradients: forward-mode is for parameters inside the model; set gradients to "
+                "exact, which costs little for a readout"
             )
         if settings.objective == "metric":
             mistakes.append(
@@ -236,24 +236,23 @@ def _about_scaling(settings: TuneFields) -> list[str]:
         return []
     if settings.trained_space == "lora-fa":
         mistakes.append(
-            "scaling.modify: in lora-fa directions are whole numbers up to the last product of a "
-            "pass, and are not scaled; set space to lora, full or prefix"
+            "scaling.modify: directions of the space lora-fa cannot be scaled; set space to lora, "
+            "full or prefix"
         )
     if settings.estimates_its_rate:
         mistakes.append(
-            "scaling.modify: the learning rate is estimated for directions of equal scale; set "
-            "learning-rate to a number"
+            "scaling.modify: the estimate of the learning rate assumes directions of equal scale; "
+            "set learning-rate to a number"
         )
     if settings.differences == "one-point":
         mistakes.append(
-            "scaling.modify: definitions 6 and 7 have two losses for each direction; set "
+            "scaling.modify: MeZO's definitions 6 and 7 need two losses for each direction; set "
             "differences to central"
         )
     if settings.in_place is True and scaling.norms == "gradients":
         mistakes.append(
-            "scaling.norms: directions of single groups would leave rounding errors in parameters "
-            "that are perturbed in place, which no trajectory repeats; set it to parameters, or "
-            "in-place to false"
+            "scaling.norms: perturbing single groups in place would leave rounding errors that "
+            "replay does not repeat; set scaling.norms to parameters, or in-place to false"
         )
     if scaling.norms == "backward" and settings.objective == "metric":
         mistakes.append(
@@ -266,8 +265,8 @@ def _about_scaling(settings: TuneFields) -> list[str]:
         or settings.model.stream in ("host", "disk")
     ):
         mistakes.append(
-            "scaling.norms: the backward pass is one of all parameters in float32, with all blocks "
-            "at once; set it to gradients, or space to full, model.dtype to float32 and "
+            "scaling.norms: backward needs all parameters in float32 and all blocks at once; set "
+            "scaling.norms to gradients, or space to full, model.dtype to float32 and "
             "model.stream to off"
         )
     return mistakes
@@ -283,35 +282,36 @@ def _about_gradients(settings: TuneFields) -> list[str]:
     fine = ("float32", "bfloat16") if optimizer == "lsp" else ("float32",)
     if space != "lora-fa" and settings.model.dtype not in fine:
         mistakes.append(
-            f"model.dtype: {optimizer} in the space {space} trains the weights as they are, for "
-            f"which {settings.model.dtype} is too coarse; set it to {' or '.join(fine)}"
+            f"model.dtype: {optimizer} in the space {space} trains the model's own weights, and "
+            f"{settings.model.dtype} is too coarse for its updates; set model.dtype to "
+            f"{' or '.join(fine)}"
         )
     if settings.model.quantization != "none":
         mistakes.append(
-            f"model.quantization: {optimizer} needs weights that are not quantized: updates are "
-            "smaller than the steps between quantized weights, which would round them away; "
-            "set it to none"
+            f"model.quantization: updates of {optimizer} are smaller than the steps between "
+            "quantized weights and would be rounded away; set model.quantization to none"
         )
     if settings.model.stream in ("host", "disk"):
         mistakes.append(
-            f"model.stream: the backward pass of {optimizer} needs all blocks at once; set it to "
-            "off"
+            f"model.stream: the backward pass of {optimizer} needs all blocks at once; set "
+            "model.stream to off"
         )
     is_one_core = settings.model.torch_device == "cpu" and settings.threads == 1
     if settings.offload.emulates and not is_one_core:
         mistakes.append(
             "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
-            "to cpu and threads to 1, or leave memory, bandwidth and the slowdowns out"
+            "to cpu and threads to 1, or leave the offload settings for memory, bandwidth and "
+            "slowdowns out"
         )
     if space == "prefix" and settings.offload.checkpointing == "on":
         mistakes.append(
-            "offload.checkpointing: a block that runs again would read the prefix twice; leave it "
-            "out"
+            "offload.checkpointing: a block that runs again would read the prefix twice; leave "
+            "offload.checkpointing out"
         )
     if settings.offload.emulates and settings.offload.schedule == "none":
         mistakes.append(
-            "offload.schedule: none does all work where the model computes, and an emulated "
-            "accelerator has a link and a host beside it; set it to layer-wise or zero"
+            "offload.schedule: an emulated accelerator offloads work to its host, and none would "
+            "offload nothing; set offload.schedule to layer-wise or zero"
         )
     return mistakes
 
@@ -319,7 +319,7 @@ def _about_gradients(settings: TuneFields) -> list[str]:
 def _about_unread_settings(settings: TuneFields) -> list[str]:
     flat = settings.flat()
     return [
-        f"{key}: {settings.optimizer} does not read it; leave it out, or choose "
+        f"{key}: {settings.optimizer} does not read this setting; leave it out, or choose "
         + " or ".join(described.read_by)
         for key, described in describe(type(settings)).items()
         if not described.is_read_by(settings.optimizer)
@@ -331,8 +331,8 @@ def _about_the_data(settings: TuneFields) -> list[str]:
     mistakes = []
     if settings.data.per_label:
         mistakes += [
-            f"data.{split}: with data.per-label the labels decide how many are drawn; leave one "
-            "of the two out"
+            f"data.{split}: data.per-label already sets the number of examples; leave one of the "
+            "two settings out"
             for split in ("train", "validation")
             if getattr(settings.data, split) != LOW_DATA[split]
         ]

@@ -317,7 +317,7 @@ def _csv_records(
             if len(cells) == len(header):
                 yield line, dict(zip(header, cells, strict=True))
             elif cells:
-                report(line, f"has {len(cells)} cells under {len(header)} column names")
+                report(line, f"number of cells {len(cells)}, number of column names {len(header)}")
             line = reader.line_num + 1
     except csv.Error as error:
         report(line, f"the row that begins here is not CSV, and nothing after it was read: {error}")

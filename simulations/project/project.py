@@ -277,8 +277,8 @@ def _labels(
     def as_many(texts: Sequence[str]) -> tuple[str, ...]:
         if len(texts) != len(values):
             raise ConfigError(
-                f"{len(texts)} words for {len(values)} labels; give one for each of "
-                f"{', '.join(values)}"
+                f"number of words {len(texts)}, number of labels {len(values)}; give one word for "
+                f"each of {', '.join(values)}"
             )
         return tuple(texts)
 

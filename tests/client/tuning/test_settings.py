@@ -9,7 +9,10 @@ from samara.client.tuning.methods import SPACES, Optimizer
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.errors import ConfigError
 
-UNREAD = "{} does not read it; leave it out, or choose prge or mezo or mezo-momentum or mezo-adam"
+UNREAD = (
+    "{} does not read this setting; leave it out, or choose prge or mezo or mezo-momentum or "
+    "mezo-adam"
+)
 
 
 @pytest.mark.parametrize("method", SPACES)
@@ -71,22 +74,25 @@ def test_given_settings_are_not_changed() -> None:
             "mezo-adam, fo-adam, fo-sgd, zero-offload",
         ),
         ({"optimizer": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
-        ({"optimizer": "fo-sgd"}, "learning-rate: fo-sgd has no default; set it to a number"),
+        (
+            {"optimizer": "fo-sgd"},
+            "learning-rate: fo-sgd has no default; set learning-rate to a number",
+        ),
         (
             {"optimizer": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
             "offload.checkpointing: a block that runs again would read the prefix twice",
         ),
         (
             {"optimizer": "mezo", "space": "dora", "model.stream": "host"},
-            "model.stream: PEFT makes dora out of the weights of all blocks at once",
+            "model.stream: PEFT computes dora from the weights of all blocks at once",
         ),
         (
             {"optimizer": "mezo", "space": "vera", "adapter.label-bias": True},
-            "adapter.label-bias: vera has no place for it",
+            "adapter.label-bias: vera has no label bias",
         ),
         (
             {"optimizer": "mezo", "space": "dora", "gradients": "forward-mode"},
-            "gradients: PEFT keeps the norm in dora constant",
+            "gradients: PEFT's derivatives take the norm in dora as constant",
         ),
         ({"optimizer": "icl", "space": "lora"}, "icl trains nothing in the model; leave space out"),
         ({"optimizer": "fo-adam", "queries": 2}, UNREAD.format("queries: fo-adam")),
@@ -98,13 +104,19 @@ def test_given_settings_are_not_changed() -> None:
             {"differences": "one-point", "learning-rate": 0.1},
             "prge has no one-point differences; choose",
         ),
-        ({"optimizer": "mezo", "differences": "one-point"}, "does not show the curvature"),
-        ({"warm-up": 5}, "warm-up: a learning rate that is estimated has no schedule"),
-        ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "leave none with the whole learning"),
-        ({"optimizer": "mezo", "space": "lora", "in-place": True}, "in-place: in lora the model's"),
+        (
+            {"optimizer": "mezo", "differences": "one-point"},
+            "which one loss per direction does not show",
+        ),
+        ({"warm-up": 5}, "warm-up: an estimated learning rate has no schedule"),
+        ({"warm-up": 5, "steps": 5, "learning-rate": 0.1}, "no step has the full learning rate"),
+        (
+            {"optimizer": "mezo", "space": "lora", "in-place": True},
+            "in-place: in the space lora the model's",
+        ),
         (
             {"optimizer": "mezo", "space": "full", "model.quantization": "nf4"},
-            "model.quantization: all parameters are perturbed, and nf4 weights are not numbers",
+            "model.quantization: a perturbation of all parameters cannot be added to weights",
         ),
         (
             {"optimizer": "mezo", "gradients": "exact"},
@@ -128,31 +140,31 @@ def test_given_settings_are_not_changed() -> None:
         ),
         (
             {"optimizer": "mezo", "scaling.modify": "variance"},
-            "scaling.modify: the learning rate is estimated for directions of equal scale",
+            "scaling.modify: the estimate of the learning rate assumes directions of equal scale",
         ),
         (
             {"optimizer": "mezo", "space": "lora-fa", "scaling.modify": "variance"}
             | {"learning-rate": 0.1},
-            "scaling.modify: in lora-fa directions are whole numbers",
+            "scaling.modify: directions of the space lora-fa cannot be scaled",
         ),
         (
             {"optimizer": "mezo", "scaling.modify": "variance", "differences": "one-point"}
             | {"learning-rate": 0.1},
-            "scaling.modify: definitions 6 and 7 have two losses",
+            "scaling.modify: MeZO's definitions 6 and 7 need two losses",
         ),
         (
             {"optimizer": "mezo", "scaling.modify": "variance", "in-place": True}
             | {"learning-rate": 0.1},
-            "scaling.norms: directions of single groups would leave rounding errors",
+            "scaling.norms: perturbing single groups in place would leave rounding errors",
         ),
         (
             {"optimizer": "mezo", "space": "prefix", "scaling.modify": "variance"}
             | {"learning-rate": 0.1, "scaling.norms": "backward"},
-            "scaling.norms: the backward pass is one of all parameters in float32",
+            "scaling.norms: backward needs all parameters in float32",
         ),
         (
             {"optimizer": "mezo", "space": "prefix", "prefix-width": 8},
-            "prefix-start: a prefix that a network makes begins as what the network gives",
+            "prefix-start: a network computes the prefix and also its start",
         ),
         (
             {"optimizer": "mezo", "space": "lora", "classifier": "new"},
@@ -165,44 +177,44 @@ def test_given_settings_are_not_changed() -> None:
                 "classifier": "new",
                 "objective": "likelihood",
             },
-            "objective: the scores of a classifier are no likelihoods",
+            "objective: a classifier's scores are not the likelihoods",
         ),
         (
             {"optimizer": "mezo", "classifier": "new", "model.stream": "host"},
-            "classifier: parameters that are streamed are those of the model's files",
+            "classifier: only parameters in the model's files can be streamed",
         ),
         ({"tf32": True}, "tf32: cpu has no TF32; set model.torch-device to cuda"),
         (
             {"autocast": "bfloat16", "adapter.layers": "readout"},
-            "autocast: a readout's products are small, and its differences need float32",
+            "autocast: a readout's differences need float32",
         ),
         (
             {"autocast": "bfloat16", "gradients": "exact"},
-            "autocast: of zeroth-order methods it is for differences of losses",
+            "autocast: zeroth-order methods use autocast for differences of losses only",
         ),
         (
             {"optimizer": "mezo", "rate-per-query": True},
-            "rate-per-query: a learning rate that is estimated fits the number of directions",
+            "rate-per-query: an estimated learning rate already depends on the number of",
         ),
         (
             {"data.per-label": 16, "data.train": 32},
-            "data.train: with data.per-label the labels decide how many are drawn",
+            "data.train: data.per-label already sets the number of examples",
         ),
         (
             {"optimizer": "lsp", "model.dtype": "float16"},
-            "for which float16 is too coarse; set it to float32 or bfloat16",
+            "float16 is too coarse for its updates; set model.dtype to float32 or bfloat16",
         ),
         (
             {"optimizer": "fo-adam", "autocast": "float16"},
             "autocast: small gradients of a backward pass are zero in float16",
         ),
-        ({"scaling.modify": "variance"}, "scaling.modify: prge does not read it"),
-        ({"in-place": True}, "in-place: prge does not read it"),
+        ({"scaling.modify": "variance"}, "scaling.modify: prge does not read this setting"),
+        ({"in-place": True}, "in-place: prge does not read this setting"),
         ({"optimizer": "mezo", "moments": "held"}, "choose mezo-momentum or mezo-adam"),
         ({"optimizer": "fo-adam", "weight-decay": 0.1}, UNREAD.format("weight-decay: fo-adam")),
         (
             {"optimizer": "prge", "demonstrations": 3},
-            "prge does not read it; leave it out, or choose icl",
+            "prge does not read this setting; leave it out, or choose icl",
         ),
         ({"optimizer": "zero-shot", "epsilon": 0.1}, UNREAD.format("epsilon: zero-shot")),
         ({"optimizer": "fo-adam", "objective": "metric"}, "only zeroth-order methods can train"),
@@ -214,18 +226,24 @@ def test_given_settings_are_not_changed() -> None:
             {"objective": "profiled-cross-entropy", "adapter.label-bias": True},
             "adapter.label-bias: a profiled loss fits a bias at every step",
         ),
-        ({"optimizer": "fo-adam", "model.quantization": "nf4"}, "weights that are not quantized"),
+        (
+            {"optimizer": "fo-adam", "model.quantization": "nf4"},
+            "smaller than the steps between quantized weights",
+        ),
         (
             {"optimizer": "fo-adam", "space": "full", "model.dtype": "bfloat16"},
-            "for which bfloat16 is too coarse",
+            "bfloat16 is too coarse for its updates",
         ),
-        ({"optimizer": "lsp", "model.quantization": "int8"}, "would round them away"),
+        ({"optimizer": "lsp", "model.quantization": "int8"}, "would be rounded away"),
         (
             {"optimizer": "lora", "model.dtype": "float16"},
             "lora in the space lora trains the",
         ),
         ({"optimizer": "lsp", "space": "full"}, "space: lsp trains in linear, not in full"),
-        ({"optimizer": "zero-offload", "lsp.nonzeros": 4}, "zero-offload does not read it"),
+        (
+            {"optimizer": "zero-offload", "lsp.nonzeros": 4},
+            "zero-offload does not read this setting",
+        ),
         ({"optimizer": "lsp", "lsp.threshold": 0.0}, "lsp.threshold: Input should be greater"),
         ({"data.path": "d", "task": "sst2"}, "the embedded model knows the words of generated"),
         ({"data.path": "d", "model.path": "m"}, "messages asks about generated messages"),

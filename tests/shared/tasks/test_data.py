@@ -228,7 +228,7 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b"text label\na 0\n", 1, "lacks 'text' or 'sentence', 'label'; it has 'text label'"),
         (b"text,label\n", 1, "the file holds no row"),
         (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
-        (b'text,label\n"a\nb",0\n\nc\n', 5, "has 1 cells under 2 column names"),
+        (b'text,label\n"a\nb",0\n\nc\n', 5, "number of cells 1, number of column names 2"),
         (b"text,label\na,0\nb,7\n", 3, "label '7' is unknown"),
         (
             b"text,label\na,0\nb\0,1\n",

@@ -70,7 +70,7 @@ def test_questions_are_answered_one_by_one(
     assert "there is no column 'verdict'" in errors
     assert "there is no column 'owner' for --user" in errors
     assert "label cannot be both user and answer" in errors
-    assert "1 words for 2 labels" in errors
+    assert "number of words 1, number of labels 2" in errors
     assert [question.split()[0] for question in asked] == [
         *("Data:", "Data:", "Kind", *["Column"] * 5, "Columns", "Words", "Words", "Model:"),
     ]
@@ -150,7 +150,7 @@ def test_answers_in_words_are_for_tune(
         (("--data", ""), "--data: an answer is needed, not an empty text"),
         (("--data", "DATA"), "Words for the labels 0, 1, in this order"),
         (("--data", "DATA", "--words", " "), "--words: an answer is needed"),
-        (("--data", "DATA", "--words", "one"), "1 words for 2 labels"),
+        (("--data", "DATA", "--words", "one"), "number of words 1, number of labels 2"),
         (("--data", "DATA", "--kind", "regression"), "is not a kind of task"),
         (("--data", "DATA", "--label", "verdict"), "there is no column 'verdict'"),
         (("--data", "DATA", "--label", "text", "--text", "text"), "cannot be both text and"),
