@@ -224,7 +224,7 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
         (b"text,label,,\na,0,,\n", 1, "2 columns have no name in the header"),
         (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
-        (b"text;label\na;0;1\n", 2, "has 3 cells under 2 column names"),
+        (b"text;label\na;0;1\n", 2, "number of cells 3, number of column names 2"),
         (b"text label\na 0\n", 1, "lacks 'text' or 'sentence', 'label'; it has 'text label'"),
         (b"text,label\n", 1, "the file holds no row"),
         (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
