@@ -34,6 +34,7 @@ from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import SPLITS, Person, references
 from benchmarks.accuracy.pooled_prior import fitted_together
+from benchmarks.accuracy.prior_by_em import fitted_by_em
 from benchmarks.accuracy.rows import Row, Rows
 from samara.client.personal.softmax_fit import Examples
 from samara.shared.protocol.frames.instructions import Split
@@ -101,6 +102,10 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_cu
     }
     found |= references(people)
     together, chosen = fitted_together(people)
+    if people[0].train.offsets.shape[1] == 2:
+        by_em, evidence = fitted_by_em(people)
+        together |= by_em
+        chosen |= evidence
     examples = {
         split: sum(len(person.parts[index].labels) for person in people)
         for index, split in enumerate(SPLITS)

@@ -13,6 +13,7 @@ from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves, 
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import Person, accuracies, references
 from benchmarks.accuracy.pooled_prior import choose_prior, choose_share, fit_with, fitted_together
+from benchmarks.accuracy.prior_by_em import fitted_by_em
 from benchmarks.accuracy.rater_sets import RATER_SETS, Row, kept
 from samara.client.forward import readout
 from samara.client.personal.softmax_fit import Examples
@@ -57,6 +58,17 @@ def test_a_readout_is_used_only_where_all_clients_together_show_that_it_helps() 
     alone, whole, _ = (np.mean(values) for values in found.values())
     assert chosen["readout"] == useful.readout
     assert whole > alone + 0.1
+
+
+def test_a_prior_by_em_helps_where_people_have_slopes_of_their_own() -> None:
+    with_slopes, useful = fitted_by_em(people_with(2.0))
+    without, useless = fitted_by_em(people_with(0.0))
+    alone, whole = (np.mean(values) for values in with_slopes.values())
+    assert useful["EM gain"] > useful["EM error"] > 0
+    assert whole > alone + 0.1
+    assert useless["EM gain"] < useless["EM error"]
+    alone, whole = (np.mean(values) for values in without.values())
+    assert abs(whole - alone) < 0.05
 
 
 def test_a_prior_without_a_readout_fits_an_intercept() -> None:
