@@ -105,7 +105,7 @@ def posterior(client: Odds, covariance: Floats) -> tuple[Floats, Floats]:
         weights = (chances * (1 - chances))[:, None]
         curvature = client.inputs.T @ (weights * client.inputs) + precision
         step = np.linalg.solve(curvature, slope)
-        mode = mode - step * min(1.0, 5 / max(np.linalg.norm(step), NONE))
+        mode = mode - step * min(1.0, 5 / max(float(np.linalg.norm(step)), NONE))
     return mode, np.linalg.inv(curvature)
 
 
