@@ -8,7 +8,7 @@ reused.
 import json
 from pathlib import Path
 
-from samara.client.training.client_data import example_reader
+from samara.client.training.client_data import ClientDataSource, example_reader
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.model.model_folder import model_id_of
 from samara.shared.protocol.run_id import hash_identity
@@ -74,24 +74,29 @@ def find_finished(config: RunConfig) -> Path | None:
     return None
 
 
-def hold_inputs(folder: Path, config: RunConfig) -> None:
+def hold_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None = None) -> None:
     """Record the task and the data with which a run begins.
+
+    Args:
+        folder: folder of the run.
+        config: settings of the run.
+        data: data of the run; by default they are read as the settings say.
 
     Raises:
         ConfigError: if the run began with other content, or the record cannot be written.
     """
     file = folder / INPUTS_FILE
     if file.exists():
-        _check_inputs(folder, config)
+        _check_inputs(folder, config, data)
         return
     try:
         make_folder(folder)
-        write_durably(file, (json.dumps(inputs_of(config), indent=2) + "\n").encode())
+        write_durably(file, (json.dumps(inputs_of(config, data), indent=2) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}; set --out") from error
 
 
-def _check_inputs(folder: Path, config: RunConfig) -> None:
+def _check_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None = None) -> None:
     """Refuse a run whose task or data have changed; earlier versions have not recorded them.
 
     Raises:
@@ -99,7 +104,7 @@ def _check_inputs(folder: Path, config: RunConfig) -> None:
     """
     try:
         noted = json.loads((folder / INPUTS_FILE).read_text())
-        here = inputs_of(config)
+        here = inputs_of(config, data)
     except (OSError, ValueError, SamaraError):
         return  # a result remains valid after its data are gone
     if changed := [name for name in here if noted.get(name) != here[name]]:
@@ -109,12 +114,17 @@ def _check_inputs(folder: Path, config: RunConfig) -> None:
         )
 
 
-def inputs_of(config: RunConfig) -> dict[str, str]:
+def inputs_of(config: RunConfig, data: ClientDataSource | None = None) -> dict[str, str]:
     """Return the hashes of a run's task and of its examples.
+
+    Args:
+        config: settings of the run.
+        data: data of the run; by default they are read as the settings say.
 
     Raises:
         SamaraError: if task or data cannot be read.
     """
     task = load_task(config.task)
-    examples = example_reader(task, config.data)(config.data.clients)
+    clients = config.data.clients
+    examples = data.examples_for(clients) if data else example_reader(task, config.data)(clients)
     return {"task": task.digest, "data": hash_whole_examples(examples)}

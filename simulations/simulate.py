@@ -116,7 +116,7 @@ def simulate(
         from samara.simulations.engines.flower import simulate_with_flower
 
         return simulate_with_flower(config, loaded.of_client.threads, loaded.folder, known)
-    hold_inputs(loaded.folder, config)
+    hold_inputs(loaded.folder, config, loaded.data)
     share_heap()
     give_back_freed_memory()
     threads = loaded.of_client.threads

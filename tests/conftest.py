@@ -190,6 +190,26 @@ def small(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folder of the finished run of some settings, simulated once; tests only read it."""
+    from federations import config_of
+
+    from samara.simulations.simulate import simulate
+
+    folders: dict[str, Path] = {}
+
+    def folder_of(settings: dict[str, Any], **changes: Any) -> Path:
+        config = config_of(settings | {"out": ""}, **changes)
+        key = json.dumps(config.flat(), sort_keys=True)
+        if key not in folders:
+            out = tmp_path_factory.mktemp("simulated") / "run"
+            folders[key] = simulate(config.with_values({"out": str(out)}))
+        return folders[key]
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], list[Any]]:
     """What gives the results of cases of the phone page's client, in Node."""
     from typescript import PHONE, node_runner

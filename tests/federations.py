@@ -24,6 +24,8 @@ from samara.shared.storage.blob_store import BlobStore
 from samara.simulations.engines.in_process import InProcessGrid, ignore_message
 
 Settings = dict[str, Any]
+Simulated = Callable[..., Path]
+"""The fixture `simulated`: takes settings and changes to them."""
 
 
 def loaded(settings: Settings, **changes: Any) -> LoadedRun:

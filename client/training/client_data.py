@@ -275,6 +275,10 @@ class ClientDataSource:
             raise DataError(f"client {client} does not exist: there are {client_count}")
         return shares[client]
 
+    def examples_for(self, client_count: int) -> Sequence[Example]:
+        """Return all examples that are divided among so many clients."""
+        return self._examples(max(1, client_count))
+
     def undivided(self, client: int) -> ClientData:
         """Return all examples as the data of one client.
 
@@ -284,7 +288,7 @@ class ClientDataSource:
         return ClientData(client, self._examples(1), self._tokenize)
 
     def _divide(self, client_count: int) -> list[ClientData]:
-        settings, examples = self._settings, self._examples(max(1, client_count))
+        settings, examples = self._settings, self.examples_for(client_count)
         shares = partition(
             examples, settings.partition, client_count, settings.alpha, settings.seed
         )

@@ -55,15 +55,16 @@ def philox4x32(
     k1 = torch.bitwise_right_shift(seeds, _WORD_BITS) & _LOW_WORD
     for _ in range(10):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        # only words that are multiplied need their high bits cleared in between
         c0, c1, c2, c3 = (
-            (torch.bitwise_right_shift(product1, _WORD_BITS) & _LOW_WORD) ^ c1 ^ k0,
-            product1 & _LOW_WORD,
-            (torch.bitwise_right_shift(product0, _WORD_BITS) & _LOW_WORD) ^ c3 ^ k1,
-            product0 & _LOW_WORD,
+            (torch.bitwise_right_shift(product1, _WORD_BITS) ^ c1 ^ k0) & _LOW_WORD,
+            product1,
+            (torch.bitwise_right_shift(product0, _WORD_BITS) ^ c3 ^ k1) & _LOW_WORD,
+            product0,
         )
-        k0 = (k0 + _KEY_INCREMENTS[0]) & _LOW_WORD
-        k1 = (k1 + _KEY_INCREMENTS[1]) & _LOW_WORD
-    return c0, c1, c2, c3
+        k0 = k0 + _KEY_INCREMENTS[0]
+        k1 = k1 + _KEY_INCREMENTS[1]
+    return c0, c1 & _LOW_WORD, c2, c3 & _LOW_WORD
 
 
 def directions(

@@ -46,7 +46,7 @@ def simulate_fleet(
     of_client = first.config
     devices = fleet_of(of_client, first, data)
     log_plan(config, first, shares, folder)
-    hold_inputs(folder, config)
+    hold_inputs(folder, config, data)
     runtimes: dict[str, ModelRuntime] = {
         kind: _runtime(of_client, kind, first, folder)
         for kind in sorted({group.quantization for group in config.fleet.devices})

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from samara.client.protocol.simulated_client import RUNS
+from samara.client.training import client_data
 from samara.shared.errors import ConfigError
 from samara.shared.settings.config import RunConfig
 from samara.simulations.finished import find_finished, hold_inputs
@@ -61,3 +63,18 @@ def test_a_finished_run_stands_for_its_own_data_alone(
         simulate(config)
     files["data"].unlink()  # the result still stands
     assert find_finished(config) == tmp_path / "run"
+
+
+def test_a_simulation_reads_its_data_once(
+    readout: dict[str, Any], files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, read = client_data.load_examples, list[str]()
+
+    def count(path: str, *rest: Any) -> Any:
+        read.append(path)
+        return plain(path, *rest)
+
+    monkeypatch.setattr(client_data, "load_examples", count)
+    RUNS.clear()
+    simulate(config_of(readout, files))
+    assert read == [str(files["data"])]

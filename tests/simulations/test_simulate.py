@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Settings, config_of, grid_of, ledger_of, wrap_local_steps
+from federations import Settings, Simulated, config_of, grid_of, ledger_of, wrap_local_steps
 from flwr.app import Message, MessageType
 from helpers import files_of, instruction_with
 from numpy.typing import NDArray
@@ -32,8 +32,10 @@ from samara.simulations.engines.in_process import InProcessGrid
 from samara.simulations.simulate import simulate
 
 
-def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) -> None:
-    folder = simulate(config_of(settings))
+def test_a_run_leaves_a_ledger_that_replays_to_its_digest(
+    settings: Settings, simulated: Simulated
+) -> None:
+    folder = simulated(settings)
     result = read_result(folder)
     _, *steps = replay_run(folder)
     assert [step.round for step in steps] == [1, 2, 3]
@@ -50,26 +52,26 @@ def test_a_run_leaves_a_ledger_that_replays_to_its_digest(settings: Settings) ->
     zero_shot = result["evaluations"][1]["columns"]["global"]
     assert zero_shot["examples"] == 48
     assert sum(client["examples"] for client in zero_shot["clients"].values()) == 48
-    assert result["config"] == config_of(settings).flat()
+    assert result["config"] == config_of(settings, out=str(folder)).flat()
     assert result["rounds"][0]["bytes_up"] == 3 * (32 + 2 * 2 * 4)
     assert read_layout(folder).hash.hex() == result["layout_hash"]
 
 
 @pytest.mark.parametrize("policy", ["shared", "independent", "pool"])
 def test_the_same_settings_give_the_same_ledger(
-    policy: str, settings: Settings, tmp_path: Path
+    policy: str, settings: Settings, simulated: Simulated, tmp_path: Path
 ) -> None:
-    first = simulate(config_of(settings, seed_policy=policy))
+    first = simulated(settings, seed_policy=policy)
     second = simulate(config_of(settings, seed_policy=policy, out=str(tmp_path / "second")))
     other = simulate(config_of(settings, seed_policy=policy, seed=1, out=str(tmp_path / "other")))
     assert ledger_of(first) == ledger_of(second) != ledger_of(other)
 
 
 def test_shared_seeds_make_one_group_and_independent_seeds_one_per_client(
-    settings: Settings, tmp_path: Path
+    settings: Settings, simulated: Simulated
 ) -> None:
-    shared = simulate(config_of(settings, seed_policy="shared"))
-    independent = simulate(config_of(settings, out=str(tmp_path / "independent")))
+    shared = simulated(settings, seed_policy="shared")
+    independent = simulated(settings, seed_policy="independent")
     assert [len(r.delta.groups) for r in read_ledger(shared / "ledger")] == [1, 1, 1]
     assert [len(r.delta.groups) for r in read_ledger(independent / "ledger")] == [3, 3, 3]
 
@@ -113,12 +115,11 @@ def test_with_a_pool_who_was_away_catches_up(settings: Settings) -> None:
 
 
 def test_a_validation_brings_what_the_next_instruction_would(
-    settings: Settings, tmp_path: Path
+    settings: Settings, simulated: Simulated
 ) -> None:
     sent = []
     for every in (0, 1):
-        out = str(tmp_path / str(every))
-        result = read_result(simulate(config_of(settings, evaluate__every=every, out=out)))
+        result = read_result(simulated(settings, evaluate__every=every))
         by_rounds = sum(event["bytes_down"] for event in result["rounds"])
         sent.append((by_rounds, sum(event["catch_up_bytes"] for event in result["evaluations"])))
         assert_no_round_brings_more_than_the_state(result)

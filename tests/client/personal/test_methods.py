@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import RecordingGrid, Settings, config_of, grid_of, wrap_local_steps
+from federations import RecordingGrid, Settings, Simulated, config_of, grid_of, wrap_local_steps
 from helpers import instruction_with
 from numpy.typing import NDArray
 
@@ -101,9 +101,11 @@ def test_nothing_private_is_sent(
     assert not any(secret in sent for secret in secrets)
 
 
-def test_ditto_is_pulled_back_after_every_private_round(small: Settings, tmp_path: Path) -> None:
-    folder = simulate(config_of(small, method="ditto", personal__pull=0.2))
-    free = simulate(config_of(small, out=str(tmp_path / "free")))
+def test_ditto_is_pulled_back_after_every_private_round(
+    small: Settings, simulated: Simulated
+) -> None:
+    folder = simulated(small, method="ditto", personal__pull=0.2)
+    free = simulated(small)
     for record in read_ledger(folder / "clients" / "1" / "personal.ledger"):
         *groups, last = record.delta.entries
         assert last == Shrink(2)
@@ -173,10 +175,10 @@ def test_only_what_moves_is_tried(settings: Settings) -> None:
 
 @pytest.mark.parametrize("method", ["ditto", "mixture", "partial", "local"])
 def test_the_small_file_of_every_method_is_the_private_state(
-    method: str, small: Settings, tmp_path: Path
+    method: str, small: Settings, simulated: Simulated, tmp_path: Path
 ) -> None:
     config = config_of(small, method=method)
-    opened = FinishedRun.at(simulate(config))
+    opened = FinishedRun.at(simulated(small, method=method))
     file = tmp_path / "own.samara"
     size = export_ledger(opened.folder, 1, file)
     assert size <= 4 * config.private_rounds * config.steps * config.queries + 512
@@ -194,8 +196,8 @@ def test_private_rounds_go_on_where_they_were(small: Settings, tmp_path: Path) -
     np.testing.assert_array_equal(FinishedRun.at(folder).personal_state(0), before)
 
 
-def test_local_has_no_rounds_with_others(small: Settings) -> None:
-    folder = simulate(config_of(small, method="local"))
+def test_local_has_no_rounds_with_others(small: Settings, simulated: Simulated) -> None:
+    folder = simulated(small, method="local")
     result = read_result(folder)
     assert (result["rounds"], result["final_round"]) == ([], 0)
     assert FinishedRun.at(folder).personal_state(2).any()

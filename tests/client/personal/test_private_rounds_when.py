@@ -1,11 +1,12 @@
 """When private rounds are taken: from which states, how often, and that nothing else changes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from federations import RecordingGrid, Settings, config_of, grid_of
+from federations import RecordingGrid, Settings, Simulated, config_of, grid_of
 from helpers import files_of
 from personalizers import runtime_personalizer
 
@@ -40,6 +41,26 @@ def four_rounds(small: Settings) -> Settings:
     return small | {"rounds": 4, "evaluate.every": 0}
 
 
+def recorded(config: RunConfig) -> tuple[Path, list[bytes]]:
+    """The folder of a run, and every byte of its messages and replies."""
+    grid = grid_of(config, RecordingGrid)
+    grid.traffic = []  # type: ignore[attr-defined]
+    return serve(config, grid), grid.traffic  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def traffic_at_the_end() -> Callable[[Settings], list[bytes]]:
+    """The traffic of a run whose private rounds come after its last round, served once."""
+    found: list[list[bytes]] = []
+
+    def traffic_of(settings: Settings) -> list[bytes]:
+        if not found:
+            found.append(recorded(config_of(settings, out=settings["out"] + "-end"))[1])
+        return found[0]
+
+    return traffic_of
+
+
 @pytest.mark.parametrize(
     ("when", "rounds"),
     [
@@ -51,10 +72,10 @@ def four_rounds(small: Settings) -> Settings:
     ],
 )
 def test_private_rounds_begin_with_these_rounds_of_the_federation(
-    when: str, rounds: list[int], four_rounds: Settings
+    when: str, rounds: list[int], four_rounds: Settings, simulated: Simulated
 ) -> None:
-    config = config_of(four_rounds, personal__when=when)
-    folder = simulate(config)
+    folder = simulated(four_rounds, personal__when=when)
+    each = FinishedRun.at(folder).config.private_rounds
     layout, w = FinishedRun.at(folder).layout, zero_state(FinishedRun.at(folder).layout.size)
     digests = {0: digest(layout.hash, w).hex()}
     for record in read_ledger(folder / "ledger"):
@@ -63,7 +84,6 @@ def test_private_rounds_begin_with_these_rounds_of_the_federation(
         found = taken(folder, client)
         assert [one.global_round for one in found] == rounds
         assert [one.global_digest for one in found] == [digests[number] for number in rounds]
-        each = config.private_rounds
         assert [(one.first, one.last) for one in found] == [
             (each * n + 1, each * (n + 1)) for n in range(len(rounds))
         ]
@@ -77,12 +97,11 @@ def test_private_rounds_begin_with_these_rounds_of_the_federation(
 @pytest.mark.parametrize("method", ["finetune", "ditto", "mixture", "partial", "readout"])
 @pytest.mark.parametrize("retrain", [False, True])
 def test_the_personal_model_is_the_last_common_one_with_all_private_rounds(
-    method: str, retrain: bool, four_rounds: Settings
+    method: str, retrain: bool, four_rounds: Settings, simulated: Simulated
 ) -> None:
-    config = config_of(
+    folder = simulated(
         four_rounds, method=method, personal__when="every 2 rounds", personal__retrain=retrain
     )
-    folder = simulate(config)
     opened = FinishedRun.at(folder)
     ledger = folder / "clients" / "0" / "personal.ledger"
     records = list(read_ledger(ledger))
@@ -101,43 +120,37 @@ def test_the_personal_model_is_the_last_common_one_with_all_private_rounds(
 
 
 def test_what_others_train_does_not_depend_on_when_private_rounds_are_taken(
-    four_rounds: Settings, tmp_path: Path
+    four_rounds: Settings, simulated: Simulated
 ) -> None:
-    at_end = simulate(config_of(four_rounds, out=str(tmp_path / "end")))
+    end = FinishedRun.at(simulated(four_rounds))
     for when in TIMES:
-        folder = simulate(config_of(four_rounds, personal__when=when, out=str(tmp_path / when)))
-        other, end = FinishedRun.at(folder), FinishedRun.at(at_end)
+        other = FinishedRun.at(simulated(four_rounds, personal__when=when))
         assert other.result.final_digest == end.result.final_digest
         assert other.result.run_id != end.result.run_id
         assert other.result.bytes_up == end.result.bytes_up
 
 
 @pytest.mark.parametrize("when", TIMES)
-def test_nothing_of_them_is_sent(when: str, four_rounds: Settings) -> None:
-    config = config_of(four_rounds, personal__when=when)
-    grid = grid_of(config, RecordingGrid)
-    grid.traffic = []  # type: ignore[attr-defined]
-    folder = serve(config, grid)
-    plain = config_of(four_rounds, out=config.out + "-end")
-    other = grid_of(plain, RecordingGrid)
-    other.traffic = []  # type: ignore[attr-defined]
-    serve(plain, other)
-    sent = b"".join(grid.traffic)  # type: ignore[attr-defined]
+def test_nothing_of_them_is_sent(
+    when: str, four_rounds: Settings, traffic_at_the_end: Callable[[Settings], list[bytes]]
+) -> None:
+    folder, traffic = recorded(config_of(four_rounds, personal__when=when))
+    at_end = traffic_at_the_end(four_rounds)
+    sent = b"".join(traffic)
     for record in read_ledger(folder / "clients" / "0" / "personal.ledger"):
         assert record.end_digest not in sent
         for group in record.delta.groups:
             assert group.scalars.coefficients.astype("<i4").tobytes() not in sent
     # the personal comparison alone tells that p is another one
-    assert len(grid.traffic) == len(other.traffic)  # type: ignore[attr-defined]
-    assert sum(map(len, grid.traffic)) == sum(map(len, other.traffic))  # type: ignore[attr-defined]
+    assert len(traffic) == len(at_end)
+    assert sum(map(len, traffic)) == sum(map(len, at_end))
 
 
 @pytest.mark.parametrize("method", ["finetune", "ditto", "readout"])
 def test_a_file_of_private_rounds_from_several_states_is_the_private_state(
-    method: str, four_rounds: Settings, tmp_path: Path
+    method: str, four_rounds: Settings, tmp_path: Path, simulated: Simulated
 ) -> None:
-    config = config_of(four_rounds, method=method, personal__when="every 2 rounds")
-    folder = simulate(config)
+    folder = simulated(four_rounds, method=method, personal__when="every 2 rounds")
     opened = FinishedRun.at(folder)
     export_ledger(folder, 1, tmp_path / "own.samara")
     np.testing.assert_array_equal(

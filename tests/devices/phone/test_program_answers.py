@@ -22,8 +22,8 @@ from samara.client.personal.personalizer import Personalizer
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
-from samara.devices.phone.export import prepare_model
-from samara.devices.phone.manifest import Manifest, manifest_file
+from samara.devices.phone.export import ANSWER_TOKENS, prepare_model
+from samara.devices.phone.manifest import Delegate, Manifest, manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
 from samara.devices.phone.reference_client.readout_program import load_program
@@ -78,8 +78,23 @@ def made(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return make
 
 
-def pair_of(config: RunConfig, folder: Path, **export: Any) -> Pair:
-    file = exported(config.flat(), folder / "model.pte", answer_tokens=3, **export)
+@pytest.fixture(scope="module")
+def program_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Programs of the tasks, each made once; tests only read them."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    def program(config: RunConfig, delegate: Delegate = "portable") -> Path:
+        kind = Path(config.task).stem
+        file = folder / f"{kind}-{config.adapter.layers.replace('/', '-')}-{delegate}.pte"
+        if not file.exists():
+            tokens = 3 if kind == "choice" else ANSWER_TOKENS  # of words, theirs alone count
+            exported(config.flat(), file, delegate, answer_tokens=tokens)
+        return file
+
+    return program
+
+
+def pair_of(config: RunConfig, file: Path, folder: Path) -> Pair:
     runtime, source = load_run(config)
     data = source.share_of(0, 3)
     rows = folder / "rows.jsonl"
@@ -92,10 +107,15 @@ def pair_of(config: RunConfig, folder: Path, **export: Any) -> Pair:
 @pytest.mark.parametrize("kind", ["words", "choice"])
 @pytest.mark.parametrize("layers", ["readout", "readout:2/3", "top:2"])
 def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
-    made: Callable[..., RunConfig], tmp_path: Path, kind: str, layers: str
+    made: Callable[..., RunConfig],
+    program_of: Callable[..., Path],
+    tmp_path: Path,
+    kind: str,
+    layers: str,
 ) -> None:
     private = {"personal.rounds": 2, "personal.learning-rate": 0.1, "out": str(tmp_path / "board")}
-    runtime, data, phone, config = pair_of(made(kind, layers, **private), tmp_path)
+    config = made(kind, layers, **private)
+    runtime, data, phone, _ = pair_of(config, program_of(config), tmp_path)
     assert phone.layout.hash == runtime.layout.hash
     values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
     state = (values * 2.0**STATE_BITS).astype(np.int64)
@@ -124,10 +144,10 @@ def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
 
 
 def test_a_phone_trains_the_profiled_loss_inside_the_model(
-    made: Callable[..., RunConfig], tmp_path: Path
+    made: Callable[..., RunConfig], program_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     config = made("words", "top:2", objective=PROFILED)
-    runtime, data, phone, _ = pair_of(config, tmp_path)
+    runtime, data, phone, _ = pair_of(config, program_of(config), tmp_path)
     values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
     state = (values * 2.0**STATE_BITS).astype(np.int64)
     # b is fitted on a batch that takes several calls of the program
@@ -145,12 +165,13 @@ def test_executorch_runs_programs_of_candidates(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     layers: str,
-    delegate: str,
+    delegate: Delegate,
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     config = made("choice", layers)
     monkeypatch.undo()
-    runtime, data, phone, _ = pair_of(config, tmp_path, delegate=delegate)
+    file = exported(config.flat(), tmp_path / "model.pte", delegate, answer_tokens=3)
+    runtime, data, phone, _ = pair_of(config, file, tmp_path)
     state = np.zeros(runtime.layout.size, np.int64)
     instruction = instruction_with(
         steps=2, queries=3, batch=5, layout_hash=runtime.layout.hash, curvature_every=0
@@ -161,10 +182,10 @@ def test_executorch_runs_programs_of_candidates(
 
 
 def test_rows_name_the_tokens_of_every_candidate(
-    made: Callable[..., RunConfig], tmp_path: Path
+    made: Callable[..., RunConfig], program_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     config = made("choice", "readout")
-    file = exported(config.flat(), tmp_path / "model.pte", answer_tokens=3)
+    file = program_of(config)
     manifest, out = Manifest.read(file), tmp_path / "rows.jsonl"
     assert (manifest.words, manifest.word_tokens) == (["{one}", "{other}"], [])
     assert (manifest.answer_tokens, manifest.row_shape) == (3, (2, SHAPES.sequence))
@@ -195,10 +216,10 @@ def test_candidates_that_are_too_long_are_named_with_the_remedy(
 
 
 def test_a_manifest_of_other_candidates_is_refused(
-    made: Callable[..., RunConfig], tmp_path: Path
+    made: Callable[..., RunConfig], program_of: Callable[..., Path], tmp_path: Path
 ) -> None:
-    file = exported(made("words", "top:1").flat(), tmp_path / "model.pte")
-    text = json.loads(manifest_file(file).read_text())
+    text = json.loads(manifest_file(program_of(made("words", "top:2"))).read_text())
+    file = tmp_path / "model.pte"
     assert text["answer_tokens"] == 3
     for change in ({"answer_tokens": 0}, {"answer_tokens": SHAPES.sequence}, {"words": ["a", "b"]}):
         manifest_file(file).write_text(json.dumps(text | change))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Settings, config_of, ledger_of
+from federations import Settings, Simulated, config_of, ledger_of
 from helpers import ROOT
 
 from samara.client.training import local_steps
@@ -67,8 +67,10 @@ def without_clocks(folder: Path) -> dict[str, Any]:
     return result
 
 
-def test_the_same_seed_gives_the_same_result_twice(fleet: Settings, tmp_path: Path) -> None:
-    one = simulate(config_of(fleet))
+def test_the_same_seed_gives_the_same_result_twice(
+    fleet: Settings, simulated: Simulated, tmp_path: Path
+) -> None:
+    one = simulated(fleet)
     again = simulate(config_of(fleet, out=str(tmp_path / "again")))
     assert ledger_of(one) == ledger_of(again)
     assert without_clocks(one) == without_clocks(again)
@@ -76,8 +78,8 @@ def test_the_same_seed_gives_the_same_result_twice(fleet: Settings, tmp_path: Pa
     assert without_clocks(one)["rounds"] != without_clocks(other)["rounds"]
 
 
-def test_what_is_told_of_a_fleet_adds_up(fleet: Settings) -> None:
-    result = RunResult.read(simulate(config_of(fleet)))
+def test_what_is_told_of_a_fleet_adds_up(fleet: Settings, simulated: Simulated) -> None:
+    result = RunResult.read(simulated(fleet))
     assert result.fleet is not None
     assert [result.fleet.devices[number].device for number in (0, 5, 6, 8)] == [
         *["laptop"] * 2,
@@ -113,8 +115,10 @@ def test_what_is_told_of_a_fleet_adds_up(fleet: Settings) -> None:
     assert after == validations[-1].mean_client_accuracy
 
 
-def test_every_round_of_a_fleet_is_proven_by_its_ledger(fleet: Settings) -> None:
-    folder = simulate(config_of(fleet))
+def test_every_round_of_a_fleet_is_proven_by_its_ledger(
+    fleet: Settings, simulated: Simulated
+) -> None:
+    folder = simulated(fleet)
     *_, last = replay_run(folder)
     assert last.state.any()
     assert RunResult.read(folder).final_round == 5
