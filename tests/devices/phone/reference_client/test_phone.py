@@ -138,17 +138,17 @@ def made(
 ) -> Callable[..., Any]:
     """Settings of a run, and programs of its model, made once each.
 
-    An export takes seconds for every block, and the model has one.
+    An export takes seconds for every block: there are as many as have adapters.
     """
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("programs")
     settings = {
-        "model.path": str(model_folder("causal", 1)),
+        "model.path": str(model_folder("causal", 2)),
         "data.path": str(data_file),
         "data.clients": 3,
         "data.partition": "iid",
         "task": "sst2",
-        "adapter.layers": "top:1",
+        "adapter.layers": "top:2",
         "adapter.rank": 4,
         "threads": 1,
         "out": str(folder / "run"),
