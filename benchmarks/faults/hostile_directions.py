@@ -1,7 +1,7 @@
 """One hostile client of eight, with shared and with independent directions inside the model.
 
-    PYTHONPATH=.:tests python -m benchmarks.faults.hostile_directions --data SOURCES --model MINILM \\
-        --out FOLDER [--level 1e4] [--seeds 0,1] [--attacks "-g, 10^6 examples;everything;inside"]
+    PYTHONPATH=.:tests python -m benchmarks.faults.hostile_directions --data SOURCES \\
+        --model MINILM --out FOLDER [--level 1e5] [--seeds 0] [--attacks "none;inside"]
 
 The settings are those of `benchmarks.accuracy.bytes_to_accuracy`. The hostile client is drawn by
 the seed. It knows the reports of all others when it forges its own.
@@ -48,14 +48,14 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--level", default="1e4", choices=LEVELS)
-    parser.add_argument("--seeds", type=listed, default=["0", "1"])
-    parser.add_argument("--attacks", default="-g, 10^6 examples;everything;inside")
+    parser.add_argument("--level", default="1e5", choices=LEVELS)
+    parser.add_argument("--seeds", type=listed, default=["0"])
+    parser.add_argument("--attacks", default="none;inside")
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
     rows, level = Rows(given.out / "cells.jsonl"), LEVELS[given.level]
     data = DATA_SETS[level.data_set].prepare(given.data, given.out / "data")
-    for seed, attack in product(map(int, given.seeds), [NONE, *given.attacks.split(";")]):
+    for seed, attack in product(map(int, given.seeds), given.attacks.split(";")):
         common = data | {
             "model.path": given.model,
             "seed": seed,
@@ -76,11 +76,8 @@ def main() -> None:
         for policy in ("Samara", SHARED):
             if rows.find(level=given.level, seed=seed, attack=attack, policy=policy):
                 continue
-            setattr(
-                RoundAggregator,
-                "aggregate",
-                HONEST if attack == NONE else attacked(attack, hostile),
-            )
+            changed: Any = HONEST if attack == NONE else attacked(attack, hostile)
+            RoundAggregator.aggregate = changed  # type: ignore[method-assign]
             bench = bench or Bench(level, common)
             row = {"level": given.level, "seed": seed, "attack": attack, "policy": policy}
             rows.add(row | bench.measure(policy))
