@@ -61,6 +61,8 @@ from samara.simulations.simulate import simulate
 EXAMPLES, CLIENTS, ALPHA = 400, 8, 5.0
 RATES, TRIED = (0.01, 0.1, 1.0, 10.0, 100.0), 2
 MICRO_BATCH = 16
+EVALUATED = 15
+"""The most rounds of a run whose every model is evaluated."""
 SHARE = 0.01
 """The share of an update's numbers that top-k sends."""
 SHARED = "Samara, shared seeds"
@@ -114,6 +116,8 @@ LEVELS = {
     "1e4": Level("trec6", False, _inside(3), 15, 0),
     "1e5": Level("trec6", False, _inside(29), 6, 0),
     "1e6": Level("trec6", False, _inside(290), 5, 0),
+    "sst2-1e4": Level("sst2", False, _inside(3), 15, 0),
+    "sst2-1e5": Level("sst2", False, _inside(29), 6, 0),
     "lm": Level("trec6", True, _READOUT),
     "lm-inside": Level("trec6", True, {"adapter.layers": "top:1", "adapter.rank": 16}, 8, 0),
 }
@@ -262,7 +266,9 @@ def test_accuracy(run: LoadedRun, state: NDArray[Any]) -> float:
 
 
 def evaluated_rounds(rounds: int) -> list[int]:
-    """Return the rounds after which a model is evaluated, at equal ratios from 1 to the last."""
+    """Return the rounds after which a model is evaluated: all of a few, or some at equal ratios."""
+    if rounds <= EVALUATED:
+        return list(range(1, rounds + 1))
     return sorted({round(rounds ** (part / 8)) for part in range(9)})
 
 
