@@ -31,7 +31,7 @@ FAMILIES = {"causal": "Causal LMs", "masked": "Masked LMs", "encoder": "Encoders
 def tables(
     found: Mapping[Architecture, Mapping[str, str]], left: Mapping[Architecture, str]
 ) -> str:
-    """Return the counts, and a table for each family, of the outcomes of the cells.
+    """Return the counts, and for each family the right classes and a table of the others.
 
     Args:
         found: outcome of each cell of a class.
@@ -46,9 +46,14 @@ def tables(
         f"{sum(cells.values())} cells {cells['right']} are right and {cells['refused']} refused.\n"
     )
     for family, title in FAMILIES.items():
-        text += f"\n## {title}\n\n| class | {' | '.join(CELLS)} | refused because |\n"
+        of_family = {one: cells for one, cells in found.items() if one.family == family}
+        right = [f"`{one.name}`" for one, cells in of_family.items() if _kind(cells) == "right"]
+        text += f"\n## {title}\n\nRight in every column: {', '.join(right)}.\n"
+        text += f"\n| class | {' | '.join(CELLS)} | refused because |\n"
         text += "|---" * (len(CELLS) + 2) + "|\n"
-        text += "".join(f"{row(one, found[one])}\n" for one in found if one.family == family)
+        text += "".join(
+            f"{row(one, cells)}\n" for one, cells in of_family.items() if _kind(cells) != "right"
+        )
     text += "\n## Not built\n\n| class | reason |\n|---|---|\n"
     return text + "".join(f"| {one.family} `{one.name}` | {why} |\n" for one, why in left.items())
 

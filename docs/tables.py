@@ -142,7 +142,7 @@ def fixed_table() -> str:
 
 
 def feature_tables() -> dict[str, str]:
-    """Return Markdown tables of what goes with each method, engine and kind of client."""
+    """Return Markdown tables of what does not go with each method, engine and kind of client."""
     made = {name: _table(name) for name in ("method", "engine", "clients")}
     refused = (*EXCLUSIONS, *FURTHER_EXCLUSIONS)
     return made | {"refused": _refusals(refused), "tune": _refusals(TUNING_EXCLUSIONS)}
@@ -157,6 +157,7 @@ def _refusals(exclusions: Sequence[Exclusion]) -> str:
 
 
 def _table(columns: str) -> str:
+    """Return a table with a row for each value that does not go with every column."""
     values = DIMENSIONS[columns]
     lines = [
         f"| | {' | '.join(map(_code, values))} |",
@@ -167,7 +168,8 @@ def _table(columns: str) -> str:
             cells = [
                 "yes" if find_supported({columns: value, name: row}) else "no" for value in values
             ]
-            lines.append(f"| {name} {_code(row)} | {' | '.join(cells)} |")
+            if "no" in cells:
+                lines.append(f"| {name} {_code(row)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

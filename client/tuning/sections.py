@@ -14,7 +14,7 @@ class TuneData(Section):
     path: Text = setting(
         EMBEDDED_DATA,
         "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
-        "run's identity holds a hash of the examples, and not their place",
+        "run's identity holds a hash of the examples",
         identity=False,
         apart="the identity of a run on one device holds the examples themselves, by a hash",
     )
@@ -26,8 +26,8 @@ class TuneData(Section):
     )
     per_label: int = setting(
         0,
-        "k, training and validation examples drawn of every label, in place of `data.train` and "
-        "`data.validation`; 0 draws those",
+        "k, training and validation examples drawn of every label; 0 draws `data.train` and "
+        "`data.validation`",
         page="reference/tasks.md#small-samples",
         before=0,
         ge=0,
@@ -79,8 +79,8 @@ class LspSettings(Section):
 
     subspace_size: int = setting(
         0,
-        "s, sides of the matrix that is trained for a weight matrix; a side of the weights that is "
-        "not longer stays whole. 0 is an eighth of the hidden size",
+        "s, sides of the matrix that is trained for a weight matrix; a side of the weights not "
+        "longer than s stays whole. 0 is an eighth of the hidden size",
         read_by=("lsp",),
         ge=0,
     )
@@ -92,7 +92,7 @@ class LspSettings(Section):
     )
     check_examples: int = setting(
         0,
-        "examples whose gradient the projectors are checked on and learned from, |S|; 0 is one "
+        "examples |S| whose gradient the projectors are checked on and learned from; 0 is one "
         "forward pass of a batch's. More than one pass keeps the gradients of all layers",
         read_by=("lsp",),
         ge=0,
@@ -130,8 +130,8 @@ class OffloadSettings(Section):
     )
     checkpointing: Literal["auto", "on", "off"] = setting(
         "auto",
-        "whether the backward pass computes the blocks' activations again instead of keeping them; "
-        "`auto` does on an accelerator, real or emulated",
+        "whether the backward pass computes activations again instead of keeping them; `auto` "
+        "does on an accelerator, real or emulated",
         read_by=FIRST_ORDER,
         identity=False,
     )

@@ -75,8 +75,8 @@ class TuneFields(Settings):
     )
     micro_batch: int = setting(
         PASS_EXAMPLES,
-        "most examples in one forward pass, grouped by similar length so that little is padding; 0 "
-        "is the whole batch. A gradient is the sum of those of its passes",
+        "most examples in one forward pass, grouped by similar length; 0 is the whole batch. A "
+        "gradient is the sum of those of its passes",
         ge=0,
         apart="methods that differentiate keep what no measured pass shows",
     )
@@ -146,9 +146,9 @@ class TuneFields(Settings):
     )
     moments: Literal["auto", "held", "recomputed"] = setting(
         "auto",
-        "whether moments are `held` in memory, or `recomputed` in every step from the seeds and "
-        "projected gradients so far, without memory and to the same bits; `auto` holds them unless "
-        "all parameters are streamed",
+        "whether moments are `held` in memory, or `recomputed` in every step from seeds and "
+        "projected gradients, to the same bits; `auto` holds them unless all parameters are "
+        "streamed",
         read_by=("mezo-momentum", "mezo-adam"),
         page="concepts/mezo.md#updates",
         identity=False,
@@ -156,8 +156,8 @@ class TuneFields(Settings):
     in_place: bool | Literal["auto"] = setting(
         "auto",
         "perturb the parameters of `full` themselves, with the memory of inference, in place of a "
-        "float32 copy; every step leaves rounding errors in them. `auto` does so in float32, where "
-        "they are harmless",
+        "float32 copy. Every step leaves rounding errors in them; `auto` does so in float32, "
+        "where they are harmless",
         read_by=MEZO,
         page="concepts/mezo.md#spaces",
         before=False,
@@ -179,14 +179,14 @@ class TuneFields(Settings):
     )
     tested_state: Literal["best", "last"] = setting(
         "best",
-        "the state that is kept, and tested at the end: the `best` on validation, or the `last`",
+        "the state that is kept and tested: the `best` on validation, or the `last`",
         before="best",
     )
     classifier: ClassifierName = setting(
         "label-words",
-        "what gives the scores of a classification: its label words, or a linear layer on the last "
-        "hidden state, trained with all parameters: `new` begins as random numbers and reads texts "
-        "without the question, `linear-probe` begins as linear probing of the prompts",
+        "source of a classification's scores: its label words, or a linear layer on the last "
+        "hidden state, trained with all parameters: `new` begins as random numbers and reads "
+        "texts without the question, `linear-probe` begins as linear probing of the prompts",
         page="reference/tune.md#classifiers",
         before="label-words",
     )
@@ -205,8 +205,7 @@ class TuneFields(Settings):
     )
     tf32: bool = setting(
         False,
-        "round factors of matrix products to TF32 on a CUDA device, which keeps 10 bits after the "
-        "first one",
+        "round factors of matrix products on a CUDA device to TF32, 10 bits after the first",
         before=False,
     )
     prefix_length: int = setting(5, "tokens of a prefix", ge=1)
@@ -219,8 +218,8 @@ class TuneFields(Settings):
     )
     prefix_width: int = setting(
         0,
-        "width of the hidden layer of a network that makes the prefix and is trained in its place; "
-        "0 trains the prefix's keys and values themselves",
+        "width of the hidden layer of a network that makes the prefix; 0 trains the prefix's keys "
+        "and values themselves",
         page="concepts/mezo.md#spaces",
         before=0,
         ge=0,

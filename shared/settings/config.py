@@ -160,10 +160,9 @@ class RunConfig(Settings):
     memory_budget: int = setting(
         0,
         "bytes of a forward pass besides the weights. A pass has as many examples of similar "
-        "length as fit, at most `batch`; this is decided once for a run. Cached outputs of the "
-        "layers below the adapters may take eight times as much. 0 means at most 8 examples, "
-        "within 32 MiB on a CPU (or twice the memory of one example if that is more), and 256 MiB "
-        "of outputs",
+        "length as fit, at most `batch`. Cached outputs of the layers below the adapters may take "
+        "eight times as much. 0 means at most 8 examples, within 32 MiB on a CPU (or twice the "
+        "memory of one example if that is more), and 256 MiB of outputs",
         page="concepts/steps.md",
         identity=False,
         owner="device",
@@ -172,17 +171,15 @@ class RunConfig(Settings):
     epsilon: float = term("epsilon", "ε, the size of a perturbation", 0.01)
     differences: Differences = setting(
         "central",
-        "`central`: g = (L₊ − L₋)/2ε, with 2·q losses per step. `forward`: g = (L₊ − L₀)/ε, with "
-        "q + 1 losses, so almost twice the queries cost the same. `components`, only with a "
-        "readout alone: reports hold the components of a client's own update along the round's q "
-        "orthogonal directions instead of differences",
+        "`central`: g = (L₊ − L₋)/2ε, 2·q losses per step. `forward`: g = (L₊ − L₀)/ε, q + 1 "
+        "losses. `components`, only with a readout alone: the components of a client's own update "
+        "along the round's q orthogonal directions",
         page="concepts/step-size.md#less-noise-for-the-same-rows",
     )
     gradients: Annotated[str, choice("estimator", ("differences", "exact"))] = setting(
         "differences",
         "source of the projected gradients: `differences` of losses; `exact`, z·∇L of every "
-        "direction from one backward pass, for clients that can run one; or a registered "
-        "estimator. Reports have the same form",
+        "direction from one backward pass; or a registered estimator",
         owner="device",
         page="concepts/steps.md#exact-derivatives",
     )
@@ -203,25 +200,25 @@ class RunConfig(Settings):
     )
     learning_rate_schedule: Literal["auto", "constant", "linear"] = setting(
         "auto",
-        "`constant`; or `linear`, which lets η fall to 0, from the given η or from twice the "
-        "estimated η. `auto` means `linear` if η is estimated for a readout alone and there are "
-        "more than three `rounds`, otherwise `constant`",
+        "`constant`; or `linear`, from the given η or twice the estimated η to 0. `auto` means "
+        "`linear` if η is estimated for a readout alone and there are more than three `rounds`, "
+        "otherwise `constant`",
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
         before="constant",
         page="concepts/step-size.md#a-readout",
     )
     clip: float = term(
         "clip",
-        "limit to which projected gradients are clipped; 0 means no clipping, or four times their "
-        "running scale if η is estimated",
+        "limit of projected gradients; 0 means no clipping, or four times their running scale if "
+        "η is estimated",
         0.0,
     )
     seed_policy: SeedPolicy = setting(
         "independent",
-        "`independent`: every client tries different directions, which lowers the variance. "
-        "`shared`: all clients try the same directions, so the broadcast does not grow with the "
-        f"cohort. `pool`: every client tries some of {POOL:,} directions that are fixed for the "
-        "whole run, which bounds the cost of a rebuild",
+        "`independent`: every client tries different directions, for a low variance. `shared`: all "
+        "clients try the same directions, so the broadcast does not grow with the cohort. `pool`: "
+        f"every client tries some of the run's {POOL:,} directions, which bounds the cost of a "
+        "rebuild",
     )
     pool_size: int = term(
         "pool-size", "directions of the pool", POOL, retired=f"a pool has {POOL:,} directions"
@@ -230,19 +227,17 @@ class RunConfig(Settings):
     form: Form = FORM
     threads: int = setting(
         0,
-        "CPU threads of a client; 0 shares the machine's cores among the clients that train on it "
-        "at the same time. A simulation trains as many clients of a cohort in parallel as there "
-        "are cores. Results have the same bits only with the same number of threads, so a "
-        "continued run keeps its number",
+        "CPU threads of a client; 0 shares the machine's cores among the clients that train at "
+        "the same time. A simulation trains as many clients in parallel as there are cores. "
+        "Another number gives other bits, so a continued run keeps its number",
         identity=False,
         owner="device",
         ge=0,
     )
     trunk_cache_folder: Text = setting(
         "",
-        "folder that caches outputs of the layers below the adapters on disk, in half precision, "
-        "within eight times `memory-budget`; runs may share it. Empty caches them in memory, "
-        "exactly",
+        "folder that caches outputs of the layers below the adapters, in half precision, within "
+        "eight times `memory-budget`; runs may share it. Empty caches them in memory, exactly",
         identity=False,
         owner="device",
     )

@@ -41,8 +41,7 @@ class DataSettings(Section):
     # still open without a run
     seed: Annotated[int, AfterValidator(lambda seed: max(seed, 0))] = setting(
         FOLLOWS_SEED,
-        "seed of splits, limit, partition and generated messages. −1 means the run's `seed`, so "
-        "that every seed draws other splits; a number keeps the splits",
+        "seed of splits, limit, partition and generated messages; −1 means the run's `seed`",
         validate_default=True,
         ge=FOLLOWS_SEED,
         lt=2**63,
@@ -53,23 +52,23 @@ class DataSettings(Section):
         "`time`, the newest rows for test and the rows before them for validation, by the column "
         "`time` (seconds since 1970, or a date); or `text`, by a hash of the text and "
         "`data.seed`, so that no client is tested on a text that another client trains on. Live "
-        "clients always use the last one, as the run requires",
+        "clients take `text` and its seed from the run",
         before="random",
         page="guides/own-data.md",
     )
     scalar_limit: float = setting(
         0.0,
         "maximum number of scalars (projected gradients, losses, curvatures) that a client sends "
-        "about one set of examples, per trained number and over all its runs. An instruction that "
-        "would exceed it is refused. 0 means no limit",
+        "about one set of examples, per trained number and over all its runs; further "
+        "instructions are refused. 0 means no limit",
         identity=False,
         page="guides/privacy.md",
         ge=0,
     )
     least_batch: int = setting(
         1,
-        "minimum number of a client's examples that a step may use; an instruction with smaller "
-        "batches is refused. 1 means no limit; `samara client up` and `samara phone up` set 2",
+        "minimum number of a client's examples that a step may use; smaller batches are refused. "
+        "1 means no limit; `samara client up` and `samara phone up` set 2",
         identity=False,
         page="guides/privacy.md",
         ge=1,
@@ -77,16 +76,15 @@ class DataSettings(Section):
     scalars_per_example: float = setting(
         0.0,
         "maximum number of projected gradients that a client sends in a round, per example of the "
-        "smallest batch; an instruction that would exceed it is refused. 0 means no limit",
+        "smallest batch; further instructions are refused. 0 means no limit",
         identity=False,
         page="guides/privacy.md",
         ge=0,
     )
     epsilon_limit: float = setting(
         0.0,
-        "maximum ε, at δ = 10⁻⁵, of all reports that a client sends about its examples, over all "
-        "its runs. A round beyond it is refused, and so is any round without a `privacy.mode`. 0 "
-        "means no limit",
+        "maximum ε, at δ = 10⁻⁵, of all reports about a client's examples, over all its runs. A "
+        "round beyond it, or without a `privacy.mode`, is refused. 0 means no limit",
         identity=False,
         page="guides/differential-privacy.md",
         ge=0,
@@ -95,15 +93,15 @@ class DataSettings(Section):
     watch: bool = setting(
         False,
         "re-read the file or folder between rounds, so that examples may be added and deleted "
-        "while a live client runs. The split of an example then depends only on its content and "
+        "while a live client runs. An example's split then depends only on its content and "
         "`data.seed`",
         identity=False,
         page="guides/growing-data.md",
     )
     keep: int = setting(
         0,
-        "maximum number of added examples that a live client keeps, the newest first; they were "
-        "added in watched data or by `samara client learn`. 0 keeps all",
+        "maximum number of examples, added in watched data or by `samara client learn`, that a "
+        "live client keeps, the newest first. 0 keeps all",
         identity=False,
         page="guides/growing-data.md",
         ge=0,

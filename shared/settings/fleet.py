@@ -111,9 +111,8 @@ class FleetSettings(Section):
     )
     timed_as: Text = setting(
         "",
-        "the model from which the devices' times, memory and energy are predicted: "
-        "`tinyllama-1.1b`, `llama2-7b`, or a folder with a `config.json`. Empty means the run's "
-        "own model",
+        "the model from which times, memory and energy are predicted: `tinyllama-1.1b`, "
+        "`llama2-7b`, or a folder with a `config.json`. Empty means the run's own model",
     )
 
     @field_serializer("devices")

@@ -16,9 +16,9 @@ class PersonalSettings(Section):
     when: Text = term(
         "personal.when",
         "when a client takes its private rounds: `end`, after the last round; `every N rounds` of "
-        "the federation that the client has seen, such as `every 5 rounds`; `on-data`, as soon as "
-        "its training examples differ from those of its latest private rounds; `always`, after "
-        "every round and on new examples. In all cases it also takes them after the last round",
+        "the federation that it has seen, such as `every 5 rounds`; `on-data`, as soon as its "
+        "training examples differ from those of its latest private rounds; `always`, after every "
+        "round and on new examples. In all cases it also takes them after the last round",
         owner="either",
         read_by=("finetune", "ditto", "mixture", "partial", "readout"),
         before="end",
@@ -35,7 +35,7 @@ class PersonalSettings(Section):
     own_words: bool = term(
         "personal.own-words",
         "whether each client mixes the words of its own texts into its personal model, as far as "
-        "that helps on its validation texts; the texts stay on the client. Only for tasks of texts",
+        "that helps on its validation texts. Only for tasks of texts",
         read_by=("local", "finetune", "ditto", "mixture", "partial"),
         before=False,
         page="guides/language.md#own-words",

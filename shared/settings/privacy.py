@@ -20,11 +20,10 @@ class PrivacySettings(Section):
 
     mode: Literal["none", "central", "local", "distributed"] = term(
         "privacy.mode",
-        "who adds noise. Every client clips its report of a round as a whole, and noise is added "
-        "before any further use: by the server to the sum (`central`), by every client to its "
-        "report (`local`), or by every client so that the sum has the full noise (`distributed`, "
-        'which gives no protection from the server itself). Needs `seed-policy = "shared"` and '
-        '`aggregation.rule = "mean"`',
+        "who adds noise to the clients' clipped reports: the server, to the sum (`central`); "
+        "every client, to its report (`local`); or every client a share, so that the sum has the "
+        "full noise (`distributed`, without protection from the server itself). Needs "
+        '`seed-policy = "shared"` and `aggregation.rule = "mean"`',
         before="none",
     )
     clip: float = term(
@@ -35,15 +34,14 @@ class PrivacySettings(Section):
     )
     adaptive_clip: bool = term(
         "privacy.adaptive-clip",
-        "whether the clip follows the median of the clients' norms, estimated from noised sums; "
-        "`privacy.clip` is then the clip of the first round. The noise on projected gradients is "
-        "4 % more",
+        "whether the clip follows the median of the clients' norms, estimated from noised sums, "
+        "beginning with `privacy.clip`. The noise on projected gradients is 4 % more",
         before=False,
     )
     noise_multiplier: float = term(
         "privacy.noise-multiplier",
-        "standard deviation of the noise, in units of the largest norm of a client's report; 0 "
-        "means the smallest value with which all rounds stay within `privacy.epsilon`",
+        "standard deviation of the noise, in units of the largest norm of a report; 0 means the "
+        "smallest value with which all rounds stay within `privacy.epsilon`",
         before=0.0,
     )
     epsilon: float = term(
@@ -55,30 +53,29 @@ class PrivacySettings(Section):
     delta: float = term("privacy.delta", "δ of the whole run", before=1e-5, lt=1)
     honest_share: float = term(
         "privacy.honest-share",
-        "for `distributed`: share of the `cohort.minimum` clients of a round that really add "
-        "their noise and reveal it to nobody, such as 0.8. The noise of these clients alone is "
-        "then sufficient",
+        "for `distributed`: share of the `cohort.minimum` clients of a round that add their noise "
+        "and reveal it to nobody, such as 0.8. Their noise alone is sufficient",
         before=0.0,
     )
     secure_aggregation: bool = term(
         "privacy.secure-aggregation",
-        "whether clients mask their reports, so that the server sees the sum of a round but no "
-        "single client's numbers. A round that fewer than two thirds of its clients finish is "
-        "abandoned. Needs a `privacy.mode` and a `cohort.minimum` of 3",
+        "whether clients mask their reports, so that the server sees only the sum of a round. A "
+        "round that fewer than two thirds of its clients finish is abandoned. Needs a "
+        "`privacy.mode` and a `cohort.minimum` of 3",
         before=False,
     )
     bucket: int = term(
         "privacy.bucket",
-        "protection against hostile clients: a round's clients are divided by lot into buckets of "
-        "this size or one more, each with a separate sum and noise. For every projected gradient "
-        "the trimmed mean of the buckets is used; fewer than 5 buckets are summed. 0 means one "
-        "sum of all clients. At least 3, and at most `cohort.minimum`",
+        "protection against hostile clients: lots divide a round's clients into buckets of this "
+        "size or one more, each with its own sum and noise. Every projected gradient is the "
+        "trimmed mean of the buckets; fewer than 5 buckets are summed. 0 means one sum of all "
+        "clients. At least 3, and at most `cohort.minimum`",
         before=0,
     )
     evaluation: Literal["off", "exact"] = setting(
         "off",
-        "evaluations of a run with a `privacy.mode`: `off`; or `exact`, for measurements in a "
-        "simulation, because ε does not cover them",
+        "evaluations of a run with a `privacy.mode`: `off`; or `exact`, in simulations, not "
+        "covered by ε",
         before="off",
     )
 

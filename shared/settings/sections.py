@@ -49,9 +49,8 @@ class ModelSettings(Section):
     path: Text = setting(
         EMBEDDED_MODEL,
         "a model folder, a name on the Hugging Face hub, a GGUF file (extra: `samara-fl[gguf]`), "
-        "or `embedded` for the small model that comes with Samara and was trained on the words of "
-        "the generated messages. The run id contains the model id (a hash of the model's files) "
-        "instead of their location",
+        "or `embedded` for Samara's small model of generated messages. The run id contains a hash "
+        "of the model's files, not their location",
         identity=False,
     )
     family: Literal["auto", "causal", "masked", "encoder"] = setting(
@@ -78,8 +77,8 @@ class ModelSettings(Section):
     )
     stream: Literal["off", "auto", "host", "disk"] = setting(
         "off",
-        "storage of the blocks that are not being computed with: `off`, `host`, `disk`, or "
-        "`auto`, which streams blocks only if the model would not fit. Does not change the results",
+        "storage of the blocks that are not in use: `off`, `host`, `disk`, or `auto`, which "
+        "streams blocks only if the model would not fit. Does not change the results",
         identity=False,
         page="guides/streaming.md",
     )
@@ -108,20 +107,19 @@ class AdapterSettings(Section):
         "auto",
         "adapted layers: `all`, `top:2`, or indices such as `4,5`; `readout` for weights on the "
         "last representation alone; `readout:18` or `readout:2/3` for weights on the "
-        "representation after the lowest 18 blocks or the lowest two thirds, in which case no "
-        "other blocks are loaded; `readout:auto` for two thirds of a causal LM with at least "
-        f"{FEWEST_CUT} blocks, and all blocks of any other model; or both, such as "
-        "`readout,top:1`. `auto` means `readout:auto`. It means `top:1` with a basis, with "
-        "emulated devices, for texts, and in `samara tune`. With a start it means the layers that "
-        "the start was trained with",
+        "representation after the lowest 18 blocks or the lowest two thirds, without loading the "
+        f"others; `readout:auto` for two thirds of a causal LM with at least {FEWEST_CUT} blocks, "
+        "otherwise all blocks; or both, such as `readout,top:1`. `auto` means the layers of the "
+        "start, if there is one; otherwise `top:1` with a basis, with emulated devices, for texts, "
+        "and in `samara tune`; otherwise `readout:auto`",
         pattern=rf"^(auto|{_READOUT}|({_READOUT},)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="concepts/readout.md",
     )
     damping: Text = setting(
         RANDOM_TOKENS,
-        "scales of the features that a readout reads, from the covariance of the representations "
-        "of other texts: `none`, `random-tokens` for texts of random tokens, or a file written by "
-        "`samara adapter damping`. Used only if `adapter.layers` has a readout",
+        "scales of a readout's features, from the covariance of the representations of other "
+        "texts: `none`, `random-tokens` for texts of random tokens, or a file written by `samara "
+        "adapter damping`",
         blob=True,
         words=("none", RANDOM_TOKENS),
         page="concepts/readout.md",
@@ -147,14 +145,14 @@ class AdapterSettings(Section):
     basis: Text = setting(
         "",
         "informed basis: a file written by `samara adapter basis` for this model, adapter and "
-        "task. The adapter is then the product of the basis and a few trained numbers. Empty "
-        "trains every element",
+        "task. The adapter is then its product with a few trained numbers. Empty trains every "
+        "element",
         blob=True,
         page="concepts/basis.md",
     )
     start: Text = setting(
         "",
-        "initial weights of the adapter: the folder of a run of `samara tune`, or of a finished "
+        "initial weights of the adapter: the folder of a run of `samara tune` or of a finished "
         "federation, on the same model and adapter, or its `start.safetensors`. Empty begins with "
         "the base model",
         blob=True,
@@ -256,10 +254,9 @@ class CohortSettings(Section):
     quorum: int = setting(
         0,
         "number of clients that must introduce themselves with the same layout, base model and "
-        "number of clients before a run begins. They must also be more than half of the clients "
-        "that have introduced themselves. 0 means more than half of the clients waited for, and "
-        "two after `cohort.timeout`. A run that continues in its folder needs one client of the "
-        "same run",
+        "number of clients before a run begins. They must be more than half of all that have "
+        "introduced themselves. 0 means more than half of the clients waited for, and two after "
+        "`cohort.timeout`. A continued run needs one client of the same run",
         identity=False,
         ge=0,
     )
@@ -285,9 +282,8 @@ class CohortSettings(Section):
     )
     weight_cap: int = setting(
         10_000,
-        "largest number of examples that counts as a client's weight, because clients report "
-        "their numbers themselves. With any `aggregation.rule` but `mean`, the median of the "
-        "cohort's numbers without the largest ones is another limit",
+        "largest number of examples that counts as a client's weight. With any `aggregation.rule` "
+        "but `mean`, the median of the cohort's numbers without the largest ones is another limit",
         ge=1,
     )
     timeout: float = term(
@@ -295,15 +291,14 @@ class CohortSettings(Section):
     )
     oversample: float = setting(
         1.0,
-        "number of clients that are asked for each report that a round waits for; the round ends "
-        "once enough reports have arrived",
+        "number of clients that are asked for each report; the round ends once enough reports "
+        "have arrived",
         ge=1,
     )
     late_rounds: int = setting(
         0,
-        "rounds that a report may be late. A late report counts 1/√(1 + rounds late) of its "
-        "weight, along the directions of the round that it answers. 0 refuses every late report. "
-        "Needs independent seeds",
+        "rounds that a report may be late. A late report has 1/√(1 + rounds late) of its weight, "
+        "along the directions of its own round. 0 refuses late reports. Needs independent seeds",
         ge=0,
         le=64,
     )
@@ -353,10 +348,10 @@ class AggregationSettings(Section):
     rule: Annotated[str, choice("aggregation", AGGREGATION_RULES)] = setting(
         "median-norm",
         "`mean` trusts every report. With `median-norm` no report weighs more, or moves the model "
-        "farther, than the median report. `multi-krum` and `centered-clipping` compare reports "
-        "with each other. `trimmed-mean` and `median` apply to every projected gradient and need "
-        "shared seeds. Registered rules are also possible. With any rule but `mean`, losses and "
-        "curvatures are trimmed means over the clients",
+        "farther, than the median report. `multi-krum` and `centered-clipping` compare reports. "
+        "`trimmed-mean` and `median` apply to every projected gradient and need shared seeds. "
+        "Registered rules are possible. With any rule but `mean`, losses and curvatures are "
+        "trimmed means over the clients",
         before="mean",
         page="concepts/robustness.md",
     )
@@ -383,40 +378,36 @@ class EvaluateSettings(Section):
     limit: int = setting(
         0,
         "maximum number of validation examples, and of test examples, of each simulated client, "
-        "chosen by `data.seed`; 0 means all. Evaluations before the first round take most of the "
-        "time of a short run. Live clients evaluate all their examples",
+        "chosen by `data.seed`; 0 means all. Live clients evaluate all their examples",
         before=0,
         ge=0,
     )
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     passages: int = setting(
         2,
-        "in a simulation of texts: number of test examples of each client whose beginnings the "
-        "base, global and personal models continue after the run, for the page of `samara "
-        "compare`. As many training examples show whether the global model reproduces them. 0 "
-        "means none",
+        "in a simulation of texts: number of test and of training examples of each client whose "
+        "beginnings the base, global and personal models continue, for the page of `samara "
+        "compare`. 0 means none",
         identity=False,
         ge=0,
         page="guides/language.md#what-the-models-write",
     )
     retrieved: int = term(
         "evaluate.retrieved",
-        "for tasks with prompts and answers: maximum number of a client's own training examples "
-        "that the base model reads before each test prompt, the most similar ones. The column "
-        "`icl-personal` shows the result, in-context learning beside training. 0 means none",
+        "for tasks with prompts and answers: maximum number of a client's own training examples, "
+        "the most similar ones, that the base model reads before each test prompt (column "
+        "`icl-personal`). 0 means none",
         before=0,
         page="guides/language.md#own-examples-in-context",
     )
     best: bool | Literal["auto", "loss"] = setting(
         "auto",
-        "whether to return to the best validated round after the last round, by a round that "
-        "reverts the later ones. `true`: the round with the highest mean accuracy on the clients' "
-        "validation examples. `loss`: the round with the lowest loss, if its loss is below the "
-        "last round's by more than the standard error over the clients. These figures are those "
-        "of the global model; with `readout`, those of the personal models that clients would "
-        "have. With any `aggregation.rule` but `mean`, means are trimmed. `auto` means `loss` "
-        "with a readout alone if rounds are validated and the method is not `readout`, otherwise "
-        "`false`",
+        "whether a last round returns to the best validated round. `true`: the highest mean "
+        "accuracy on validation examples. `loss`: the lowest loss, if it is below the last "
+        "round's by more than the standard error over the clients. With `readout` the personal "
+        "models count, otherwise the global model. With any `aggregation.rule` but `mean`, means "
+        "are trimmed. `auto` means `loss` with a readout alone if rounds are validated and the "
+        "method is not `readout`, otherwise `false`",
         page="concepts/step-size.md#a-readout",
     )
 
@@ -426,10 +417,9 @@ class LedgerSettings(Section):
 
     snapshot_every: int = setting(
         1000,
-        "rounds between snapshots of the state, in the global and in personal ledgers. A run "
-        "continues from the newest snapshot, and a client that was away catches up from it. "
-        "Rounds before the second newest snapshot are deleted once no client needs them. 0 makes "
-        "no snapshots and keeps every round",
+        "rounds between snapshots of the state, in global and personal ledgers. Rounds before the "
+        "second newest snapshot are deleted once no client needs them. 0 makes no snapshots and "
+        "keeps every round",
         identity=False,
         page="reference/ledger.md",
         ge=0,
