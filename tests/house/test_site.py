@@ -21,7 +21,7 @@ from error_messages import (  # noqa: E402
 )
 from message_texts import modules  # noqa: E402
 
-QUOTED = re.compile(r"^\| `(.*?)` \| .* \| .* \|$", re.MULTILINE)
+QUOTED = re.compile(r"^\| `(.*?)` \| .* \|$", re.MULTILINE)
 OUTSIDE = re.compile(r"(src|href)=[\"']?(https?:)?//|@import|url\((https?:)?//")
 
 
