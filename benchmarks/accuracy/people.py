@@ -33,7 +33,6 @@ from rich.table import Table
 from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import SPLITS, Person, references
-from benchmarks.accuracy.pooled_prior import fitted_together
 from benchmarks.accuracy.rows import Row, Rows
 from samara.client.personal.softmax_fit import Examples
 from samara.shared.protocol.frames.instructions import Split
@@ -100,7 +99,6 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_cu
         for name in COLUMNS
     }
     found |= references(people)
-    together, chosen = fitted_together(people)
     examples = {
         split: sum(len(person.parts[index].labels) for person in people)
         for index, split in enumerate(SPLITS)
@@ -111,8 +109,7 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_cu
         "seed": cell.seed,
         "users": config.data.clients,
         "examples": examples,
-        "accuracy": found | together,
-        "prior": chosen,
+        "accuracy": found,
         "curves": curves(people) if with_curves else {},
         "bytes_up": run.bytes_up / config.data.clients,
     }
