@@ -142,6 +142,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
             if is_command:
                 live.server.wait()
                 live.start_server()
+        assert live.server is not None
         live.server.wait(1200)
         assert live.server.returncode == 0, live.said()
         live.last()
