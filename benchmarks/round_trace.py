@@ -34,8 +34,6 @@ _FIRST_OF_A_ROUND, _LAST_OF_A_ROUND = "run_round", "append_round"
 """Names of the functions with which the server begins and ends a round."""
 PAGE = ROOT / "docs" / "concepts" / "architecture.md"
 BEGIN, END = "<!-- round: begin -->\n", "<!-- round: end -->\n"
-_NAMED = 3
-"""Most functions of a file that the page names."""
 
 
 @contextmanager
@@ -107,12 +105,11 @@ def _is_docstring(node: ast.stmt) -> bool:
 def table(files: dict[Path, list[str]]) -> str:
     """Return the files of a round as a table of Markdown."""
     rows = [f"A round of one client goes through {len(files)} files:", ""]
-    rows += ["| file | about | first functions |", "|---|---|---|"]
-    for file, names in files.items():
+    rows += ["| file | about |", "|---|---|"]
+    for file in files:
         docstring = ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or ""
         about = docstring.partition("\n\n")[0].replace("\n", " ")
-        named = [name for name in names if "<locals>" not in name][:_NAMED]
-        rows.append(f"| `{file}` | {about} | {', '.join(f'`{name}`' for name in named)} |")
+        rows.append(f"| `{file}` | {about} |")
     return "\n".join(rows) + "\n"
 
 

@@ -33,7 +33,6 @@ from rich.table import Table
 from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import SPLITS, Person, references
-from benchmarks.accuracy.pooled_prior import fitted_together
 from benchmarks.accuracy.prior_by_em import fitted_by_em
 from benchmarks.accuracy.rows import Row, Rows
 from samara.client.personal.softmax_fit import Examples
@@ -101,11 +100,10 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_cu
         for name in COLUMNS
     }
     found |= references(people)
-    together, chosen = fitted_together(people)
+    evidence: dict[str, float] = {}
     if people[0].train.offsets.shape[1] == 2:
         by_em, evidence = fitted_by_em(people)
-        together |= by_em
-        chosen |= evidence
+        found |= by_em
     examples = {
         split: sum(len(person.parts[index].labels) for person in people)
         for index, split in enumerate(SPLITS)
@@ -116,8 +114,8 @@ def measure(cell: Cell, model: str, out: Path, settings: dict[str, Any], with_cu
         "seed": cell.seed,
         "users": config.data.clients,
         "examples": examples,
-        "accuracy": found | together,
-        "prior": chosen,
+        "accuracy": found,
+        "prior": evidence,
         "curves": curves(people) if with_curves else {},
         "bytes_up": run.bytes_up / config.data.clients,
     }

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from benchmarks.accuracy.people_references import Person
-from benchmarks.accuracy.pooled_prior import accuracy_of, contrasts_of
+from benchmarks.accuracy.people_references import Person, accuracy_of, contrasts_of
 from samara.client.personal.few_examples import COUNTS
 from samara.client.personal.label_bias import base_rate
 from samara.client.personal.lbfgs import fit_softmax

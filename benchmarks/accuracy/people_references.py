@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 
 from samara.client.personal.lbfgs import fit_softmax
-from samara.client.personal.softmax_fit import Examples, fit_private_part
+from samara.client.personal.softmax_fit import Examples, SoftmaxFit, fit_private_part
 from samara.shared.tasks.contrasts import contrasts
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -90,6 +90,20 @@ def accuracies(right: NDArray[np.bool_], users: Labels, count: int) -> list[floa
         float(right[users == user].mean()) if np.any(users == user) else np.nan
         for user in range(count)
     ]
+
+
+def accuracy_of(person: Person, fit: SoftmaxFit) -> float:
+    """Return the accuracy on a user's test examples; NaN without any."""
+    if not len(person.test.labels):
+        return np.nan
+    added = fit.added_scores(person.test.features, contrasts_of(person.test))
+    right = (person.test.offsets + added).argmax(axis=1) == person.test.labels
+    return float(right.mean())
+
+
+def contrasts_of(examples: Examples) -> Floats:
+    """Return the contrasts of the labels, float64 [labels − 1, labels]."""
+    return contrasts(examples.offsets.shape[1]).astype(np.float64)
 
 
 def _then_private(

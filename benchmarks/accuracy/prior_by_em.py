@@ -40,7 +40,7 @@ class Odds(NamedTuple):
     inputs: Floats
 
 
-def fitted_by_em(people: Sequence[Person]) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def fitted_by_em(people: Sequence[Person]) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return every user's accuracy under the prior with and without slopes, and the evidence.
 
     The evidence is the mean over users of the held-out loss without slopes less the loss with them,

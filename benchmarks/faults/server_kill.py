@@ -24,19 +24,23 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import psutil
-from flwr.app import Message
+from flwr.app import Message, UserConfig
 
 from benchmarks.arguments import arguments
+from benchmarks.faults.live_run import LiveRun
+from benchmarks.faults.ports import free_address
 from benchmarks.faults.toy_client import app
-from benchmarks.faults.toy_run import CLIENTS, ToyRun, check, settings_of
+from benchmarks.faults.toy_run import CLIENTS, check, settings_of
+from samara.client.limits.device_settings import CLIENT_INDEX
 from samara.server.app import serve
+from samara.server.live.keys import KEYS_FOLDER
 from samara.shared.results.result import RESULT_FILE
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.setting import Scalar
 from samara.simulations.engines.in_process import InProcessGrid
 
 TARGETS = ("server up", "samara.server.live.superlink", "flower-superexec", "flwr-serverapp")
+_ROUND_SECONDS = 20.0
 
 
 class Absences(InProcessGrid):
@@ -116,36 +120,47 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     """
     rng = np.random.default_rng(seed)
     killed: Counter[str] = Counter()
-    with ToyRun(folder, 2 * kills + 3) as run:
+    names, address = [f"device-{number}" for number in range(CLIENTS)], free_address()
+    settings = settings_of(folder / "run", 2 * kills + 3, _ROUND_SECONDS)
+    del settings["out"]
+    with LiveRun(folder, settings, names, address) as live:
+        live.start_server()
+        live.wait(lambda: live.said().count("may join") == CLIENTS, "the server")
+        live.clients["fleet"] = _toy_clients(live)
         while sum(killed.values()) < kills:
-            run.wait_for_round(run.last() + 1)
-            assert run.server.poll() is None, run.said()
+            live.wait_for_round(live.last() + 1)
+            assert live.server is not None
+            assert live.server.poll() is None, live.said()
             time.sleep(float(rng.uniform(0, 3)))
             target = TARGETS[rng.integers(len(TARGETS))]
-            victim = _process(run.server, target)
+            is_command = target == TARGETS[0]
+            victim = live.server if is_command else live.process(live.server, target)
             if victim is None:
                 continue
             victim.kill()
             killed[target] += 1
-            if target == TARGETS[0]:
-                run.start_server()
-        run.server.wait(1200)
-        assert run.server.returncode == 0, run.said()
+            if is_command:
+                live.server.wait()
+                live.start_server()
+        assert live.server is not None
+        live.server.wait(1200)
+        assert live.server.returncode == 0, live.said()
+        live.last()
     of_what = ", ".join(f"{count} of {name}" for name, count in sorted(killed.items()))
-    return run.check(f"{kills} kills of real processes ({of_what}), seed {seed}")
+    what = f"{kills} kills of real processes ({of_what}), seed {seed}"
+    acknowledged = {number: event["digest"] for number, event in live.rounds.items()}
+    nodes: list[UserConfig] = [{CLIENT_INDEX: client} for client in live.devices.values()]
+    return check(folder, settings | {"rounds": max(live.digests())}, acknowledged, what, nodes)
 
 
-def _process(server: "subprocess.Popen[bytes]", target: str) -> psutil.Process | None:
-    """A process of the server by a part of its command line."""
-    if target == TARGETS[0]:
-        return psutil.Process(server.pid)
-    for process in psutil.Process(server.pid).children(recursive=True):
-        try:
-            if target in " ".join(process.cmdline()):
-                return process
-        except psutil.NoSuchProcess:
-            continue
-    return None
+def _toy_clients(live: LiveRun) -> "subprocess.Popen[bytes]":
+    """Start a process with all clients of a run."""
+    command = [sys.executable, "-m", "benchmarks.faults.toy_clients"]
+    command += ["--superlink", live.address, "--devices", str(CLIENTS)]
+    command += ["--ca", str(live.run / "certificates" / "ca.pem")]
+    command += ["--keys", str(live.run / KEYS_FOLDER)]
+    with (live.folder / "fleet.said").open("ab") as said:
+        return subprocess.Popen(command, stdout=said, stderr=said)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""People's accuracy is measured beside references, and a prior is chosen by all together."""
+"""People's accuracy is measured beside references, and a prior by EM helps if slopes differ."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from benchmarks.accuracy import people
 from benchmarks.accuracy.people_curves import curve_table, curves, draw_curves, groups
 from benchmarks.accuracy.people_features import remembered_rows
 from benchmarks.accuracy.people_references import Person, accuracies, references
-from benchmarks.accuracy.pooled_prior import choose_prior, choose_share, fit_with, fitted_together
 from benchmarks.accuracy.prior_by_em import fitted_by_em
 from benchmarks.accuracy.rater_sets import RATER_SETS, Row, kept
 from samara.client.forward import readout
@@ -47,19 +46,6 @@ def people_with(slope: float, count: int = 12) -> list[Person]:
     return found
 
 
-def test_a_readout_is_used_only_where_all_clients_together_show_that_it_helps() -> None:
-    with_slopes, without = people_with(2.0), people_with(0.0)
-    useful = choose_prior([person.train for person in with_slopes])
-    useless = choose_prior([person.train for person in without])
-    assert useful.readout == useful.best > 0
-    assert useful.gain > useful.error > 0
-    assert useless.readout == 0
-    found, chosen = fitted_together(with_slopes)
-    alone, whole, _ = (np.mean(values) for values in found.values())
-    assert chosen["readout"] == useful.readout
-    assert whole > alone + 0.1
-
-
 def test_a_prior_by_em_helps_where_people_have_slopes_of_their_own() -> None:
     with_slopes, useful = fitted_by_em(people_with(2.0))
     without, useless = fitted_by_em(people_with(0.0))
@@ -69,30 +55,6 @@ def test_a_prior_by_em_helps_where_people_have_slopes_of_their_own() -> None:
     assert useless["EM gain"] < useless["EM error"]
     alone, whole = (np.mean(values) for values in without.values())
     assert abs(whole - alone) < 0.05
-
-
-def test_a_prior_without_a_readout_fits_an_intercept() -> None:
-    (person, *_) = people_with(0.0)
-    prior = choose_prior([person.train for person in people_with(0.0)])
-    fit = fit_with(prior, person.train)
-    assert not fit.readout.any()
-    assert fit.intercept.any()
-
-
-@pytest.mark.parametrize(("size", "share"), [(1.0, 1.0), (-4.0, 0.0)])
-def test_the_common_model_has_the_share_that_suits_all_clients(size: float, share: float) -> None:
-    """Scores that are right count in full, and scores that are wrong not at all."""
-    group = []
-    for person in people_with(0.0):
-        parts = []
-        for part in person.parts:
-            right = size * (2.0 * part.labels - 1)
-            scores = np.stack([-right, right], axis=1)
-            parts.append(part._replace(offsets=scores))
-        group.append(Person(parts, person.texts))
-    found, losses = choose_share(group)
-    assert found == share
-    assert losses[0] == pytest.approx(np.log(2), abs=0.1)
 
 
 def test_references_answer_by_what_they_know() -> None:
