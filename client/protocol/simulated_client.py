@@ -120,6 +120,7 @@ class RunCache:
         self._latest: LoadedRun | None = None
         self._facts: dict[tuple[RunConfig, RunConfig], RunFacts] = {}
         self._parsed = lru_cache(maxsize=64)(_parse)
+        self._latest_parsed: tuple[Mapping[str, Any], str, int | None, RunConfig] | None = None
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
 
@@ -135,6 +136,7 @@ class RunCache:
         found = {path: _file_versions(Path(path)) for path in paths if path}
         with self._lock:
             self._parsed.cache_clear()
+            self._latest_parsed = None
             if any(self._files.get(path, version) != version for path, version in found.items()):
                 self.clear()
             self._files |= found
@@ -152,7 +154,12 @@ class RunCache:
         Raises:
             ConfigError: listing every mistake.
         """
-        return self._parsed(json.dumps(dict(settings), sort_keys=True), source, clients)
+        latest = self._latest_parsed
+        if latest and latest[0] is settings and latest[1:3] == (source, clients):
+            return latest[3]
+        config = self._parsed(json.dumps(dict(settings), sort_keys=True), source, clients)
+        self._latest_parsed = settings, source, clients, config
+        return config
 
     def run_for(self, config: RunConfig) -> LoadedRun:
         """Return the calling thread's model and data for a configuration.
@@ -214,7 +221,7 @@ class _ContextSessions:
     """The sessions in one client's context; every cluster of a run has a separate run id."""
 
     def __init__(self, context: Context) -> None:
-        self._records = context.state.config_records
+        self._records = context.state  # a view of the records of one kind is a copy of all
 
     def read_session(self, run_id: bytes) -> Session | None:
         record = self._records.get(f"{_SESSION} {run_id.hex()}")
