@@ -110,12 +110,13 @@ class RunCache:
     """
 
     def __init__(self) -> None:
-        self._lock, self._of_thread = threading.Lock(), threading.local()
+        self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
         """Forget all models and data."""
         self._files: dict[str, Any] = {}
+        self._of_thread = threading.local()
         self.catch_up = SharedCatchUp()
         self._latest: LoadedRun | None = None
         self._facts: dict[tuple[RunConfig, RunConfig], RunFacts] = {}
@@ -167,13 +168,15 @@ class RunCache:
         Raises:
             SamaraError: if the model, the task or the data cannot be used.
         """
-        with self._lock:
-            first, loader = self._run(config)
-        if loader == threading.get_ident():
-            return first
-        if getattr(self._of_thread, "first", None) is not first:
-            self._of_thread.first, self._of_thread.run = first, first.copy_sharing_weights()
-        run: LoadedRun = self._of_thread.run
+        own = self._of_thread
+        if getattr(own, "config", None) is not config:
+            with self._lock:
+                first, loader = self._run(config)
+            if getattr(own, "first", None) is not first:
+                is_loader = loader == threading.get_ident()
+                own.run = first if is_loader else first.copy_sharing_weights()
+            own.first, own.config = first, config
+        run: LoadedRun = own.run
         return run
 
     def live_run_for(self, config: RunConfig) -> LoadedRun:
