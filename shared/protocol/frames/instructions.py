@@ -184,8 +184,8 @@ class TrainInstruction:
             differences = "components"
         is_clipped = bool(flags & cls._JOINTLY_CLIPPED)
         (clip,) = reader.fields(cls._CLIP) if is_clipped else (0.0,)
-        is_profiled = bool(flags & cls._PROFILED)
-        instruction = cls(*values, *pool, *every, differences, clip, is_profiled)
+        values += [*pool, *every, differences, clip, bool(flags & cls._PROFILED)]
+        instruction = cls(*values)
         reader.end()
         if not (
             min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
