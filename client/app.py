@@ -50,7 +50,9 @@ def task_of(
     Raises:
         FrameError: if the message holds no frame.
     """
-    record = message.content.config_records.get(RECORD, ConfigRecord())
+    record = message.content.get(RECORD)
+    if not isinstance(record, ConfigRecord):
+        record = ConfigRecord()
     shares = record.get(SHARES)
     match [record.get(name, b"") for name in ("frame", "snapshot", "tail")]:
         case [bytes(frame), bytes(snapshot), bytes(tail)]:

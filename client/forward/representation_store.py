@@ -76,9 +76,12 @@ class RepresentationStore:
                 self._next_index += len(ids)
             split = self._splits[ids]
             self._by_sequence[id(split.prompts)] = split
-            for index, identity in enumerate(ids, split.first):
-                if lasting or identity not in self._index_of:
-                    self._index_of[identity] = index
+            indices = zip(ids, range(split.first, split.first + len(ids)), strict=True)
+            if lasting:
+                self._index_of.update(indices)
+            else:
+                for identity, index in indices:
+                    self._index_of.setdefault(identity, index)
             return split
 
     def whole(self, prompts: Sequence[Prompt]) -> SplitRows | None:

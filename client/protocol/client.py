@@ -271,8 +271,13 @@ class Client:
         part = self._taken_part
         instruction = decode_instruction(task.instruction)
         part.terms.check_run(part.run_id, instruction.run_id, instruction.track)
-        carry_out = self._train if task.kind == TaskKind.TRAIN else self._evaluate
-        reply = carry_out(task, part, pausing)
+        match task.kind, instruction:
+            case TaskKind.TRAIN, TrainInstruction():
+                reply = self._train(instruction, task, part, pausing)
+            case TaskKind.EVALUATE, EvaluateInstruction():
+                reply = self._evaluate(instruction, task, part, pausing)
+            case _:
+                raise FrameError("the instruction is of another kind than its task")
         self._guard.add_answer(task, reply)
         return reply
 
@@ -289,8 +294,10 @@ class Client:
             raise MaskingError("this client masks no reports in this run")
         return self._part.masking.answer(frame)
 
-    def _train(self, task: Task, part: Participation, pausing: Pausing) -> bytes:
-        instruction, token = TrainInstruction.decode(task.instruction), token_of(task.instruction)
+    def _train(
+        self, instruction: TrainInstruction, task: Task, part: Participation, pausing: Pausing
+    ) -> bytes:
+        token = token_of(task.instruction)
         if task.shares:
             self._mask(task.shares)
         session = self._sessions.read_session(instruction.run_id)
@@ -328,8 +335,9 @@ class Client:
         hidden = make_private(report, instruction, terms.privacy)
         return masking.mask(hidden) if masking else hidden
 
-    def _evaluate(self, task: Task, part: Participation, pausing: Pausing) -> bytes:
-        instruction = EvaluateInstruction.decode(task.instruction)
+    def _evaluate(
+        self, instruction: EvaluateInstruction, task: Task, part: Participation, pausing: Pausing
+    ) -> bytes:
         token = token_of(task.instruction)
         session = self._sessions.read_session(instruction.run_id)
         session = self._catch_up(session, instruction, task, part, pausing)

@@ -110,16 +110,18 @@ class RunCache:
     """
 
     def __init__(self) -> None:
-        self._lock, self._of_thread = threading.Lock(), threading.local()
+        self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
         """Forget all models and data."""
         self._files: dict[str, Any] = {}
+        self._of_thread = threading.local()
         self.catch_up = SharedCatchUp()
         self._latest: LoadedRun | None = None
         self._facts: dict[tuple[RunConfig, RunConfig], RunFacts] = {}
         self._parsed = lru_cache(maxsize=64)(_parse)
+        self._latest_parsed: tuple[Mapping[str, Any], str, int | None, RunConfig] | None = None
         self._run = lru_cache(maxsize=2)(self._load)
         self._live_run = lru_cache(maxsize=64)(load_run)
 
@@ -135,6 +137,7 @@ class RunCache:
         found = {path: _file_versions(Path(path)) for path in paths if path}
         with self._lock:
             self._parsed.cache_clear()
+            self._latest_parsed = None
             if any(self._files.get(path, version) != version for path, version in found.items()):
                 self.clear()
             self._files |= found
@@ -152,7 +155,12 @@ class RunCache:
         Raises:
             ConfigError: listing every mistake.
         """
-        return self._parsed(json.dumps(dict(settings), sort_keys=True), source, clients)
+        latest = self._latest_parsed
+        if latest and latest[0] is settings and latest[1:3] == (source, clients):
+            return latest[3]
+        config = self._parsed(json.dumps(dict(settings), sort_keys=True), source, clients)
+        self._latest_parsed = settings, source, clients, config
+        return config
 
     def run_for(self, config: RunConfig) -> LoadedRun:
         """Return the calling thread's model and data for a configuration.
@@ -160,13 +168,15 @@ class RunCache:
         Raises:
             SamaraError: if the model, the task or the data cannot be used.
         """
-        with self._lock:
-            first, loader = self._run(config)
-        if loader == threading.get_ident():
-            return first
-        if getattr(self._of_thread, "first", None) is not first:
-            self._of_thread.first, self._of_thread.run = first, first.copy_sharing_weights()
-        run: LoadedRun = self._of_thread.run
+        own = self._of_thread
+        if getattr(own, "config", None) is not config:
+            with self._lock:
+                first, loader = self._run(config)
+            if getattr(own, "first", None) is not first:
+                is_loader = loader == threading.get_ident()
+                own.run = first if is_loader else first.copy_sharing_weights()
+            own.first, own.config = first, config
+        run: LoadedRun = own.run
         return run
 
     def live_run_for(self, config: RunConfig) -> LoadedRun:
@@ -214,7 +224,7 @@ class _ContextSessions:
     """The sessions in one client's context; every cluster of a run has a separate run id."""
 
     def __init__(self, context: Context) -> None:
-        self._records = context.state.config_records
+        self._records = context.state  # a view of the records of one kind is a copy of all
 
     def read_session(self, run_id: bytes) -> Session | None:
         record = self._records.get(f"{_SESSION} {run_id.hex()}")

@@ -97,8 +97,7 @@ def read_frame(reply: Message) -> bytes:
         reason = (reply.error.reason or "").strip().splitlines()
         last_line = reason[-1] if reason else "no reason given"
         raise FrameError(cut_foreign_text(f"the client app failed: {last_line}"))
-    record = reply.content.config_records.get(RECORD, ConfigRecord())
-    frame = record.get("frame")
+    frame = _record_of(reply).get("frame")
     if not isinstance(frame, bytes):
         raise FrameError("the reply holds no frame")
     return frame
@@ -115,8 +114,14 @@ def report_token(reply: Message) -> bytes | None:
 
 def read_cost(reply: Message) -> bytes:
     """Return the encoded round cost beside the frame in a reply; empty without one."""
-    cost = reply.content.config_records.get(RECORD, ConfigRecord()).get(COST)
+    cost = _record_of(reply).get(COST)
     return cost if isinstance(cost, bytes) else b""
+
+
+def _record_of(reply: Message) -> ConfigRecord:
+    """Return the record with a reply's frame; an empty record if it has none."""
+    record = reply.content.get(RECORD)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
 
 
 def client_of_hello(frame: bytes) -> int:

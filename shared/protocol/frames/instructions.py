@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Self, TypeVar
 
@@ -184,13 +184,8 @@ class TrainInstruction:
             differences = "components"
         is_clipped = bool(flags & cls._JOINTLY_CLIPPED)
         (clip,) = reader.fields(cls._CLIP) if is_clipped else (0.0,)
-        known = cls(*values, *pool, *every)
-        instruction = replace(
-            known,
-            differences=differences,
-            joint_clip=clip,
-            is_profiled=bool(flags & cls._PROFILED),
-        )
+        values += [*pool, *every, differences, clip, bool(flags & cls._PROFILED)]
+        instruction = cls(*values)
         reader.end()
         if not (
             min(instruction.steps, instruction.queries, instruction.batch, instruction.round) >= 1
