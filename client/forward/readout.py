@@ -166,10 +166,10 @@ class ReadoutForward:
             return self._score(perturbation, whole[None])[0, 0].cpu().numpy()
 
     def next_logits(
-        self, perturbation: PerturbedAdapters, tokens: Sequence[int], cache: Any = None
+        self, perturbation: PerturbedAdapters, texts: Sequence[Ids], cache: Any = None
     ) -> tuple[NDArray[np.float32], Any]:
         """Return the logits of the base model, which a readout does not change."""
-        return self._engine.next_logits(empty_adapter()[1], tokens, cache)
+        return self._engine.next_logits(empty_adapter()[1], texts, cache)
 
     def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
         """Score prompts together, with gradients if autograd is on.

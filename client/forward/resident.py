@@ -264,22 +264,23 @@ class ResidentForward:
 
     @torch.inference_mode()
     def next_logits(
-        self, perturbation: PerturbedAdapters, tokens: Sequence[int], cache: Any = None
+        self, perturbation: PerturbedAdapters, texts: Sequence[Ids], cache: Any = None
     ) -> tuple[NDArray[np.float32], Any]:
-        """Return the logits for a text's next token, in one forward pass.
+        """Return the logits for the next token of texts, in one forward pass.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
-            tokens: tokens of the text; with a cache, only the tokens not yet in it.
-            cache: keys and values of the text so far, as returned by the previous call.
+            texts: tokens of m texts of equal length; with a cache, only the tokens not yet in it.
+            cache: keys and values of the texts so far, as returned by the previous call.
 
         Returns:
-            float32 [vocabulary], and the cache for the next call; None if the model has no cache.
+            float32 [m, vocabulary], and the cache for the next call; None if the model has no
+            cache.
         """
         with self._adapter.using(perturbation):
-            hidden, cache = self._body.continue_texts([tuple(tokens)], cache)
-        (logits,) = tiled_logits(self._scorer.base, hidden)
-        return logits[0].cpu().numpy(), cache
+            hidden, cache = self._body.continue_texts(texts, cache)
+        logits = torch.cat(list(tiled_logits(self._scorer.base, hidden)))
+        return logits.cpu().numpy(), cache
 
     @torch.inference_mode()
     def answer_logits(

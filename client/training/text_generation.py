@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.forward.setup import EVALUATION_MICRO_BATCH
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import QuestionError
 from samara.shared.model.perturbations import Perturbations
@@ -134,6 +135,64 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
+class _GrowingText:
+    """A prompt and the text that a model writes after it.
+
+    Attributes:
+        ending: end of the text; None while it grows.
+    """
+
+    def __init__(
+        self, runtime: ModelRuntime, prompt: Sequence[int], sampling: Sampling, mix: Mix | None
+    ) -> None:
+        def decode(tokens: list[int]) -> str:
+            with runtime.tokenize.lock:
+                text: str = runtime.base.tokenizer.decode(tokens, skip_special_tokens=True)
+            return text
+
+        self._prompt, self._sampling, self._mix = prompt, sampling, mix
+        self._ends = end_tokens(runtime)
+        self._draws = np.random.default_rng(sampling.seed)
+        self._pieces = TextPieces(decode, prompt, sampling.stop)
+        self._written: list[int] = []
+        self.ending = None if sampling.max_tokens else Ending("length", 0)
+
+    def unread(self, is_cached: bool) -> tuple[int, ...]:
+        """Return the tokens for the next pass: all, or the last one if the others are cached."""
+        return tuple(self._written[-1:] if is_cached else [*self._prompt, *self._written])
+
+    def add(self, logits: NDArray[np.float32]) -> str:
+        """Append the next token, and return the text that became final with it.
+
+        A text that has ended gets a token too, so that it stays as long as those that share its
+        passes, but no text becomes final.
+
+        Args:
+            logits: float32 [vocabulary], logits of the next token.
+
+        Raises:
+            QuestionError: if a logit is not a number.
+        """
+        if self.ending:
+            self._written.append(self._prompt[-1])
+            return ""
+        if self._mix is not None:
+            logits = self._mix(logits, [*self._prompt, *self._written])
+        token = choose_token(logits, self._sampling, self._draws)
+        self._written.append(token)
+        count = len(self._written)
+        if token in self._ends:
+            self.ending = Ending("stop", count)
+            return self._pieces.rest()
+        piece, is_stopped = self._pieces.add(token)
+        if is_stopped:
+            self.ending = Ending("stop", count)
+        elif count == self._sampling.max_tokens:
+            self.ending = Ending("length", count)
+            piece += self._pieces.rest()
+        return piece
+
+
 def generate(
     runtime: ModelRuntime,
     adapter: Perturbations,
@@ -157,38 +216,56 @@ def generate(
     Raises:
         QuestionError: if the model's output is not finite, or the model is cut below its head.
     """
+    _check_head(runtime)
+    text = _GrowingText(runtime, prompt, sampling, mix)
+    cache: Any = None
+    while text.ending is None:
+        new = [text.unread(cache is not None)]
+        logits, cache = runtime.forward.next_logits(adapter, new, cache)
+        yield text.add(logits[0])
+    return text.ending
+
+
+def generate_together(
+    runtime: ModelRuntime,
+    adapter: Perturbations,
+    prompts: Sequence[tuple[Sequence[int], Sampling]],
+    mix: Mix | None = None,
+) -> list[str]:
+    """Generate a text after each prompt; prompts of equal length share forward passes.
+
+    Args:
+        runtime: model runtime of a causal model.
+        adapter: adapter that the model runs with.
+        prompts: tokens of each prompt, at least one, and the rules for its text.
+        mix: see `generate`.
+
+    Raises:
+        QuestionError: if the model's output is not finite, or the model is cut below its head.
+    """
+    _check_head(runtime)
+    texts = [_GrowingText(runtime, tokens, sampling, mix) for tokens, sampling in prompts]
+    found = [""] * len(prompts)
+    by_length = dict[int, list[int]]()
+    for index, (tokens, _) in enumerate(prompts):
+        by_length.setdefault(len(tokens), []).append(index)
+    for alike in by_length.values():
+        for start in range(0, len(alike), EVALUATION_MICRO_BATCH):
+            group, cache = alike[start : start + EVALUATION_MICRO_BATCH], None
+            while any(texts[index].ending is None for index in group):
+                new = [texts[index].unread(cache is not None) for index in group]
+                logits, cache = runtime.forward.next_logits(adapter, new, cache)
+                for index, own in zip(group, logits, strict=True):
+                    found[index] += texts[index].add(own)
+    return found
+
+
+def _check_head(runtime: ModelRuntime) -> None:
     if runtime.base.depth:
         raise QuestionError(
             f"adapter.layers = {runtime.config.adapter.layers}: the blocks that write text are not "
             "loaded; ask for one of the labels, or train with adapter.layers = readout"
         )
-    ends = end_tokens(runtime)
-    draws = np.random.default_rng(sampling.seed)
-
-    def decode(tokens: list[int]) -> str:
-        with runtime.tokenize.lock:
-            text: str = runtime.base.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
-
-    pieces = TextPieces(decode, prompt, sampling.stop)
-    cache: Any = None
-    written: list[int] = []
-    while len(written) < sampling.max_tokens:
-        new = [*prompt, *written] if cache is None else written[-1:]
-        logits, cache = runtime.forward.next_logits(adapter, new, cache)
-        if mix is not None:
-            logits = mix(logits, [*prompt, *written])
-        token = choose_token(logits, sampling, draws)
-        written.append(token)
-        if token in ends:
-            yield pieces.rest()
-            return Ending("stop", len(written))
-        piece, ended = pieces.add(token)
-        yield piece
-        if ended:
-            return Ending("stop", len(written))
-    yield pieces.rest()
-    return Ending("length", len(written))
 
 
 def end_tokens(runtime: ModelRuntime) -> set[int]:

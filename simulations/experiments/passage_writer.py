@@ -3,7 +3,7 @@ beginnings.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from samara.client.personal.own_demonstrations import OwnDemonstrations, own_demonstrations
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
-from samara.client.training.text_generation import Mix, Sampling, generate
+from samara.client.training.text_generation import Mix, Sampling, generate_together
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.tasks.chats import describe_chat
@@ -70,28 +70,58 @@ def write_missing_passages(folder: Path) -> None:
     loaded = load_simulation(run.config) if count else None
     if loaded is None or not isinstance(loaded.runtime.task, GenerationTask):
         return
-    clients = len(loaded.shares)
+    runtime, clients = loaded.runtime, len(loaded.shares)
     log.info("the models write after %d beginnings of each of %d clients", count, clients)
-    passages = [
-        passage
-        for share in loaded.shares
-        for passage in _passages_of(
-            loaded.runtime, share, _models(run, loaded.runtime, share), count
-        )
-    ]
+    shared = {ZERO_SHOT: Writer(runtime.perturbation(None))}
+    if run.config.federated_rounds and not run.result.groups:
+        shared[GLOBAL] = Writer(runtime.perturbation(run.model(None)))
+    adapters = {id(one.adapter) for one in shared.values()}
+    passages: list[Passage] = []
+    of_all: list[_Asked] = []
+    for share in loaded.shares:
+        models = _models(run, runtime, share, shared)
+        own_passages, asked = _passages_of(runtime, share, models, count)
+        passages += own_passages
+        of_all += [one for one in asked if id(one.writer.adapter) in adapters]
+        _write(runtime, [one for one in asked if id(one.writer.adapter) not in adapters])
+    _write(runtime, of_all)
     write_passages(folder, passages)
 
 
-def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData) -> Models:
-    """Return the base model (also with in-context examples), the global and the personal model."""
-    base = runtime.perturbation(None)
-    models = {ZERO_SHOT: Writer(base)}
+class _Asked(NamedTuple):
+    """A text that a model is to write.
+
+    Attributes:
+        texts: texts of a passage by model; the written text is put there.
+        name: name of the model.
+        writer: the model.
+        tokens: tokens of the prompt.
+        sampling: rules for choosing tokens and ending the text.
+    """
+
+    texts: dict[str, str]
+    name: str
+    writer: Writer
+    tokens: Sequence[int]
+    sampling: Sampling
+
+
+def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData, shared: Models) -> Models:
+    """Return the base model (also with in-context examples), the global and the personal model.
+
+    Args:
+        run: the run.
+        runtime: loaded model.
+        share: data of the client.
+        shared: models of all clients.
+    """
+    models = {ZERO_SHOT: shared[ZERO_SHOT]}
     retrieved = run.config.evaluate.retrieved
     if own := own_demonstrations(runtime.task, share, runtime.tokenize, retrieved):
-        models[IN_CONTEXT] = Writer(base, own)
+        models[IN_CONTEXT] = shared[ZERO_SHOT]._replace(own=own)
     if run.config.federated_rounds:
-        owner = share.client if run.result.groups else None
-        models[GLOBAL] = Writer(runtime.perturbation(run.model(owner)))
+        own_group = shared.get(GLOBAL) or Writer(runtime.perturbation(run.model(share.client)))
+        models[GLOBAL] = own_group
     if run.config.makes_personal_models:
         models[PERSONALIZED] = Writer(runtime.perturbation(run.model(share.client)))
         if own_words := run.own_words(share.client):
@@ -101,9 +131,12 @@ def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData) -> Model
 
 def _passages_of(
     runtime: ModelRuntime, share: ClientData, models: Models, count: int
-) -> Iterator[Passage]:
+) -> tuple[list[Passage], list[_Asked]]:
+    """Return a client's passages without their texts, and the texts to be written into them."""
     task = runtime.task
     assert isinstance(task, GenerationTask)
+    passages: list[Passage] = []
+    texts: list[_Asked] = []
     for split in (Split.TEST, Split.TRAIN):
         for number, (example, accepted) in enumerate(
             beginnings(task, share.in_split(split))[:count]
@@ -114,14 +147,35 @@ def _passages_of(
             most = task.tokens if is_test and not task.is_plain_text else CONTINUED_TOKENS
             greedy = Sampling(min(most, task.tokens), stop=_stops(task))
             drawn = replace(greedy, temperature=TEMPERATURE, top_p=TOP_P, seed=number)
-            yield Passage(
+            passage = Passage(
                 share.client,
                 split.name.lower(),
                 describe_chat(example.text) if task.chat else example.text,
                 accepted,
-                _written(runtime, asked, example, greedy),
-                _written(runtime, asked, example, drawn) if is_test else {},
+                dict.fromkeys(asked, ""),
+                dict.fromkeys(asked, "") if is_test else {},
             )
+            passages.append(passage)
+            for name, writer in asked.items():
+                read = example if writer.own is None else writer.own.before(example)
+                tokens = runtime.tokenize(read).sequences[0]
+                texts.append(_Asked(passage.greedy, name, writer, tokens, greedy))
+                if is_test:
+                    texts.append(_Asked(passage.sampled, name, writer, tokens, drawn))
+    return passages, texts
+
+
+def _write(runtime: ModelRuntime, asked: Sequence[_Asked]) -> None:
+    """Write texts into their passages; those of one model share forward passes."""
+    by_model: dict[tuple[int, int], list[_Asked]] = {}
+    for one in asked:
+        by_model.setdefault((id(one.writer.adapter), id(one.writer.mix)), []).append(one)
+    for alike in by_model.values():
+        writer = alike[0].writer
+        prompts = [(one.tokens, one.sampling) for one in alike]
+        written = generate_together(runtime, writer.adapter, prompts, writer.mix)
+        for one, text in zip(alike, written, strict=True):
+            one.texts[one.name] = text.strip()
 
 
 def beginnings(task: GenerationTask, examples: Sequence[Example]) -> list[Beginning]:
@@ -147,16 +201,3 @@ def beginnings(task: GenerationTask, examples: Sequence[Example]) -> list[Beginn
 def _stops(task: GenerationTask) -> tuple[str, ...]:
     stop = task.stop.strip(" ")
     return (stop,) if stop else ()
-
-
-def _written(
-    runtime: ModelRuntime, models: Models, example: Example, sampling: Sampling
-) -> dict[str, str]:
-    written = {}
-    for name, writer in models.items():
-        read = example if writer.own is None else writer.own.before(example)
-        tokens = runtime.tokenize(read).sequences[0]
-        written[name] = "".join(
-            generate(runtime, writer.adapter, tokens, sampling, writer.mix)
-        ).strip()
-    return written

@@ -11,6 +11,7 @@ from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.machine.process import cores
 from samara.shared.model.scorers import Prompt
 from samara.shared.protocol.frames.instructions import Split
+from samara.shared.protocol.step_size import curvature_interval
 from samara.shared.settings.config import RunConfig
 from samara.shared.terms.run_terms import fits_private_part
 from samara.simulations.planning.run_cost import RowCost, RunSize, run_cost
@@ -89,12 +90,18 @@ def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientDa
 
 
 def _perturbations(config: RunConfig, size: int) -> int:
-    """Return the number of perturbed models with which a step scores its examples."""
+    """Return the number of models, in the mean, with which a step scores its examples."""
     if config.gradients == "exact":
         return 3
     if config.differences == "components":
         return 2 * min(config.queries, size)
-    return config.queries + 1 if config.differences == "forward" else 2 * config.queries
+    if config.differences != "forward":
+        return 2 * config.queries
+    measured = 0.0  # share of the steps that measure the curvature, which takes both signs
+    if config.learning_rate == "auto":
+        interval = curvature_interval(config.queries, config.differences)
+        measured = math.ceil(config.steps / interval) / config.steps
+    return round((1 + measured) * config.queries) + 1
 
 
 def clients_together(config: RunConfig) -> int:

@@ -303,12 +303,12 @@ def test_generated_text_is_that_of_the_library_and_the_adapter_changes_it(
     models = PersonalModels(resident).of()
     adapter = models.adapter("personal")
     prompt = runtime.tokenize(read_question({"text": TEXTS[0]}, runtime.task)[0])
-    logits, _ = runtime.forward.next_logits(adapter, prompt.sequences[0])
+    (logits,), _ = runtime.forward.next_logits(adapter, prompt.sequences)
     scores = runtime.forward.score_question(adapter, [prompt])[0]
     words = [tokens[0] for tokens in runtime.scorer.label_tokens]  # type: ignore[attr-defined]
     log_softmax = logits - np.log(np.exp(logits.astype(np.float64)).sum())
     np.testing.assert_allclose(log_softmax[words], scores, rtol=1e-4, atol=1e-4)
-    base_logits, _ = runtime.forward.next_logits(models.adapter("base"), prompt.sequences[0])
+    (base_logits,), _ = runtime.forward.next_logits(models.adapter("base"), prompt.sequences)
     assert not np.allclose(logits, base_logits)
 
 

@@ -194,6 +194,21 @@ def test_a_damping_counts_until_it_is_measured(
     assert rows[1:] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("steps", "learning_rate", "expected"), [(2, "auto", 25), (32, "auto", 18), (2, 0.1, 17)]
+)
+def test_forward_differences_take_both_signs_where_they_measure_curvature(
+    steps: int, learning_rate: str | float, expected: int
+) -> None:
+    settings = {"differences": "forward", "steps": steps, "learning-rate": learning_rate}
+    config = config_of(
+        {"data.clients": 2, "adapter.layers": "top:1", "threads": 1, "queries": 16} | settings
+    )
+    run = load_run(config)
+    shares = [run.data.share_of(client, 2) for client in range(2)]
+    assert run_size.run_size(config, run.runtime, shares).perturbations == expected
+
+
 def test_a_look_at_large_data_tokenizes_some_of_them() -> None:
     whole = tuple(Example(f"row {number}", 0, "", "train") for number in range(1000))
     read: list[str] = []
