@@ -190,6 +190,8 @@ def _predict(prediction: Prediction, vary: str, column: str | int) -> tuple[floa
     tokens = estimate.work.batch * estimate.work.sequence
     peak = estimate.memory.total / 2**20
     values = {"seconds": seconds, "tokens/s": tokens / seconds, "MiB": peak, "GiB": peak / 2**10}
+    if isinstance(estimate, StepEstimate):
+        values["GiB of weights"] = (estimate.memory.blocks + estimate.memory.others) / 2**30
     return values[prediction.quantity], estimate.fits
 
 
@@ -200,7 +202,7 @@ def _predicted_cells(row: Row, table: PaperTable) -> Iterator[str]:
     for (value, fits), paper, column in zip(
         predicted(row.predict, table), row.paper, table.columns, strict=True
     ):
-        digits = 2 if quantity == "seconds" else 1 if quantity == "GiB" or value < 100 else 0
+        digits = 2 if quantity in ("seconds", "GiB of weights") else 1 if quantity == "GiB" or value < 100 else 0
         text = f"{value:,.{digits}f}"
         if isinstance(paper, str):
             yield text if fits else "does not fit"

@@ -13,7 +13,9 @@ from benchmarks.papers.table import PaperTable, Row, read_hyperparameters, read_
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.errors import ModelError
 
-NEED_A_RATE = {"mezo-8": ["learning-rate=1e-5"]}
+NEED_A_RATE = dict.fromkeys(
+    ("mezo-6", "mezo-8", "mezo-9", "mezo-10", "mezo-11"), ["learning-rate=1e-5"]
+)
 
 
 def given(table: PaperTable, out: Path, **more: Any) -> argparse.Namespace:
