@@ -52,6 +52,7 @@ from samara.shared.settings.setting import parse_assignment
 from samara.shared.storage.files import write_durably
 
 _LONGEST_NAME = 100
+_DIGITS = {"seconds": 2, "GiB of weights": 2, "GiB": 1}
 Figures = dict[str, float]
 """``metric`` on the test split; of what trains also the validation ``loss`` and that ``before``."""
 Found = dict[str, dict[str, list[Figures]]]
@@ -190,6 +191,8 @@ def _predict(prediction: Prediction, vary: str, column: str | int) -> tuple[floa
     tokens = estimate.work.batch * estimate.work.sequence
     peak = estimate.memory.total / 2**20
     values = {"seconds": seconds, "tokens/s": tokens / seconds, "MiB": peak, "GiB": peak / 2**10}
+    if isinstance(estimate, StepEstimate):
+        values["GiB of weights"] = (estimate.memory.blocks + estimate.memory.others) / 2**30
     return values[prediction.quantity], estimate.fits
 
 
@@ -200,7 +203,7 @@ def _predicted_cells(row: Row, table: PaperTable) -> Iterator[str]:
     for (value, fits), paper, column in zip(
         predicted(row.predict, table), row.paper, table.columns, strict=True
     ):
-        digits = 2 if quantity == "seconds" else 1 if quantity == "GiB" or value < 100 else 0
+        digits = _DIGITS.get(quantity, 1 if value < 100 else 0)
         text = f"{value:,.{digits}f}"
         if isinstance(paper, str):
             yield text if fits else "does not fit"

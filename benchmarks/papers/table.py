@@ -27,8 +27,8 @@ class Prediction(_Part):
 
     Attributes:
         step: P-RGE on adapters, zeroth order on all parameters, or first order.
-        quantity: seconds of a step, its tokens per second, or its peak in MiB or GiB, which
-            nvidia-smi and the papers call MB and GB.
+        quantity: seconds of a step, its tokens per second, or in MiB or GiB, which nvidia-smi and
+            the papers call MB and GB, its peak or its weights alone.
         model: name of a shape, where ``{}`` is the column; or a model folder.
         device: name of a profile.
         work: fields of the step's workload: `roofline.Workload`,
@@ -37,7 +37,7 @@ class Prediction(_Part):
     """
 
     step: Literal["adapters", "all-parameters", "first-order"] = "adapters"
-    quantity: Literal["seconds", "tokens/s", "MiB", "GiB"] = "seconds"
+    quantity: Literal["seconds", "tokens/s", "MiB", "GiB", "GiB of weights"] = "seconds"
     model: str
     device: str
     work: dict[str, Any] = Field(default_factory=dict)

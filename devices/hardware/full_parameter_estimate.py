@@ -71,6 +71,10 @@ class FullParameterWorkload:
         published: whether the step is computed as in the published programs of MeZO and ZO2: in
             place, with all attention scores and logits in memory, and with directions drawn one
             parameter at a time.
+        autocast: whether passes compute in half precision, as in automatic mixed precision, while
+            the parameters have `precision`. The seconds of the casts are not counted, and the
+            memory is that without autocast.
+        stored_width: bytes of a parameter of a streamed block between uses; 0 is as on the device.
     """
 
     sequence: int = 64
@@ -80,6 +84,8 @@ class FullParameterWorkload:
     stream: Stream = "off"
     in_place: bool = False
     published: bool = False
+    autocast: bool = False
+    stored_width: int = 0
 
     @property
     def keeps_copy(self) -> bool:
@@ -233,7 +239,8 @@ def _changes(
 def _estimate(
     shape: ModelShape, device: DeviceProfile, work: FullParameterWorkload
 ) -> FullParameterEstimate:
-    of_a_parameter = MASTER_BYTES if work.keeps_copy else WIDTH[work.precision]
+    on_device = MASTER_BYTES if work.keeps_copy else WIDTH[work.precision]
+    of_a_parameter = work.stored_width or on_device
     stored = 0 if work.stream == "off" else shape.block_weights * of_a_parameter
     return FullParameterEstimate(
         device=device.name,
@@ -252,16 +259,17 @@ def _time(
 ) -> FullParameterTime:
     """Return the seconds of a step; over a link, unlike a disk, both directions overlap."""
     width = WIDTH[work.precision]
+    computes: Precision = "fp16" if work.autocast else work.precision
     bandwidth = device.memory.bandwidth
     reads = Workload(
         sequence=work.sequence,
         batch=work.batch,
-        quantization=work.precision,
+        quantization=computes,
         tiled=not work.published,
     )
     a_pass = base_pass_time(shape, device, reads).total
     if work.published:
-        moved = SCORE_TRAFFIC * _score_entries(shape, work) * len(shape.blocks) * width
+        moved = SCORE_TRAFFIC * _score_entries(shape, work) * len(shape.blocks) * WIDTH[computes]
         a_pass += moved / (bandwidth * device.timing.activation_share)
     parameters = shape.block_weights + shape.other_weights
     moved = DIRECTION_TRAFFIC * parameters * width

@@ -23,7 +23,7 @@ from benchmarks.gpu.__main__ import (
     run_part,
     write_page,
 )
-from benchmarks.gpu.parts import PARTS, Cell, Given, Part, Row
+from benchmarks.gpu.parts import PARTS, Cell, Given, Part, Row, read_verdicts
 from samara.shared.storage.events import append_event
 
 PAGE = ROOT / "docs" / "measurements" / "gpu.md"
@@ -152,6 +152,22 @@ def test_training_without_a_model_says_what_it_needs(tmp_path: Path) -> None:
     measure(part, Given(tmp_path))
     errors = read_results(tmp_path)["sst2"].errors
     assert errors == {"all cells": "ConfigError: needs --model FOLDER and --data sst2=DATA"}
+
+
+def test_verdicts_are_read_beside_the_properties_of_a_test(tmp_path: Path) -> None:
+    of_a_test = '<properties><property name="processor seconds" value="1"/></properties>'
+    failed = '<failure message="1 is not 2&#10;more"/><system-out>text</system-out>'
+    cases = {"good": "", "bad": failed, "other": '<skipped message="needs a GPU"/>'}
+    inside = "".join(
+        f'<testcase name="{name}">{of_a_test}{more}</testcase>' for name, more in cases.items()
+    )
+    report = tmp_path / "tests.xml"
+    report.write_text(f"<testsuites><testsuite>{inside}</testsuite></testsuites>", "utf-8")
+    assert list(read_verdicts(report)) == [
+        {"test": "good", "is": "passed", "says": ""},
+        {"test": "bad", "is": "failure", "says": "1 is not 2"},
+        {"test": "other", "is": "skipped", "says": "needs a GPU"},
+    ]
 
 
 def test_the_page_lists_the_parts_in_their_order() -> None:

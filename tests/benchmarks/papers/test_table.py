@@ -13,7 +13,7 @@ from benchmarks.papers.table import PaperTable, Row, read_hyperparameters, read_
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.errors import ModelError
 
-NEED_A_RATE = {"mezo-8": ["learning-rate=1e-5"]}
+NEED_A_RATE = {f"mezo-{number}": ["learning-rate=1e-5"] for number in (6, 8, 9, 10, 11)}
 
 
 def given(table: PaperTable, out: Path, **more: Any) -> argparse.Namespace:
@@ -52,6 +52,10 @@ OFF = {
         ("ZO2, FP32, tokens/s", "175B"),
         ("ZO2, FP16, tokens/s", "175B"),
     },
+    "zo2-5": {
+        *((row.name, "1.3B") for row in read_table("zo2-5").rows),
+        *((f"computed in BF16, stored as {kind}", "2.7B") for kind in ("FP16", "BF16", "FP8")),
+    },
     "zo2-6": set[tuple[str, str]](),
     "zo2-7": {("OPT-1.3B, ZO2, MB", "8192"), ("OPT-13B, ZO2, MB", "8192")},
     "zo2-qwen3": {("ZO2", "1.7B"), ("ZO2", "4B")},
@@ -80,6 +84,42 @@ def test_the_memory_of_mezo_on_multirc_is_predicted_from_cells_of_another_paper(
     assert not row.predict.fitted
     values = [value for value, _ in papers.predicted(row.predict, table)]
     assert values == pytest.approx(row.paper, rel=0.08)
+
+
+def test_weights_have_the_published_sizes() -> None:
+    table = read_table("p-rge-9")
+    for row in table.rows:
+        assert row.predict is not None
+        values = [value for value, _ in papers.predicted(row.predict, table)]
+        assert values[:3] == pytest.approx(row.paper[:3], rel=0.01)
+        # The paper's NF4 has 4 bits for a weight, and no scales of blocks.
+        assert values[3] == pytest.approx(row.paper[3], rel=0.12)
+
+
+@pytest.mark.parametrize(("name", "most"), [("p-rge-5", 0.25), ("mezo-23", 0.5)])
+def test_seconds_of_steps_in_tables_without_a_fit_have_the_papers_scale(
+    name: str, most: float
+) -> None:
+    table = read_table(name)
+    rows = [row for row in table.rows if row.predict is not None]
+    assert len(rows) >= 2
+    for row in rows:
+        assert row.predict is not None
+        assert not row.predict.fitted
+        values = [value for value, _ in papers.predicted(row.predict, table)]
+        assert values == pytest.approx(row.paper, rel=most)
+
+
+def test_the_largest_models_on_one_gpu_have_the_sizes_of_mezos_figure_4() -> None:
+    table = read_table("mezo-22")
+    largest = {}
+    for row in table.rows:
+        if row.predict is not None:
+            fits = [fits for _, fits in papers.predicted(row.predict, table)]
+            assert fits == sorted(fits, reverse=True)
+            largest[row.name] = table.columns[sum(fits) - 1]
+    # The paper has 2.7B for fine-tuning, which keeps all gradients there and frees them here.
+    assert largest == {"zero-shot, and MeZO": "30B", "full-parameter FT": "6.7B"}
 
 
 def test_errors_and_fitted_cells_are_marked() -> None:
@@ -232,6 +272,9 @@ def test_grids_are_the_papers() -> None:
     assert known["opt-mezo"].values("drop")["learning-rate"] == [1e-6, 5e-7, 1e-7]
     lora = known["roberta-mezo-lora"]
     assert lora.values("sst2")["weight-decay"] == [0.1]
+    for name in ("p-rge-fo-full", "p-rge-zo-full", "llama2-p-rge"):
+        assert known[name].values("squad")["validate-every"] == [500]
+        assert known[name].values("rte")["validate-every"] == [100]
     assert lora.values("sst2")["epsilon"] == [1e-3]
     assert known["opt-mezo-lora"].values("sst2")["epsilon"] == [1e-2]
     used = {

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from samara.client.spaces.space import ACCELERATOR_CHUNK
 from samara.command import app
 from samara.devices.hardware.full_parameter_estimate import (
+    FullParameterEstimate,
     FullParameterWorkload,
     Precision,
     estimate_full_parameters,
@@ -31,6 +33,8 @@ WORK = st.builds(
     stream=st.sampled_from(["off", "host", "disk"]),
     in_place=st.booleans(),
     published=st.booleans(),
+    autocast=st.booleans(),
+    stored_width=st.sampled_from([0, 1, 2, 4]),
 )
 
 
@@ -184,3 +188,17 @@ def test_in_half_precision_the_gpu_reaches_another_share_of_its_rate(precision: 
     kind = A100.timing
     assert kind.share_of_rate(precision) == {"fp32": kind.rate_share, "fp16": 0.48}[precision]
     assert WORKSTATION.timing.share_of_rate(precision) == 0.6
+
+
+def test_mixed_precision_computes_in_half_and_stores_as_asked() -> None:
+    def estimate(**changes: Any) -> FullParameterEstimate:
+        work = FullParameterWorkload(2_048, precision="fp32", stream="host", published=True)
+        return estimate_full_parameters(MIDDLE, A100, replace(work, **changes))
+
+    float32, float16 = estimate(), estimate(precision="fp16")
+    mixed, compressed = estimate(autocast=True), estimate(autocast=True, stored_width=1)
+    assert mixed.time.passes == float16.time.passes
+    assert mixed.time.directions == float32.time.directions
+    assert mixed.memory == float32.memory
+    assert mixed.stored_bytes == float32.stored_bytes == 4 * compressed.stored_bytes
+    assert mixed.time.transfers > compressed.time.transfers == 0.0
