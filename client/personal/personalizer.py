@@ -125,7 +125,7 @@ class Personalizer:
         return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:
-        """Take the private rounds that are due from a state, and return the resulting private state.
+        """Take the private rounds due from a state, and return the resulting private state.
 
         With ``personal.when = "end"``, recorded private rounds are not repeated, even if they
         started from another state.
