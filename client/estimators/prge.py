@@ -107,8 +107,8 @@ def run_estimator(
     Args:
         estimator: a generator that has not been started.
         losses_of: function that returns a request's losses, float64 [signs · q] in the order of the
-            request's signs, or [1] for the unperturbed loss. It answers a request for both in two
-            calls.
+            request's signs. For a request that also includes the unperturbed loss it is called a
+            second time without seeds, and returns float64 [1].
     """
 
     def answers(requests: Sequence[LossRequest]) -> list[NDArray[np.float64]]:

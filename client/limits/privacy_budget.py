@@ -101,11 +101,12 @@ class ChargeLog(KeptLog):
     )
 
     def read(self) -> list[Charge]:
-        """Return all charges; an incomplete last line belongs to a report that never left.
+        """Return all charges.
+
+        An incomplete last line is ignored, because its report was never sent.
 
         Raises:
-            TrainerError: if the file cannot be read. An empty file in its place would lift the
-                budget.
+            TrainerError: if the file cannot be read. Treating it as empty would reset the budget.
         """
         lines = self.read_lines()
         try:

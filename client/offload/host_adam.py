@@ -33,7 +33,7 @@ class HostAdam:
             learning_rate: η.
 
         Returns:
-            float32 [shape], bit for bit the change that torch's fused Adam makes to zero weights.
+            float32 [shape], bit for bit the change that torch's fused Adam makes to weights of 0.
         """
         change = torch.zeros_like(gradient)
         first, second = self.moments

@@ -52,7 +52,7 @@ def compress(projectors: ProjectorPair, gradient: Tensor) -> Tensor:
 
     Args:
         projectors: P and Q.
-        gradient: G, float32 [m, n], or any shape without projectors.
+        gradient: G, float32 [m, n]; of any shape if both projectors are the identity.
 
     Returns:
         float32 [s, s]; G itself if both projectors are the identity.
@@ -89,8 +89,8 @@ def add_decompressed(
 
     Args:
         projectors: P and Q.
-        change: Δ, float32 [s, s], or W's shape without projectors.
-        weight: W, float32 or bfloat16 [m, n], or any shape without projectors.
+        change: Δ, float32 [s, s]; of W's shape if both projectors are the identity.
+        weight: W, float32 or bfloat16 [m, n]; of any shape if both projectors are the identity.
         seed: seed of the rounding, different for every update.
     """
     if weight.dtype == torch.bfloat16:

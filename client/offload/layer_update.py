@@ -100,7 +100,7 @@ class LayerUpdate:
             gradient: gradient of a pass, [m, n].
 
         Returns:
-            float32 [s, s]; the gradient itself without projectors.
+            float32 [s, s]; the gradient itself if both projectors are the identity.
         """
         return compress(self.projectors, gradient.float())
 

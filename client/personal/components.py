@@ -140,8 +140,10 @@ class _Span(SoftmaxProblem):
         return added if self._bias is None else added + update[self._bias]
 
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the gradient in c from the gradient in the logits [n, labels], averaged over
-        examples.
+        """Return the mean gradient with respect to c.
+
+        Args:
+            slopes: each example's gradient with respect to its logits, [n, labels].
         """
         gradient = np.zeros(self._z.shape[1])
         readout = self._contrasts @ slopes.T @ self._examples.features / len(slopes)

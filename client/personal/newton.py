@@ -47,8 +47,10 @@ class SoftmaxProblem(ABC):
 
     @abstractmethod
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the gradient in the variables from the gradient in the logits [n, labels],
-        averaged.
+        """Return the mean gradient with respect to the variables.
+
+        Args:
+            slopes: each example's gradient with respect to its logits, [n, labels].
         """
 
     def loss(self, numbers: Floats) -> float:
@@ -145,8 +147,10 @@ class _PenalizedFit(SoftmaxProblem):
         return self.fit(numbers).added_scores(self._examples.features, self._contrasts)
 
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the gradient in the variables from the gradient in the logits [n, labels],
-        averaged.
+        """Return the mean gradient with respect to the variables.
+
+        Args:
+            slopes: each example's gradient with respect to its logits, [n, labels].
         """
         intercept = slopes.mean(axis=0)
         if not self._shape[1]:

@@ -125,15 +125,18 @@ class Personalizer:
         return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:
-        """Return the private state after the private rounds from a state, int64 [d].
+        """Take the private rounds due from a state, and return the resulting private state.
 
-        Missing private rounds are taken. With ``personal.when = "end"`` the recorded private rounds
-        count, from whatever state they started.
+        With ``personal.when = "end"``, recorded private rounds are not repeated, even if they
+        started from another state.
 
         Args:
             number: last round of the federation in the state.
             state: int64 [d].
             digest: digest of the state, 32 bytes.
+
+        Returns:
+            int64 [d].
 
         Raises:
             TrainingError, ReplayError, LedgerError: those of `take`.

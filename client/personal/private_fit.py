@@ -205,7 +205,7 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
 
 
 def _intercept_alone(learner: Learner, state: State) -> tuple[SoftmaxFit, Examples]:
-    """Return the fit of an intercept without a readout, and its training examples."""
+    """Return the fit of an intercept without a readout, and the client's training examples."""
     examples = learner.training_examples(state, with_features=False)
     return fit_private_part(examples, _contrasts(examples), learner.solve), examples
 

@@ -299,8 +299,9 @@ def _has_lower_loss(learner: Learner, before: NDArray[np.int64], after: NDArray[
 def _revert_or_erase(
     number: int, token: bytes, reverted: Sequence[RoundDelta], private: NDArray[np.int64]
 ) -> RoundDelta:
-    """Return the round delta that reverts others, or erases the state if an exact revert is
-    impossible.
+    """Return a round delta that reverts the given rounds exactly.
+
+    If that is impossible, the delta erases the private state.
     """
     try:
         delta = revert_delta(number, PERSONAL_TRACK, token, reverted)

@@ -117,17 +117,18 @@ class Session:
     ) -> Iterator[Self]:
         """Yield sessions on the way to the server's round; the last session is at that round.
 
-        Before the first step, the records must lead to the server's round and digest. Each step
-        then replays some records and checks the digest after them. It fails only if a digest inside
-        the records is false.
+        The records are checked first: they must lead to the server's round and digest. Each step
+        then replays some records and checks the digest after them. This check fails only if a
+        digest inside the records is false.
 
         A server that continues from a backup may lack rounds of this session (docs/decisions/0033).
-        The catch-up then leads to the server's round from a snapshot or from round 0, but not from
-        this session's round. In that case the state is rebuilt from the catch-up.
+        Its catch-up then cannot continue this session. The state is rebuilt from the snapshot in
+        the catch-up, or from round 0.
 
         Args:
-            catch_up: missed rounds from the server. A tail without a snapshot begins at or before
-                the round after this session's. Rounds that are already in this session are skipped.
+            catch_up: missed rounds from the server. Without a snapshot, no round may be missing
+                between this session's round and the first record. Rounds that are already in this
+                session are skipped.
             header: track, run and layout of the ledger.
             layout: layout of the adapter.
             goal_round: last round of the server.
@@ -179,9 +180,7 @@ class Session:
     ) -> tuple[Self, bytes]:
         """Return the session from which the records continue, and these records.
 
-        The session is this one, or that of a snapshot.
-
-        Nothing is replayed.
+        The session is this one, or one at the snapshot's round. Nothing is replayed.
 
         Raises:
             CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,

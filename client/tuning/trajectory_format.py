@@ -51,7 +51,7 @@ class TrajectoryHeader:
         distribution: distribution of the directions.
         root: seed from which the directions' seeds are derived.
         epsilon: size ε of the perturbations.
-        update: name and parameters of the update rule, and of D if there is one.
+        update: name and parameters of the update rule, and of the diagonal scaling D if it is used.
         settings_hash: hash of all settings of the run.
         normal_table_hash: hash of the table from which directions are computed.
     """

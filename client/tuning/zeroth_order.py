@@ -402,7 +402,8 @@ class ZerothOrder:
 
 
 def _total_gain(rule: UpdateRule) -> float:
-    """Return the total factor by which a step's gradient moves θ, including through later steps'
-    moments.
+    """Return the total factor by which a gradient moves θ.
+
+    With momentum, later steps apply the gradient again.
     """
     return 1 / (1 - rule.beta) if isinstance(rule, Momentum) else 1.0

@@ -234,12 +234,12 @@ def _estimate_first_order(
 
 
 def _first_stream(given: "StepSettings") -> "Stream":
-    """Return where the blocks are initially assumed to be stored; `auto` starts on the device."""
+    """Return the initial place of the blocks; `auto` starts on the device."""
     return "off" if given.model.stream == "auto" else given.model.stream
 
 
 def _other_streams(given: "StepSettings", profile: "DeviceProfile") -> "list[Stream]":
-    """Return where `auto` may store blocks that do not fit on the device, fastest first."""
+    """Return the other places in which `auto` may store blocks, fastest first."""
     others: list[Stream] = ["host", "disk"] if given.model.stream == "auto" else []
     return [stream for stream in others if profile.has_stream(stream)]
 

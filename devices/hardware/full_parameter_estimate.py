@@ -95,7 +95,7 @@ class FullParameterWorkload:
 
 @dataclass(frozen=True)
 class FullParameterTime:
-    """The seconds of a step by part; `total` is their sum.
+    """The duration of a step in seconds, by part; `total` is the sum of the parts.
 
     Attributes:
         passes: forward passes.
@@ -115,7 +115,7 @@ class FullParameterTime:
 
 @dataclass(frozen=True)
 class FullParameterMemory:
-    """The bytes at the peak of a step by part; `total` is their sum.
+    """The peak memory of a step in bytes, by part; `total` is the sum of the parts.
 
     Attributes:
         runtime: interpreter, libraries and device contexts.

@@ -1,4 +1,4 @@
-"""The predicted peak memory of a P-RGE step by part."""
+"""The predicted peak memory of a P-RGE step, by part."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -30,7 +30,7 @@ _SCORE_BYTES = 4 + 8 + 8
 
 @dataclass(frozen=True)
 class MemoryFootprint:
-    """The bytes at the peak of a step by part; `total` is their sum.
+    """The peak memory of a step in bytes, by part; `total` is the sum of the parts.
 
     Attributes:
         runtime: interpreter, libraries and device contexts.

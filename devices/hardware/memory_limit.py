@@ -192,7 +192,7 @@ class CgroupV1Limit(CgroupLimit):
     anonymous = "total_rss"
 
     def parent(self) -> Path:
-        """Return this process's folder in the memory hierarchy."""
+        """Return the folder of this process's group in the memory controller's hierarchy."""
         return GROUPS / "memory" / current_group("memory")
 
     def forbid_swap(self) -> None:
@@ -222,7 +222,7 @@ class CgroupV2Limit(CgroupLimit):
         self.entrance.mkdir()
 
     def parent(self) -> Path:
-        """Return this process's folder in the unified hierarchy."""
+        """Return the folder of this process's group in the unified hierarchy."""
         root = GROUPS if (GROUPS / "cgroup.controllers").exists() else GROUPS / "unified"
         return root / current_group("")
 

@@ -18,11 +18,11 @@ _SHARE = 0.5
 
 
 class MemoryShortage:
-    """A memory shortage under a limit, which begins on construction.
+    """A memory shortage for the processes under a limit; it begins on construction.
 
-    The limit is lowered to the memory in use, as if other programs had taken the rest. A further
-    program under the limit then takes half as much memory again. The kernel therefore kills the
-    largest of the other processes under the limit.
+    The limit is lowered to the memory in use, as if other programs had taken the rest. Another
+    program under the limit then takes half that amount. The kernel therefore kills the largest of
+    the other processes under the limit.
 
     Args:
         limit: memory limit of the processes.

@@ -140,7 +140,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step by part; `total` is their sum.
+    """The duration of a step in seconds, by part; `total` is the sum of the parts.
 
     Attributes:
         weights: those matrix products of the blocks whose time is limited by memory bandwidth.

@@ -262,7 +262,7 @@ class Manifest:
         """Return the adapter's initial weights, int64 [d] in units of a state.
 
         Raises:
-            ValueError: if the start does not match the layout, or has another number of values.
+            ValueError: if the initial weights do not match the layout, or their number is wrong.
         """
         layout = Layout.from_json(self.layout)
         data = base64.b64decode(self.start, validate=True)

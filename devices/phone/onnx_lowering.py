@@ -91,7 +91,7 @@ def _with_4_bit_products(graph: "ModelProto", products: Sequence[tuple[int, int]
     """Return the graph with 4-bit weights in the products of the blocks.
 
     Raises:
-        DeviceError: if the graph has another number of products with constant weights.
+        DeviceError: if not every product of the blocks can be quantized.
     """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 

@@ -67,7 +67,7 @@ class ReplayModule(SeededModule):
 
 
 class ScoresModule(nn.Module):
-    """Scores and losses of a batch at several adapters, in one pass over the frozen weights.
+    """A module that returns scores and losses of a batch at several adapters from one pass.
 
     Args:
         base: causal model with the adapter inserted.
@@ -219,7 +219,7 @@ class Unscored(nn.Module):
 
 
 class RepresentationModule(nn.Module):
-    """Base model scores and features of a batch, from which a readout is computed.
+    """A module that returns the base model's scores of a batch, and the features for a readout.
 
     The damping is part of the program. A phone therefore only needs a product with the readout's
     matrix, and the program's hash covers the damping.
@@ -269,7 +269,7 @@ class RepresentationModule(nn.Module):
 
 
 class DirectionsModule(SeededModule):
-    """Directions of seeds, in int64."""
+    """A module that returns the directions of seeds, in int64."""
 
     def forward(self, seeds: Tensor) -> tuple[Tensor]:
         """Return the directions of seeds, int64 [n, d] with unit 2⁻¹¹, in a tuple.
@@ -352,7 +352,7 @@ class TrainStepModule(nn.Module):
 
 
 class AdapterScoresModule(nn.Module):
-    """Scores of a batch at given adapters, which the caller perturbs.
+    """A module that returns the scores of a batch at adapters that the caller has perturbed.
 
     Args:
         scores: module that computes scores.

@@ -72,7 +72,7 @@ def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluati
 
 
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
-    """Return the clients whose evaluations have another number of labels than most clients'.
+    """Return the clients whose evaluations differ from the majority in the number of labels.
 
     Args:
         evaluations: evaluations by client; at least one.

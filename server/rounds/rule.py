@@ -48,7 +48,7 @@ class Rule:
         name: value of `aggregation.rule`.
         layout: layout of the trained numbers. Without shared seeds, `multi-krum` and
             `centered-clipping` compare whole updates of d numbers and need the layout. The server
-            then generates one more direction per reported scalar, and needs 4·d bytes per client.
+            then draws the direction of every reported scalar again, and needs 4·d bytes per client.
         function: function of a registered rule; None for built-in rules.
     """
 

@@ -20,7 +20,7 @@ class ArrivalClock(SystemClock):
     """A system clock whose waits end once a complete reply has arrived.
 
     Args:
-        file: path of the counter's file.
+        file: path of the file in which the SuperLink counts arrived replies.
     """
 
     def __init__(self, file: Path) -> None:

@@ -187,7 +187,7 @@ class PhoneGrid(DelegatingGrid):
         return replies + [self._replies.pop(i)[0] for i in wanted if i in self._replies]
 
     def _store_reply(self, reply: Message, end: float) -> None:
-        """Keep a reply until it is pulled, or until end (monotonic seconds)."""
+        """Keep a reply until it is pulled, at most until `end` (monotonic seconds)."""
         self._replies[reply.metadata.reply_to_message_id] = reply, end
 
     def _discard_old_entries(self, connected: Set[int]) -> None:

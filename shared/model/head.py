@@ -94,7 +94,7 @@ def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
 
 @contextmanager
 def _only_rows(base: BaseModel, words: Sequence[int]) -> Iterator[None]:
-    """Make the last linear layer compute only the logits of some words, in their order."""
+    """Make the last linear layer return only the logits of the given words, in the given order."""
     linear = base.network.get_output_embeddings()
     rows = list(words)
 

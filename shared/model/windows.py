@@ -11,9 +11,9 @@ from samara.shared.tasks.rows import Example
 def cut_into_windows(examples: Sequence[Example], scorer: GenerationScorer) -> list[Example]:
     """Split examples of plain texts so that none has more tokens than an answer may have.
 
-    A longer text becomes several consecutive windows. Every token is in one window. Before a window
-    stands as much of the preceding text as fits the model. Where possible, windows begin before
-    white space, so that few words are split.
+    A longer text becomes several consecutive windows. Every token is in one window. The prompt of
+    a window is as much of the preceding text as fits the model. Where possible, windows begin
+    before white space, so that few words are split.
 
     Args:
         examples: examples whose answer is the text; short examples stay unchanged.

@@ -37,11 +37,11 @@ TASK = setting(
 )
 FORM = setting(
     AUTO_FORM,
-    "how a causal LM is asked a classification or a choice: `plain`, a text that begins as "
-    "the tokenizer begins one; `chat`, a user's message in the model's chat template; or "
-    "`auto`, the task's own `form`. Without one, `samara simulate` chooses for a model with a "
-    "chat template, and otherwise the text begins with the BOS token. Live clients follow "
-    "their task",
+    "form of a classification's or choice's prompt for a causal LM: `plain`, text with the "
+    "special tokens that the tokenizer adds; `chat`, a user's message in the model's chat "
+    "template; or `auto`, the task's own `form`. For a task without a form, `samara simulate` "
+    "chooses if the model has a chat template; otherwise the text begins with the BOS token. "
+    "Live clients follow their task",
     before=AUTO_FORM,
     page="guides/language.md#labels-from-an-instruct-model",
 )

@@ -159,10 +159,11 @@ class RunConfig(Settings):
     )
     memory_budget: int = setting(
         0,
-        "bytes of a forward pass besides the weights. A pass has as many examples of similar "
-        "length as fit, at most `batch`. Cached outputs of the layers below the adapters may take "
-        "eight times as much. 0 means at most 8 examples, within 32 MiB on a CPU (or twice the "
-        "memory of one example if that is more), and 256 MiB of outputs",
+        "maximum memory in bytes of a forward pass, without the weights. A pass has as many "
+        "examples of similar length as fit, at most `batch`. Cached outputs of the layers below "
+        "the adapters may take eight times the value. With 0 a pass has at most 8 examples and on "
+        "a CPU 32 MiB (or twice the memory of one example, if that is more), and cached outputs "
+        "take at most 256 MiB",
         page="concepts/steps.md",
         identity=False,
         owner="device",
@@ -200,9 +201,9 @@ class RunConfig(Settings):
     )
     learning_rate_schedule: Literal["auto", "constant", "linear"] = setting(
         "auto",
-        "`constant`; or `linear`, from the given η or twice the estimated η to 0. `auto` means "
-        "`linear` if η is estimated for a readout alone and there are more than three `rounds`, "
-        "otherwise `constant`",
+        "`constant`; or `linear`, which falls to 0 from the given η, or from twice the estimated "
+        "η. `auto` means `linear` if η is estimated for a readout alone and there are more than "
+        "three `rounds`, otherwise `constant`",
         read_by=("global", "finetune", "ditto", "mixture", "partial", "cluster", "readout"),
         before="constant",
         page="concepts/step-size.md#a-readout",
@@ -229,7 +230,7 @@ class RunConfig(Settings):
         0,
         "CPU threads of a client; 0 shares the machine's cores among the clients that train at "
         "the same time. A simulation trains as many clients in parallel as there are cores. "
-        "Another number gives other bits, so a continued run keeps its number",
+        "Results are equal bit for bit only with the same number, so a continued run keeps it",
         identity=False,
         owner="device",
         ge=0,

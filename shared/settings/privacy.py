@@ -66,10 +66,10 @@ class PrivacySettings(Section):
     )
     bucket: int = term(
         "privacy.bucket",
-        "protection against hostile clients: lots divide a round's clients into buckets of this "
-        "size or one more, each with its own sum and noise. Every projected gradient is the "
-        "trimmed mean of the buckets; fewer than 5 buckets are summed. 0 means one sum of all "
-        "clients. At least 3, and at most `cohort.minimum`",
+        "protection against hostile clients: a round's clients are divided at random into buckets "
+        "of this size or one more, each with its own sum and noise. Every projected gradient is "
+        "the trimmed mean over the buckets; fewer than 5 buckets are summed. 0 means one sum of "
+        "all clients; other values are at least 3, and at most `cohort.minimum`",
         before=0,
     )
     evaluation: Literal["off", "exact"] = setting(

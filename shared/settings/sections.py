@@ -254,9 +254,9 @@ class CohortSettings(Section):
     quorum: int = setting(
         0,
         "number of clients that must introduce themselves with the same layout, base model and "
-        "number of clients before a run begins. They must be more than half of all that have "
-        "introduced themselves. 0 means more than half of the clients waited for, and two after "
-        "`cohort.timeout`. A continued run needs one client of the same run",
+        "number of clients before a run begins. They must be a majority of the clients that have "
+        "introduced themselves. 0 means a majority of the clients that the server waits for, and "
+        "two clients after `cohort.timeout`. A continued run needs one client of the same run",
         identity=False,
         ge=0,
     )
@@ -385,9 +385,9 @@ class EvaluateSettings(Section):
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     passages: int = setting(
         2,
-        "in a simulation of texts: number of test and of training examples of each client whose "
-        "beginnings the base, global and personal models continue, for the page of `samara "
-        "compare`. 0 means none",
+        "number of test examples, and of training examples, of each client that the base, global "
+        "and personal models continue from their beginnings, for the page of `samara compare`. "
+        "0 means none. Only in simulations of texts",
         identity=False,
         ge=0,
         page="guides/language.md#what-the-models-write",
@@ -402,12 +402,12 @@ class EvaluateSettings(Section):
     )
     best: bool | Literal["auto", "loss"] = setting(
         "auto",
-        "whether a last round returns to the best validated round. `true`: the highest mean "
-        "accuracy on validation examples. `loss`: the lowest loss, if it is below the last "
-        "round's by more than the standard error over the clients. With `readout` the personal "
-        "models count, otherwise the global model. With any `aggregation.rule` but `mean`, means "
-        "are trimmed. `auto` means `loss` with a readout alone if rounds are validated and the "
-        "method is not `readout`, otherwise `false`",
+        "whether an extra last round returns to the best validated round. `true`: the round with "
+        "the highest mean accuracy on validation examples. `loss`: the round with the lowest loss, "
+        "if it is below the last round's by more than the standard error over the clients. With "
+        "`readout` the personal models count, otherwise the global model. With any "
+        "`aggregation.rule` but `mean`, means are trimmed. `auto` means `loss` with a readout "
+        "alone if rounds are validated and the method is not `readout`, otherwise `false`",
         page="concepts/step-size.md#a-readout",
     )
 

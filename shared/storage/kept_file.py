@@ -81,7 +81,7 @@ class KeptFile(_Kept, Generic[Content]):
         """Return the content; empty if there is no file.
 
         Raises:
-            SamaraError: of the class `error`, if the file is needed and cannot be read.
+            SamaraError: if the file is needed and cannot be read; its class is `error`.
         """
         content: Content = self.empty()
         if self.path is None:
@@ -101,7 +101,7 @@ class KeptFile(_Kept, Generic[Content]):
         """Replace the content durably.
 
         Raises:
-            SamaraError: of the class `error`, if the file cannot be written.
+            SamaraError: if the file cannot be written; its class is `error`.
         """
         if self.path is not None:
             with self._writing(self.path):
@@ -137,7 +137,7 @@ class KeptLog(_Kept):
         """Return the whole lines; an incomplete last line is ignored.
 
         Raises:
-            SamaraError: of the class `error`, if the file cannot be read.
+            SamaraError: if the file cannot be read; its class is `error`.
         """
         if self.path is None:
             return []
@@ -152,7 +152,7 @@ class KeptLog(_Kept):
         """Append a line durably after the last whole line; return the file's size in bytes.
 
         Raises:
-            SamaraError: of the class `error`, if the file cannot be written.
+            SamaraError: if the file cannot be written; its class is `error`.
         """
         if self.path is None:
             return 0
@@ -167,7 +167,7 @@ class KeptLog(_Kept):
         """Replace all lines; a crash leaves the old or the new lines.
 
         Raises:
-            SamaraError: of the class `error`, if the file cannot be written.
+            SamaraError: if the file cannot be written; its class is `error`.
         """
         if self.path is not None:
             with self._writing(self.path):

@@ -87,10 +87,10 @@ class Device:
         return is_available(self.link, at) and self._has_power(at, charge)
 
     def next_change(self, at: float, charge: float) -> float:
-        """Return when a device that cannot take part may be able to; ∞ if never.
+        """Return the next time at which the device may be able to take part; ∞ if never.
 
         Args:
-            at: virtual time in seconds.
+            at: virtual time in seconds, at which the device cannot take part.
             charge: Wh in the battery at that time.
         """
         there = next_available_time(self.link, at)
@@ -117,8 +117,12 @@ class Device:
         return not self.group.battery or next_time_within(self.charging, at) == at
 
     def _seconds(self, step: StepEstimate) -> float:
-        """Return the duration of a step: adapters are drawn once, and passes run per
-        micro-batch.
+        """Return the duration of a step with all its micro-batches.
+
+        Every micro-batch needs its own passes. Directions are drawn and applied once.
+
+        Args:
+            step: estimate of a step with one micro-batch.
         """
         return step.time.adapters + self.passes * (step.time.total - step.time.adapters)
 

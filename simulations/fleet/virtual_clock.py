@@ -152,7 +152,7 @@ class VirtualClock:
         return device.charge_after(battery.charge, battery.since, self._now)
 
     def _next_change(self) -> float:
-        """Return when a currently unavailable device may be able to take part."""
+        """Return the next time at which an unavailable device may be able to take part."""
         moments = [
             max(self._batteries[number].busy, device.next_change(self._now, self._charge(number)))
             for number, device in enumerate(self._devices)

@@ -32,7 +32,7 @@ class RunProgress:
         self._answered: Counter[tuple[str, int]] = Counter()
 
     def answer(self, message_type: str, client: int) -> float:
-        """Count an answered message, and return the seconds done."""
+        """Count an answered message, and return `done`."""
         cost = self.cost
         if message_type == PERSONAL:
             self.done = max(self.done, self.total - cost.report - cost.personal)
@@ -42,8 +42,9 @@ class RunProgress:
         return self.done
 
     def end_round(self, number: int, rounds: int) -> float:
-        """Record the end of a round, possibly one before the run was continued; return the seconds
-        done.
+        """Record the end of a round, and return `done`.
+
+        The round may have ended before the run was continued.
         """
         cost = self.cost
         reached = (

@@ -139,8 +139,7 @@ def _tokens(loaded: LoadedSimulation) -> str:
 
 
 def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
-    """Yield lines about the expected cost of `samara tune` with a drafted task, and zero-shot
-    results.
+    """Yield the zero-shot result on a drafted task, and the expected time of `samara tune` on it.
 
     Raises:
         SamaraError: as in `tune`.

@@ -23,9 +23,9 @@ def free_on(device: str) -> int:
 
 
 def default_profile(device: str) -> DeviceProfile:
-    """Return the shipped profile for a machine without its own profile.
+    """Return the shipped profile that is used for a machine without its own profile.
 
-    Of the profiles with the same kind of processor, the result has the largest memory of libraries.
+    It has the largest `runtime_bytes` of the profiles with the same kind of processor.
     """
     kind = "gpu" if device.startswith(("cuda", "mps")) else "cpu"
     profiles = [each for each in shipped_devices() if each.compute.processor == kind]

@@ -93,10 +93,10 @@ def _describe(error: httpx.TransportError) -> str:
 
 
 def silence_foreign_lines() -> None:
-    """Drop log lines of libraries about their start and about their attempts.
+    """Drop the log lines of uvicorn and Flower about startup, reconnection and failed requests.
 
-    Flower's line about an undelivered message, which shows its ids, is replaced by a plain
-    sentence.
+    Flower's lines about a message that it could not send or receive are replaced by plain
+    sentences without ids.
     """
 
     def keep(record: logging.LogRecord) -> bool:

@@ -127,8 +127,8 @@ class PhoneLearner:
 
         A step's update is applied at the beginning of the next step. With adapters inside the
         model, a step with the program's number of queries and examples is therefore one call. The
-        program and the steps receive the adapter's weights, which are the state plus the run's
-        start.
+        program works on the adapter's weights, which are the sum of the state and the initial
+        weights.
 
         Args:
             instruction: instruction of the round.

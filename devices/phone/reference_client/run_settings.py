@@ -95,9 +95,9 @@ class RunSettings:
         return self._file(run_id).read()
 
     def latest(self) -> tuple[bytes, RunTerms] | None:
-        """Return id and terms of the run whose session was written last; None if there is no run.
+        """Return the id and terms of the run whose session was written last; None without a run.
 
-        For a run with clusters, the id is that of the phone's cluster, which contains the session.
+        In a run with clusters, the phone's cluster has an id of its own, which is returned.
         """
         sessions = self._home.glob(f"runs/{'[0-9a-f]' * 16}/session")
         folders = [file.parent for file in sorted(sessions, key=_time_of, reverse=True)]

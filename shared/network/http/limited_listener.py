@@ -108,10 +108,10 @@ class LimitedListener(socket.socket):
         """Accept a connection; above a limit, close the oldest unauthenticated one.
 
         Raises:
-            ConnectionAbortedError: if no file descriptor is free, after the oldest unauthenticated
-                connection was closed.
-            OSError: if no descriptor is free and no connection can be closed, or there is no
-                connection to accept.
+            ConnectionAbortedError: if no file descriptor was free. The oldest unauthenticated
+                connection has been closed, so that a later call can succeed.
+            OSError: if no file descriptor is free and no connection can be closed, or if there is
+                no connection to accept.
         """
         try:
             accepted, address = super().accept()
