@@ -277,7 +277,10 @@ class Client:
             case TaskKind.EVALUATE, EvaluateInstruction():
                 reply = self._evaluate(instruction, task, part, pausing)
             case _:
-                raise FrameError("the instruction is of another kind than its task")
+                raise FrameError(
+                    f"a {task.kind.name.lower()} task has an instruction of the type "
+                    f"{type(instruction).__name__}"
+                )
         self._guard.add_answer(task, reply)
         return reply
 

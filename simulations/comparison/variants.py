@@ -309,9 +309,9 @@ def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
         if seeds(group) != seeds(groups[0]) and not alike:
             these, those = (", ".join(sorted(map(str, seeds(own)))) for own in (group, groups[0]))
             raise SamaraError(
-                f"{group[0].folder}: not comparable with {first.folder}: the seeds determine the "
-                f"splits, and they are {these}, not {those}; run both with the same seeds, or set "
-                "data.seed"
+                f"{group[0].folder} (seeds {these}) is not comparable with {first.folder} (seeds "
+                f"{those}), because the seeds determine the splits; run both with the same seeds, "
+                "or set data.seed"
             )
 
 

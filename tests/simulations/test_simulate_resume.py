@@ -324,7 +324,12 @@ def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
     for finished in (True, False):
         with pytest.raises(LedgerError) as refused:
             simulate(config)
-        for part in (str(folder), "another run", "an earlier Samara made it", "Verify or export"):
+        for part in (
+            str(folder),
+            "another run",
+            "an earlier version of Samara began that run",
+            "Verify or export",
+        ):
             assert part in str(refused.value)
         if finished:
             *_, last = replay_run(folder)
