@@ -126,7 +126,7 @@ class TrainedModel:
         if base.model_id != self.model_id:
             raise ModelError(
                 f"{base.folder}: is not the model of the run. That model's id begins with "
-                f"{self.model_id.hex()[:12]}; restore its files, or name its folder"
+                f"{self.model_id.hex()[:12]}; restore the files of that model, or name its folder"
             )
 
     def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:

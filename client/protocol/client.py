@@ -266,7 +266,7 @@ class Client:
             case TaskKind.REFUSED:
                 return hear_refusal(task.instruction)
             case TaskKind.BLOB:
-                raise FrameError("a blob part was sent to a client that lacks no blob")
+                raise FrameError("the server sent a part of a blob, but this client lacks no blob")
         self._guard.check(task)
         part = self._taken_part
         instruction = decode_instruction(task.instruction)

@@ -73,7 +73,7 @@ class PrefixSpace(SequentialFlatSpace):
         if not 0 < length < base.context:
             raise ModelError(
                 f"{base.folder}: a prefix of {length} tokens does not fit a context of "
-                f"{base.context}"
+                f"{base.context}; shorten the prefix"
             )
         self._base, self._length = base, length
         self.tokens = draw_prefix_tokens(base, length, seed)

@@ -185,9 +185,9 @@ class Start:
                 differences = list(_differences(self, layout)) if name == "adapter" else []
                 raise ModelError(
                     f"adapter.start: the start was trained for {name} {origin.hex()[:12]}, but the "
-                    f"run has {expected.hex()[:12]}{': ' if differences else ''}{', '.join(differences)}; "
-                    f"{'set the same here, or ' if differences else ''}train a start with "
-                    "samara tune for the same model and adapter settings"
+                    f"run has {expected.hex()[:12]}{': ' if differences else ''}"
+                    f"{', '.join(differences)}; {'set the same here, or ' if differences else ''}"
+                    "train a start with samara tune for the same model and adapter settings"
                 )
         if len(self.values) != layout.element_count:
             raise ModelError(

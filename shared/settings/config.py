@@ -420,12 +420,12 @@ class RunConfig(Settings):
         has_components = self.differences == "components"
         if has_components != (self.adapter.distribution == "orthogonal"):
             raise ValueError(
-                "differences: components needs orthogonal directions, and no other value can have "
-                "them; leave adapter.distribution out"
+                "differences: components needs orthogonal directions, which no other value "
+                "accepts; leave adapter.distribution out"
             )
         if has_components and self.steps != 1:
             raise ValueError(
-                f"steps: a report of components covers one step, not {self.steps}; leave it out"
+                f"steps: a report of components covers one step, not {self.steps}; leave steps out"
             )
         return self
 

@@ -55,8 +55,8 @@ class Run:
         if missing := [client for client, known in fingerprints.items() if not known]:
             raise SamaraError(
                 f"{self.folder}: {_clients(missing)} reported no fingerprint of the data; live "
-                "clients never do. So it cannot be checked that other runs used the same data; "
-                "compare this run alone, or simulate it again"
+                "clients never report one. Without fingerprints, a comparison cannot check that "
+                "the runs used the same data; compare this run alone, or simulate it again"
             )
         return fingerprints
 
@@ -268,7 +268,9 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     clients = [client for client in complete if client not in new]
     newcomers = [client for client in complete if client in new]
     if not clients:
-        raise SamaraError("no client has figures under every column of every run")
+        raise SamaraError(
+            "no client has figures in every column of every run; compare runs with the same clients"
+        )
     variants = tuple(
         Variant(
             label,

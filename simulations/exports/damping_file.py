@@ -75,5 +75,7 @@ def _read_texts(file: Path, count: int) -> Sequence[str]:
                 f"{file}: a line is not a JSON object with a text: {error!r}; write one per line"
             ) from error
     if len(lines) < 2:
-        raise DataError(f"{file}: holds {len(lines)} texts; a covariance needs two or more")
+        raise DataError(
+            f"{file}: holds {len(lines)} texts, but a covariance needs at least two; add texts"
+        )
     return lines

@@ -281,7 +281,7 @@ def test_an_unfinished_run_names_the_setting_that_was_edited(settings: Settings)
     serve_until_killed(config, 5)
     differs = (
         r"was begun with other settings: learning-rate \(0.1 there, 0.2 here\); a run keeps its "
-        r"settings: set them back to go on with it, or begin a new run in another folder"
+        r"settings: restore them to continue the run, or begin a new run in another folder"
     )
     changed = config_of(settings, learning_rate=0.2)
     for begin in (simulate, lambda config: serve(config, grid_of(config))):
