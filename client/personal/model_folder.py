@@ -175,7 +175,7 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
     unfinished = folder.with_name(folder.name + ".unfinished")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SamaraError(f"{folder}: is not an empty folder; name a new one")
+            raise SamaraError(f"{folder}: is not an empty folder; name a new folder")
         shutil.rmtree(unfinished, ignore_errors=True)
         make_folder(folder.parent)
         left_out = write(unfinished)

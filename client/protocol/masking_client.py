@@ -278,7 +278,9 @@ class MaskingClient:
             raise MaskingError("the list of keys is not that of this client's neighbours")
         for keys in listed.keys:
             if keys.client == self._client and keys.encode() != state.keys:
-                raise MaskingError("the list of keys holds other keys for this client than it sent")
+                raise MaskingError(
+                    "the list of keys holds other keys for this client than this client sent"
+                )
             if not is_signed_by(keys.device_key, keys.signature, keys.signed):
                 raise MaskingError(f"the keys of client {keys.client} are not signed by its device")
         devices = {normalize_public_key(keys.device_key) for keys in listed.keys}

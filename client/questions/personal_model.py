@@ -70,7 +70,7 @@ class RunModels:
             UnknownModelError: if there is no such model.
         """
         if model not in self.states:
-            raise UnknownModelError(f"there is no model {model!r}; ask {', '.join(MODELS)}")
+            raise UnknownModelError(f"there is no model {model!r}; ask one of {', '.join(MODELS)}")
         return self.runtime.perturbation(self.states[model])
 
 

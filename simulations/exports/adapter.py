@@ -90,7 +90,7 @@ class FinishedRun:
         if groups:
             if client is None or client not in groups:
                 raise SamaraError(
-                    f"{folder}: the run has a model per cluster; name one of clients "
+                    f"{folder}: the run has a model per cluster; name one of the clients "
                     f"{', '.join(map(str, groups))}"
                 )
             folder = cluster_folder(folder, groups[client])

@@ -72,7 +72,8 @@ def _read_texts(file: Path, count: int) -> Sequence[str]:
             lines = [str(json.loads(line)["text"]) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{file}: a line is not a JSON object with a text: {error!r}; write one per line"
+                f"{file}: a line is not a JSON object with a text: {error!r}; write one object per "
+                "line"
             ) from error
     if len(lines) < 2:
         raise DataError(

@@ -364,7 +364,7 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
         (unsigned, "are not signed by its device"),
         (twice, "two clients of the list have the same device's key"),
         (rewritten, "two clients of the list have the same device's key"),
-        (own, "holds other keys for this client than it sent"),
+        (own, "holds other keys for this client than this client sent"),
         (good.keys[:-1], "not that of this client's neighbours"),
     ):
         with pytest.raises(MaskingError, match=reason):

@@ -235,7 +235,9 @@ def test_a_token_after_a_restart_has_nothing_of_the_masks_before() -> None:
     fresh = MaskingKeys.decode(again.answer(KeyRequest(TOKEN).encode()))
     for name in ("sealing_key", "mask_key", "commitment"):
         assert getattr(fresh, name) != getattr(keys[asked], name)
-    with pytest.raises(MaskingError, match="holds other keys for this client than it sent"):
+    with pytest.raises(
+        MaskingError, match="holds other keys for this client than this client sent"
+    ):
         hostile.share(keys, CLIENTS, [asked])
 
 
