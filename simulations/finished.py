@@ -66,8 +66,8 @@ def find_finished(config: RunConfig) -> Path | None:
             other.append("the base model")
         if config.out and other:
             raise ConfigError(
-                f"{folder}: holds another run, which has ended, and differs in {', '.join(other)}. "
-                "A finished run cannot be extended: repeat that run with its own settings, or "
+                f"{folder}: holds another run, which has ended, and differs in {', '.join(other)}; "
+                "a finished run cannot be extended: repeat that run with its own settings, or "
                 "choose another --out (with adapter.start = this folder, a new run begins with "
                 "the model of that run)"
             )
