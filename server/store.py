@@ -112,10 +112,11 @@ def _check_same_run(folder: Path, header: LedgerHeader) -> None:
         return  # no ledger yet, or a damaged one that the opening repairs or refuses
     if stored != header.run_id:
         raise LedgerError(
-            f"{folder}: holds another run, {stored.hex()}, and these settings make run "
-            f"{header.run_id.hex()}. Either settings, model or number of clients have changed "
-            "since that run began, or an earlier Samara made it, whose run ids do not continue. "
-            "Verify or export it, or start a new run in another folder"
+            f"{folder}: holds another run, {stored.hex()}, but these settings belong to run "
+            f"{header.run_id.hex()}. Either the settings, the model or the number of clients have "
+            "changed since that run began, or an earlier version of Samara began that run, which "
+            "this version cannot continue. Verify or export that run, or start a new run in "
+            "another folder"
         )
 
 

@@ -106,7 +106,9 @@ def simulate(
     config = load_scenario(scenario_file(scenario), assignments)
     if seeds:
         if cohorts_from or clients:
-            raise ConfigError("--seeds: a recorded run has one seed; leave --cohorts-from out")
+            raise ConfigError(
+                "--seeds: a recorded run has one seed; leave out --seeds or --cohorts-from"
+            )
         if fed_avg is not None:
             raise ConfigError("--fed-avg compares FedAvg with a single run; leave --seeds out")
         file = scenario_file(scenario)

@@ -66,10 +66,10 @@ def find_finished(config: RunConfig) -> Path | None:
             other.append("the base model")
         if config.out and other:
             raise ConfigError(
-                f"{folder}: holds another run, which has ended, and differs in "
-                f"{', '.join(other)}; a finished run cannot be extended: repeat it with its own "
-                "settings, or choose another --out (with adapter.start = this folder a new run "
-                "begins with its model)"
+                f"{folder}: holds another run, which has ended, and differs in {', '.join(other)}; "
+                "a finished run cannot be extended: repeat that run with its own settings, or "
+                "choose another --out (with adapter.start = this folder, a new run begins with "
+                "the model of that run)"
             )
     return None
 
@@ -110,7 +110,7 @@ def _check_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None
     if changed := [name for name in here if noted.get(name) != here[name]]:
         raise ConfigError(
             f"{folder}: the content of {' and '.join(changed)} has changed since the run there "
-            "began; restore it, or choose another --out"
+            "began; restore the old content, or choose another --out"
         )
 
 

@@ -208,7 +208,7 @@ def perturbed_pair(
         if min(effects) >= _VISIBLE:
             break
     if not max(effects):
-        raise refusal(base, "its output does not depend on the adapted layers; adapt others")
+        raise refusal(base, "its output does not depend on the adapted layers; adapt other layers")
     return PerturbedPair(adapter, both, hidden)
 
 

@@ -231,9 +231,9 @@ class StreamedForward(ResidentForward):
         """
         if perturbation.queries and self._parameters is not None:
             raise TaskError(
-                "answers are decoded token by token, each through all blocks: too slow to train "
-                "by in the space full with streamed blocks; set objective = likelihood, or "
-                "model.stream = off"
+                "with streamed blocks, the space full is too slow for training on decoded "
+                "answers, because every token passes through all blocks; set objective = "
+                "likelihood, or model.stream = off"
             )
         return super().decode_answers(perturbation, prompts, micro_batch)
 

@@ -176,17 +176,18 @@ class PrivacyBudget:
                 return
             raise BudgetError(
                 f"round {instruction.round}: the reports of this run have no noise, and "
-                f"data.epsilon-limit = {self.limit:g} allows only reports with noise. Leave the "
-                "setting out if reports without noise may be sent "
+                f"data.epsilon-limit = {self.limit:g} allows only reports with noise. Leave "
+                "data.epsilon-limit out if reports without noise may be sent "
                 "(docs/guides/differential-privacy.md)"
             )
         charges, run, rho = self.charges.read(), instruction.run_id.hex(), self._rho
         in_run = sum(charge.rho for charge in charges if charge.run == run)
         if in_run + rho > self.terms.rounds * rho * ROUNDING:
             raise BudgetError(
-                f"round {instruction.round} of run {run} would be one more than the "
-                f"{self.terms.rounds:,} rounds in its settings, for which its ε is computed; this "
-                "client has already reported on as many (docs/guides/differential-privacy.md)"
+                f"round {instruction.round} of run {run} is one more than the "
+                f"{self.terms.rounds:,} rounds for which ε is computed, and this client has "
+                f"already reported on {self.terms.rounds:,} rounds; the operator must begin "
+                "another run (docs/guides/differential-privacy.md)"
             )
         spent = sum(charge.rho for charge in charges)
         if self.limit and spent + rho > rho_within(self.limit, OWN_DELTA) * ROUNDING:

@@ -101,12 +101,12 @@ def check_layout(layout: Layout) -> None:
     groups = {tensor.group for tensor in layout.tensors}
     if READOUT_GROUP not in groups or groups - {READOUT_GROUP, LABEL_BIAS_GROUP}:
         raise LayoutError(
-            "the instruction asks for components, and the adapter is no readout alone"
+            "the instruction asks for components, but the adapter is not a readout alone"
         )
     if layout.distribution != "orthogonal":
         raise LayoutError(
-            f"the instruction asks for components along orthogonal directions, and those of the "
-            f"layout are {layout.distribution}"
+            "the instruction asks for components along orthogonal directions, but the directions "
+            f"of the layout are {layout.distribution}"
         )
 
 

@@ -126,7 +126,7 @@ class TrainedModel:
         if base.model_id != self.model_id:
             raise ModelError(
                 f"{base.folder}: is not the model of the run. That model's id begins with "
-                f"{self.model_id.hex()[:12]}; restore its files, or name its folder"
+                f"{self.model_id.hex()[:12]}; restore the files of that model, or name its folder"
             )
 
     def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:
@@ -175,7 +175,7 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
     unfinished = folder.with_name(folder.name + ".unfinished")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SamaraError(f"{folder}: is not an empty folder; name a new one")
+            raise SamaraError(f"{folder}: is not an empty folder; name a new folder")
         shutil.rmtree(unfinished, ignore_errors=True)
         make_folder(folder.parent)
         left_out = write(unfinished)

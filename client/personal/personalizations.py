@@ -92,9 +92,11 @@ class StartState:
                 _score(head["before"]),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"it is damaged: {error!r}") from error
+            raise LedgerError(f"the stored state is damaged: {error!r}") from error
         if len(start.state) != layout.size or digest(layout.hash, start.state) != start.digest:
-            raise LedgerError("it is damaged: the state is not the one that it names")
+            raise LedgerError(
+                "the stored state is damaged: the digest of its numbers is another one"
+            )
         return start
 
 

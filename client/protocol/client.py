@@ -266,7 +266,7 @@ class Client:
             case TaskKind.REFUSED:
                 return hear_refusal(task.instruction)
             case TaskKind.BLOB:
-                raise FrameError("a blob part was sent to a client that lacks no blob")
+                raise FrameError("the server sent a part of a blob, but this client lacks no blob")
         self._guard.check(task)
         part = self._taken_part
         instruction = decode_instruction(task.instruction)
@@ -277,7 +277,10 @@ class Client:
             case TaskKind.EVALUATE, EvaluateInstruction():
                 reply = self._evaluate(instruction, task, part, pausing)
             case _:
-                raise FrameError("the instruction is of another kind than its task")
+                raise FrameError(
+                    f"a {task.kind.name.lower()} task has an instruction of the type "
+                    f"{type(instruction).__name__}"
+                )
         self._guard.add_answer(task, reply)
         return reply
 

@@ -191,7 +191,7 @@ class MaskingClient:
         """
         state = self._state_of(report.token)
         if not state.received or state.is_masked:
-            raise MaskingError("a masked report is asked for out of turn")
+            raise MaskingError("the server asks for a masked report out of turn")
         listed, secret = KeyList.decode(state.key_list), RoundKey(state.mask_secret)
         keys, digest = _keys_of(listed), listed.clients_digest
         pair_keys = {
@@ -232,13 +232,13 @@ class MaskingClient:
         """
         expected = Kind.BUCKET_KEY_LIST if self._bucket else Kind.KEY_LIST
         if kind_of(frame) is not expected:
-            raise MaskingError(f"the list of keys is no {expected.name.lower()} frame")
+            raise MaskingError(f"the list of keys is not a {expected.name.lower()} frame")
         drawn = BucketKeyList.decode(frame) if self._bucket else None
         listed = drawn.listed if drawn else KeyList.decode(frame)
         if len(listed.clients) < self._minimum or self._client not in listed.clients:
             raise MaskingError(
-                f"a list of {len(listed.clients)} clients is without this one, or below the run's "
-                f"{self._minimum}"
+                f"the list of {len(listed.clients)} clients lacks this client, or is shorter than "
+                f"the run's minimum of {self._minimum}"
             )
         return drawn.bucket_of(self._client, self._bucket) if drawn else listed
 
@@ -248,7 +248,7 @@ class MaskingClient:
         """
         state = self._state_of(listed.token)
         if state.key_list:
-            raise MaskingError("a second list of keys for a round")
+            raise MaskingError("the server sent a second list of keys for this round")
         neighbours = self._check_keys(listed, state)
         points = [neighbour + 1 for neighbour in neighbours]
         secrets = (int.from_bytes(s, "little") for s in (state.seed, state.mask_secret))
@@ -278,7 +278,9 @@ class MaskingClient:
             raise MaskingError("the list of keys is not that of this client's neighbours")
         for keys in listed.keys:
             if keys.client == self._client and keys.encode() != state.keys:
-                raise MaskingError("the list of keys has others for this client than it sent")
+                raise MaskingError(
+                    "the list of keys holds other keys for this client than this client sent"
+                )
             if not is_signed_by(keys.device_key, keys.signature, keys.signed):
                 raise MaskingError(f"the keys of client {keys.client} are not signed by its device")
         devices = {normalize_public_key(keys.device_key) for keys in listed.keys}
@@ -293,12 +295,14 @@ class MaskingClient:
         if state.received == frame:
             return b""  # repeated with an instruction, which gets the stored report
         if not state.key_list or state.received or shares.client != self._client:
-            raise MaskingError("sealed shares come out of turn, or are for another client")
+            raise MaskingError("the sealed shares come out of turn, or are for another client")
         neighbours = [keys.client for keys in KeyList.decode(state.key_list).keys]
         if not shares.sealed.keys() < set(neighbours) or self._client in shares.sealed:
-            raise MaskingError("sealed shares are from clients that are no neighbours")
+            raise MaskingError(
+                "sealed shares come from clients that are not neighbours of this client"
+            )
         if len(shares.sealed) + 1 < least_number(len(neighbours)):
-            raise MaskingError("too few neighbours are left to hide among")
+            raise MaskingError("too few neighbours are left to mask the report")
         self._store.write_masking(replace(state, received=frame))
         return b""
 
@@ -307,7 +311,9 @@ class MaskingClient:
         listed = SurvivorList.decode(frame)
         state = self._state_of(listed.token)
         if not state.is_masked or state.survivors not in (b"", frame):
-            raise MaskingError("a list of survivors before the masked report, or a second one")
+            raise MaskingError(
+                "the list of survivors came before the masked report, or for the second time"
+            )
         asked = KeyList.decode(state.key_list)
         self._check_survivors(listed.survivors, asked, state)
         signature = self._signer.sign(listed.signed(asked.clients_digest))
@@ -320,9 +326,12 @@ class MaskingClient:
         """Raise `MaskingError` if the survivors' sum would not hide this client's vector."""
         chosen = set(survivors)
         if self._client not in chosen or not chosen <= set(asked.clients):
-            raise MaskingError("the list of survivors lacks this client, or has others than asked")
+            raise MaskingError(
+                "the list of survivors lacks this client, or names clients that the server did "
+                "not ask"
+            )
         if len(chosen) < max(self._fewest, least_number(len(asked.clients))):
-            raise MaskingError(f"{len(chosen)} survivors are too few to hide among")
+            raise MaskingError(f"{len(chosen)} survivors are too few to mask the report")
         counted = SealedShares.decode(state.received).sealed.keys() | {self._client}
         if chosen & {keys.client for keys in asked.keys} - counted:
             raise MaskingError("a survivor has no mask with this client")
@@ -337,7 +346,9 @@ class MaskingClient:
         listed = SignatureList.decode(frame)
         state = self._state_of(listed.token)
         if not state.survivors:
-            raise MaskingError("shares are asked for before a list of survivors is signed")
+            raise MaskingError(
+                "the server asks for shares before this client has signed a list of survivors"
+            )
         survivors, asked = SurvivorList.decode(state.survivors), KeyList.decode(state.key_list)
         keys, signed = _keys_of(asked), survivors.signed(asked.clients_digest)
         signers = listed.signatures.keys() & keys.keys() & set(survivors.survivors)
@@ -385,7 +396,7 @@ class MaskingClient:
         state = self._store.read_masking()
         is_of_it = (state.token, state.rules) == (token, self._rules)
         if not is_of_it or len(state.seed) != SECRET_BYTES:
-            raise MaskingError("the round is another one than this client has keys for")
+            raise MaskingError("this client has no keys for this round")
         return state
 
 

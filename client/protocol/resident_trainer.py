@@ -130,8 +130,8 @@ class ResidentTrainer:
         examples = sum(example.split == "train" for example in growing.examples)
         if not examples:
             raise DataError(
-                f"{config.data.path} has no training example; this client has nothing to "
-                "contribute before it has learned an example (samara client learn)"
+                f"{config.data.path} has no training example, so this client has nothing to "
+                "contribute; add examples with samara client learn"
             )
         warn_of_few_examples(examples, config.data.least_batch)
         runtime, source = load_run(config, lambda client_count: growing.examples)

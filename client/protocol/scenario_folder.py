@@ -165,8 +165,8 @@ class ScenarioFolder:
     def _check_operator(self, scenario: SignedScenario, operator: bytes) -> None:
         if scenario.operator != operator:
             raise ScenarioError(
-                f"the scenario is signed by operator {describe_operator(scenario.operator)}, and "
-                f"this client accepts {describe_operator(operator)}, who signed its first one. If "
-                "your operator has told you that the former is their new key, delete "
-                f"{self._folder} and give the new scenario"
+                f"the scenario is signed by operator {describe_operator(scenario.operator)}, but "
+                f"this client accepts only operator {describe_operator(operator)}, who signed its "
+                "first scenario. If your operator has confirmed the key of this scenario as their "
+                f"new key, delete {self._folder} and give the scenario again"
             )

@@ -353,7 +353,10 @@ def _check_entries(record: Record, layout: Layout) -> None:
     """
     shrinks = sum(isinstance(entry, Shrink) for entry in record.delta.entries)
     if shrinks > MOST_SHRINKS:
-        raise LedgerError(f"round {record.delta.round}: it has {shrinks} shrinks")
+        raise LedgerError(
+            f"round {record.delta.round}: the record has {shrinks} shrinks, but at most "
+            f"{MOST_SHRINKS} are allowed"
+        )
     record.delta.check_dense_values(layout)
 
 

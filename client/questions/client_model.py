@@ -66,7 +66,7 @@ class ClientModel:
         session = SessionFolder(folder).read_session(joined.run_id)
         if session is None:
             raise TrainerError(
-                f"{joined.folder}: its session is missing or damaged; it is made again when the "
+                f"{joined.folder}: the session is missing or damaged; a new one is made when the "
                 "server next asks this client"
             )
         config = with_device_settings(joined.config, device_config)

@@ -70,7 +70,7 @@ class RunModels:
             UnknownModelError: if there is no such model.
         """
         if model not in self.states:
-            raise UnknownModelError(f"there is no model {model!r}; ask {', '.join(MODELS)}")
+            raise UnknownModelError(f"there is no model {model!r}; ask one of {', '.join(MODELS)}")
         return self.runtime.perturbation(self.states[model])
 
 
@@ -226,8 +226,8 @@ def continue_prompt(
     if base.family != "causal":
         kind = {"masked": "masked LM", "encoder": "sentence encoder"}[base.family]
         raise QuestionError(
-            f"{base.folder.name} is a {kind}, which continues no text; classify, or load a causal "
-            "model"
+            f"{base.folder.name} is a {kind}, which cannot continue a text; classify, or load a "
+            "causal model"
         )
     adapter, task, note = models.adapter(name), runtime.task, ""
     if messages and isinstance(task, GenerationTask) and not task.is_plain_text:
@@ -241,10 +241,10 @@ def continue_prompt(
     limit = min(base.context, MAX_CONTEXT)
     room = limit - len(tokens)
     if room < max(1, sampling.max_tokens):
-        wanted = f" and an answer of {sampling.max_tokens}" if sampling.max_tokens else ""
+        wanted = f" with an answer of {sampling.max_tokens}" if sampling.max_tokens else ""
         raise QuestionError(
-            f"the prompt has {len(tokens)} tokens; with it{wanted} the text exceeds the model's "
-            f"context of {limit}; shorten it"
+            f"a prompt of {len(tokens)} tokens{wanted} does not fit the model's context of {limit} "
+            "tokens; shorten the prompt"
         )
     chosen = replace(sampling, max_tokens=sampling.max_tokens or room)
     if name != BASE and not runtime.layout.adapter_element_count:

@@ -165,7 +165,7 @@ def _model_names(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in MODELS:
-            raise UnknownModelError(f"there is no model {name!r}; ask {', '.join(MODELS)}")
+            raise UnknownModelError(f"there is no model {name!r}; ask one of {', '.join(MODELS)}")
     if len(set(names)) < len(names):
         raise QuestionError("a model is named twice; name each once")
     return list(names) or [PERSONAL]

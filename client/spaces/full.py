@@ -53,7 +53,10 @@ class FullSpace(SequentialSpace):
         check_trainable(base)
         named = list(base.network.named_parameters())
         if any(not parameter.is_contiguous() for _, parameter in named):
-            raise ModelError(f"{base.folder}: parameters that are not contiguous cannot be trained")
+            raise ModelError(
+                f"{base.folder}: parameters that are not contiguous cannot be trained; choose "
+                "another space"
+            )
         tensors = [SpaceTensor(name, tuple(parameter.shape)) for name, parameter in named]
         adapter, self._no_adapters = empty_adapter()
         super().__init__(tensors, adapter, base.network.device, backend, distribution)

@@ -73,7 +73,7 @@ class PrefixSpace(SequentialFlatSpace):
         if not 0 < length < base.context:
             raise ModelError(
                 f"{base.folder}: a prefix of {length} tokens does not fit a context of "
-                f"{base.context}"
+                f"{base.context}; shorten the prefix"
             )
         self._base, self._length = base, length
         self.tokens = draw_prefix_tokens(base, length, seed)
@@ -115,8 +115,8 @@ class PrefixSpace(SequentialFlatSpace):
             rows, length = (args[0] if args else kwargs["input_ids"]).shape
             if kwargs.get("past_key_values") is not None:
                 raise ModelError(
-                    f"{self._base.folder}: a prefix is passed to the model as its cache, and "
-                    "the model was called with another one; run whole sequences"
+                    f"{self._base.folder}: the model was called with another cache than the "
+                    "prefix; run whole sequences"
                 )
             if self._length + length > self._base.context:
                 raise ModelError(

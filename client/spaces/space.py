@@ -103,8 +103,8 @@ class Space(ABC):
         self._torch_device, self._backend = torch_device, backend
         if not 0 < self.size <= MAX_DIRECTION:
             raise ModelError(
-                f"space = {self.kind}: {self.size:,} elements cannot be trained; "
-                f"a direction has 1 to {MAX_DIRECTION:,}"
+                f"space = {self.kind}: {self.size:,} elements cannot be trained, because a "
+                f"direction has 1 to {MAX_DIRECTION:,} elements; choose another space"
             )
 
     @abstractmethod

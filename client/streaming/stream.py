@@ -360,13 +360,17 @@ class BlockStream:
         """Raise a ModelError unless store and model have the same tensors."""
         if len(self._swappable) != len(self._store.packed_blocks):
             raise ModelError(
-                f"{folder}: has {len(self._swappable)} blocks, and "
-                f"{len(self._store.packed_blocks)} are stored"
+                f"{folder}: the model has {len(self._swappable)} blocks, but the store has "
+                f"{len(self._store.packed_blocks)}; config.json and weights belong to different "
+                "models"
             )
         for index, swappable in enumerate(self._swappable):
             stored = {tensor.name: tensor for tensor in self._store.packed_blocks[index].tensors}
             for name in swappable.keys() ^ stored.keys():
-                raise ModelError(f"{folder}: block {index}: {name} is not in both model and store")
+                raise ModelError(
+                    f"{folder}: block {index}: {name} is only in the model or only in the store; "
+                    "config.json and weights belong to different models"
+                )
             for name, tensor in stored.items():
                 placeholder = swappable[name].placeholder
                 if tensor.shape != tuple(placeholder.shape):

@@ -78,7 +78,7 @@ def tensor_locations(file: Path) -> dict[str, TensorLocation]:
             f"{file}: cannot be read: {error.strerror}; put it back, or load the model again"
         ) from error
     if len(header) != length or not length:
-        raise ModelError(f"{file}: is no whole safetensors file; get it again")
+        raise ModelError(f"{file}: is not a complete safetensors file; get the file again")
     try:
         entries: dict[str, dict[str, Any]] = json.loads(header)
         locations = {

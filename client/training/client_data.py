@@ -272,7 +272,7 @@ class ClientDataSource:
                 self._divided[client_count] = self._divide(client_count)
             shares = self._divided[client_count]
         if client >= client_count:
-            raise DataError(f"client {client} does not exist: there are {client_count}")
+            raise DataError(f"client {client} does not exist: there are {client_count} clients")
         return shares[client]
 
     def examples_for(self, client_count: int) -> Sequence[Example]:
@@ -326,6 +326,6 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
     if task.user != USER_FIELD and not any(example.user for example in examples):
         raise DataError(
             f"{settings.path}: no row has {' or '.join(map(repr, task.user_names))}, which task "
-            f"{task.name!r} names as user; correct the task's user, or leave it out"
+            f"{task.name!r} names as user; correct user in the task, or leave user out"
         )
     return lambda client_count: examples

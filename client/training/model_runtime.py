@@ -217,7 +217,7 @@ class ModelRuntime:
         if not isinstance(self.forward, ReadoutForward):
             raise ConfigError(
                 f"adapter.layers = {self.config.adapter.layers}: features change with the adapters "
-                "inside the model; set it to readout"
+                "inside the model; set adapter.layers to readout"
             )
         return self.forward.features(prompts)
 

@@ -58,8 +58,8 @@ class FinishedTuning:
         place = result.get(MODEL_PATH)
         if place is None:
             raise ConfigError(
-                f"{folder}: its result does not say where the base model is, since an earlier "
-                "version wrote it; repeat the run"
+                f"{folder}: the result was written by an earlier version of Samara and does not "
+                "say where the base model is; repeat the run"
             )
         if config.get("stream-compression", "none") != "none":
             raise ConfigError(
@@ -115,8 +115,8 @@ class FinishedTuning:
         )
         if digest != self.result["digest"]:
             raise ModelError(
-                f"{self.folder}: its files give another state than the run ended with; restore "
-                "them, or repeat the run"
+                f"{self.folder}: the files do not have the state in which the run ended; restore "
+                "the files, or repeat the run"
             )
         return space
 

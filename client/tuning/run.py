@@ -284,7 +284,7 @@ def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> Evaluat
     if method.steps != step:
         raise ConfigError(
             f"{METRICS_FILE} lacks the validation after step {step}, and the run is at step "
-            f"{method.steps}; begin it in another folder"
+            f"{method.steps}; begin the run in another folder"
         )
     return method.evaluate(split)
 

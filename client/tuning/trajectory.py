@@ -130,8 +130,8 @@ class Trajectory:
         """
         if differences := self.header.differences(header, portable):
             raise TrajectoryError(
-                f"{self.path}: it was made with another model or other settings: {differences}; "
-                "use those that it was made with, or another file"
+                f"{self.path}: the file was made with another model or other settings: "
+                f"{differences}; use the model and settings of the file, or give another file"
             )
 
     def rebuild(

@@ -230,5 +230,7 @@ def decode_record(data: bytes, offset: int, index: int, checksum: int) -> Record
         return Record(learning_rate, gradients, offset, crc)
     (reverts_to,) = _REVERT.unpack(content)
     if reverts_to > index:
-        raise TrajectoryError(f"step {index + 1} reverts to step {reverts_to}, which is not before")
+        raise TrajectoryError(
+            f"step {index + 1} reverts to step {reverts_to}, which is not an earlier step"
+        )
     return Record(learning_rate, int(reverts_to), offset, crc)

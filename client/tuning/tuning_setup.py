@@ -111,8 +111,8 @@ class TuningSetup(ModelSetup):
         self.is_profiled = self.goal == PROFILED
         if settings.gradients == "exact" and self.goal not in (CROSS_ENTROPY, PROFILED):
             raise ConfigError(
-                f"gradients: exact ones are those of the cross-entropy, and the objective is "
-                f"{self.goal}; set gradients to forward-mode or differences"
+                "gradients: exact gradients exist only for the cross-entropy, but the objective "
+                f"is {self.goal}; set gradients to forward-mode or differences"
             )
         self.decodes = isinstance(self.task, GenerationTask) and self.goal == "metric"
         self.objective = objective_for(self.task, default if self.decodes else self.goal)

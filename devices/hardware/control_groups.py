@@ -19,7 +19,7 @@ def current_group(controllers: str) -> str:
         _, names, path = line.split(":", 2)
         if controllers in names.split(","):
             return path.lstrip("/")
-    raise FileNotFoundError(f"this process has no group in {controllers or 'cgroup v2'}")
+    raise FileNotFoundError(f"this process has no control group in {controllers or 'cgroup v2'}")
 
 
 def enter_group(group: Path, command: Sequence[str]) -> list[str]:

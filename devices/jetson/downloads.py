@@ -142,8 +142,8 @@ def _ask_size(client: httpx.Client, file: RemoteFile) -> RemoteFile:
         size = int(response.headers["content-length"])
     except httpx.HTTPStatusError as error:
         raise DeviceError(
-            f"{file.url}: the server answers with status {error.response.status_code}; give "
-            "another index or address"
+            f"{file.url}: the server answered with status {error.response.status_code}; give "
+            "another package index (--torch-index) or another address of the file (--torch-wheel)"
         ) from error
     except httpx.HTTPError as error:
         raise DeviceError(

@@ -96,7 +96,7 @@ def parse_hours(hours: str) -> tuple[time, time]:
         end = time(int(match[3]), int(match[4]))
         if begin != end:
             return begin, end
-    raise ConfigError(f"owner.hours={hours}: write two different times as 22:00-06:30")
+    raise ConfigError(f"owner.hours={hours}: give two different times in the form 22:00-06:30")
 
 
 def is_within(hours: tuple[time, time], now: time) -> bool:

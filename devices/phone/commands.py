@@ -275,7 +275,7 @@ def _read_owners_settings(assignments: list[str]) -> "dict[str, Scalar]":
     RunConfig.given(given, "phone up")
     if others := given.keys() - set(theirs):
         raise ConfigError(
-            f"phone up: {', '.join(sorted(others))}: not for the owner of a phone to decide; "
-            f"--set has {' and '.join(theirs)}"
+            f"phone up: the owner of a phone cannot set {', '.join(sorted(others))}; --set accepts "
+            f"only {' and '.join(theirs)}"
         )
     return given

@@ -234,8 +234,8 @@ def export_program(
         )
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
-            "--form algorithm-1 keeps perturbed adapters inside the model, and a readout is not "
-            "inside; use --form functional, or set adapter.layers to top:1"
+            "--form algorithm-1 perturbs adapters inside the model, but a readout is outside the "
+            "model; use --form functional, or set adapter.layers to top:1"
         )
     if form == "algorithm-1" and ready.start:
         raise ConfigError(

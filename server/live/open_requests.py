@@ -130,7 +130,7 @@ class OpenRequests:
         if request is None or request.node != metadata.src_node_id:
             raise UnknownRequestError
         if metadata.ttl > request.ttl + _TTL_TOLERANCE_SECONDS:
-            raise PushError("sent a message that is to live longer than its request")
+            raise PushError("sent a message with a longer time to live than its request has")
         if request.announcements >= MAX_ANNOUNCEMENTS:
             raise PushError(f"announced a reply over {MAX_ANNOUNCEMENTS} times")
 

@@ -55,7 +55,7 @@ class _CohortSecretFile(KeptFile[bytes]):
 
     def _decode(self, data: bytes) -> bytes:
         if len(data) != SECRET_BYTES:
-            raise ValueError(f"it has {len(data)} bytes in place of {SECRET_BYTES}")
+            raise ValueError(f"the file has {len(data)} bytes, not {SECRET_BYTES}")
         return data
 
 

@@ -107,8 +107,8 @@ def read_weight_map(settings: AdapterSettings, layout: Layout) -> WeightMap:
     ):
         if of_run != of_file:
             raise ModelError(
-                f"adapter.{key}: {value} is not the {key} that the run was trained with; "
-                "restore the file"
+                f"adapter.{key}: {value} is not the file that the run was trained with; restore "
+                "the original file"
             )
     return WeightMap(start, basis)
 

@@ -214,8 +214,8 @@ def _check_network(folder: Path, first: Module) -> None:
         raise ModelError(f"{folder / MODULE_LIST}: begins with a module {first.kind}; {_REMEDY}")
     if first.folder != folder:
         raise ModelError(
-            f"{first.folder}: the network of a sentence encoder must lie in the model's folder "
-            "itself; load the model once with sentence-transformers and save it"
+            f"{first.folder}: the text model of the sentence encoder is in this folder, but must "
+            f"be in {folder}; load the encoder once with sentence-transformers and save it"
         )
     settings = read_settings(folder, NETWORK_SETTINGS)
     text = (settings.get("modality_config") or {}).get("text") or {}
@@ -294,7 +294,7 @@ def _activation(folder: Path, name: Any) -> nn.Module:
         function = None
     if not isinstance(function, nn.Module) or function.state_dict():
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: has an activation {name}, which is no function of "
-            "torch.nn without weights; choose another sentence encoder"
+            f"{folder / MODULE_SETTINGS}: has the activation {name}, but only functions of "
+            "torch.nn without weights are supported; choose another sentence encoder"
         )
     return function

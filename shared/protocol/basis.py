@@ -169,7 +169,7 @@ class Basis:
         limit = 2 ** (62 - STATE_BITS + _LIFT_UNIT_BITS)
         if np.any((lifted >= limit) | (lifted <= -limit)):
             raise ReplayError(
-                "the coordinates leave the range of the adapter (±2,048); lower learning-rate"
+                "an element of the adapter is outside its range of ±2,048; lower learning-rate"
             )
         return lifted << np.int64(STATE_BITS - _LIFT_UNIT_BITS)
 

@@ -184,15 +184,16 @@ class Start:
             if origin != expected:
                 differences = list(_differences(self, layout)) if name == "adapter" else []
                 raise ModelError(
-                    f"adapter.start: it was trained for {name} {origin.hex()[:12]} and the run has "
-                    f"{expected.hex()[:12]}{': ' if differences else ''}{', '.join(differences)}; "
-                    f"{'set the same here, or ' if differences else ''}train one with samara tune "
-                    "for the same model and adapter settings"
+                    f"adapter.start: the start was trained for {name} {origin.hex()[:12]}, but the "
+                    f"run has {expected.hex()[:12]}{': ' if differences else ''}"
+                    f"{', '.join(differences)}; {'set the same here, or ' if differences else ''}"
+                    "train a start with samara tune for the same model and adapter settings"
                 )
         if len(self.values) != layout.element_count:
             raise ModelError(
-                f"adapter.start: it has {len(self.values):,} numbers, but the adapter has "
-                f"{layout.element_count:,}; train one with samara tune"
+                f"adapter.start: the file has {len(self.values):,} numbers, but the adapter of the "
+                f"run has {layout.element_count:,}; create a start for the same adapter with "
+                "samara tune"
             )
 
 

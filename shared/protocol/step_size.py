@@ -439,7 +439,7 @@ class RecordedStepSize:
         for step in range(1, done + 1):
             if file and step not in events:
                 raise SamaraError(
-                    f"{file}: lacks step {step} of {done}; restore it, or begin the run in "
+                    f"{file}: lacks step {step} of {done}; restore the file, or begin the run in "
                     "another folder"
                 )
             self.latest = _observation(events[step], file)

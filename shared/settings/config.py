@@ -421,12 +421,12 @@ class RunConfig(Settings):
         has_components = self.differences == "components"
         if has_components != (self.adapter.distribution == "orthogonal"):
             raise ValueError(
-                "differences: components needs orthogonal directions, and no other value can have "
-                "them; leave adapter.distribution out"
+                "differences: components needs orthogonal directions, which no other value "
+                "accepts; leave adapter.distribution out"
             )
         if has_components and self.steps != 1:
             raise ValueError(
-                f"steps: a report of components covers one step, not {self.steps}; leave it out"
+                f"steps: a report of components covers one step, not {self.steps}; leave steps out"
             )
         return self
 
@@ -441,7 +441,10 @@ class RunConfig(Settings):
         if self.method in ("ditto", "mixture", "partial") and not self.personal.rounds:
             raise ValueError(f"method: {self.method} needs private rounds; set personal.rounds")
         if self.method == "finetune" and self.personal.when != "end" and not self.personal.rounds:
-            raise ValueError(f"personal.when: {self.personal.when} needs personal.rounds above 0")
+            raise ValueError(
+                f"personal.when: {self.personal.when} needs personal.rounds above 0; set "
+                "personal.rounds, or personal.when to end"
+            )
         if self.personal.own_words and not self.makes_personal_models:
             raise ValueError(
                 "personal.own-words: there is no personal model; set personal.rounds, and a method "
@@ -460,7 +463,8 @@ class RunConfig(Settings):
             )
         if self.cohort.newcomers >= self.data.clients:
             raise ValueError(
-                f"cohort.newcomers: at least one of {self.data.clients} clients must train"
+                f"cohort.newcomers: at least one of {self.data.clients} clients must train; lower "
+                "cohort.newcomers"
             )
         return self
 

@@ -133,7 +133,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"method": ("readout",), "label bias": ("none",)},
-        "it fits a private label bias; set adapter.label-bias to true",
+        "the method fits a private label bias; set adapter.label-bias to true",
     ),
     Exclusion(
         {"method": ("partial",), "clients": ("phone",)},
@@ -234,7 +234,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"privacy": _PRIVATE, "aggregation": ("reports", "coordinates")},
-        "these rules look at what single clients report; set aggregation.rule to mean",
+        "these rules read the reports of single clients; set aggregation.rule to mean",
     ),
     Exclusion(
         {"privacy": _PRIVATE, "late reports": ("counted",)},
@@ -242,11 +242,11 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"privacy": _PRIVATE, "method": ("cluster",)},
-        "clusters are found by what single clients report; choose another method",
+        "clusters are found from the reports of single clients; choose another method",
     ),
     Exclusion(
         {"privacy": _PRIVATE, "method": ("local",)},
-        "it sends nothing that noise could hide; set privacy.mode to none",
+        "the method sends nothing that noise could hide; set privacy.mode to none",
     ),
     Exclusion(
         {"privacy": _PRIVATE, "cohorts": ("recorded",)},
@@ -260,7 +260,7 @@ EXCLUSIONS = (
     Exclusion(
         {"privacy": ("masked",), "clients": ("emulated",)},
         "emulated devices share forward passes and have no keys to agree on masks with, and their "
-        "time model has no exchanges for it; leave privacy.mode out, or fleet.devices",
+        "time model has no exchanges for masks; leave privacy.mode out, or fleet.devices",
     ),
     Exclusion(
         {"joint clip": ("adaptive",), "privacy": ("none",)},
@@ -269,8 +269,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"buckets": ("drawn",), "privacy": ("none",)},
-        "buckets are sums of a privacy.mode; set one, or privacy.bucket to 0 and a robust "
-        "aggregation.rule",
+        "buckets are sums of a privacy.mode; set privacy.mode, or set privacy.bucket to 0 and "
+        "choose a robust aggregation.rule",
     ),
     Exclusion(
         {"privacy": ("measured",), "engine": ("flower",)},
@@ -360,7 +360,7 @@ TUNING_EXCLUSIONS = (
             "adapter": ("readout", "both"),
             "optimizer": ("zero-shot", "icl", "linear-probe"),
         },
-        "it trains no adapter; leave adapter.layers out",
+        "the optimizer trains no adapter; leave adapter.layers out",
     ),
     Exclusion(
         {"adapter": ("readout", "both"), "task": ("open choice", "generation")},

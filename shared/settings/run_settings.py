@@ -63,6 +63,6 @@ def check_settings(folder: Path, config: RunConfig) -> None:
     if stored and (different := describe_differences(stored, config)):
         raise LedgerError(
             f"{folder}: the run there was begun with other settings: {', '.join(different)}; a run "
-            "keeps its settings: set them back to go on with it, or begin a new run in another "
+            "keeps its settings: restore them to continue the run, or begin a new run in another "
             "folder"
         )

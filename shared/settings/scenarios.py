@@ -30,8 +30,8 @@ def scenario_file(scenario: Path | None) -> Path:
         return file
     what = f"{scenario}: neither a scenario file nor a shipped scenario; " if scenario else ""
     raise ConfigError(
-        f"{what}give a TOML file or one of {', '.join(shipped)}; samara simulate --list shows what "
-        "they run"
+        f"{what}give a TOML file or one of {', '.join(shipped)}; samara simulate --list describes "
+        "them"
     )
 
 

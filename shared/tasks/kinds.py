@@ -119,7 +119,9 @@ class ClassificationTask(AnsweredTask):
     def _positive_is_a_value(cls, value: str | None, info: ValidationInfo) -> str | None:
         metric, labels = info.data.get("metric"), info.data.get("labels")
         if metric == "f1" and value is None:
-            raise ValueError('is missing; say of which label value the metric "f1" is')
+            raise ValueError(
+                'is missing; name the label value that the metric "f1" counts as positive'
+            )
         if metric in ("accuracy", "macro-f1", "matthews") and value is not None:
             raise ValueError(f'is for the metric "f1", and the metric is {metric}; leave it out')
         if value is not None and labels is not None:

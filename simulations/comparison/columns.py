@@ -71,7 +71,9 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     if not tests:
         raise SamaraError("no client evaluated on test examples; give the data a test split")
     if any(GLOBAL not in columns for columns in tests):
-        raise SamaraError(f"an evaluation has no column {GLOBAL!r}; see which clients answered it")
+        raise SamaraError(
+            f"an evaluation has no column {GLOBAL!r}; see which clients answered that evaluation"
+        )
     columns: dict[str, Figures] = {}
     for evaluation in () if has_texts(result) else result.evaluations:
         if evaluation.split == "validation" and GLOBAL in evaluation.columns:

@@ -216,17 +216,18 @@ def check_fed_avg(config: RunConfig) -> None:
     """
     if config.adapter.has_readout:
         raise ConfigError(
-            "--fed-avg: it trains adapters inside the model, and this run has a readout; set "
+            "--fed-avg trains adapters inside the model, but this run has a readout; set "
             "adapter.layers to top:1"
         )
     if config.method in ("local", "cluster"):
         raise ConfigError(
-            f"--fed-avg: it gives one common model, but method {config.method} gives none; set "
-            "method to global"
+            f"--fed-avg gives one common model, but method {config.method} gives none; set method "
+            "to global"
         )
     if isinstance(load_task(config.task), GenerationTask):
         raise ConfigError(
-            "--fed-avg: it trains a choice between labels, but this run trains texts; leave it out"
+            "--fed-avg trains a choice between labels, but this run trains texts; leave --fed-avg "
+            "out"
         )
 
 

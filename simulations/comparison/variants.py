@@ -55,8 +55,8 @@ class Run:
         if missing := [client for client, known in fingerprints.items() if not known]:
             raise SamaraError(
                 f"{self.folder}: {_clients(missing)} reported no fingerprint of the data; live "
-                "clients never do. So it cannot be checked that other runs used the same data; "
-                "compare this run alone, or simulate it again"
+                "clients never report one. Without fingerprints, a comparison cannot check that "
+                "the runs used the same data; compare this run alone, or simulate it again"
             )
         return fingerprints
 
@@ -268,7 +268,9 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     clients = [client for client in complete if client not in new]
     newcomers = [client for client in complete if client in new]
     if not clients:
-        raise SamaraError("no client has figures under every column of every run")
+        raise SamaraError(
+            "no client has figures in every column of every run; compare runs with the same clients"
+        )
     variants = tuple(
         Variant(
             label,
@@ -309,9 +311,9 @@ def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
         if seeds(group) != seeds(groups[0]) and not alike:
             these, those = (", ".join(sorted(map(str, seeds(own)))) for own in (group, groups[0]))
             raise SamaraError(
-                f"{group[0].folder}: not comparable with {first.folder}: the seeds determine the "
-                f"splits, and they are {these}, not {those}; run both with the same seeds, or set "
-                "data.seed"
+                f"{group[0].folder} (seeds {these}) is not comparable with {first.folder} (seeds "
+                f"{those}), because the seeds determine the splits; run both with the same seeds, "
+                "or set data.seed"
             )
 
 

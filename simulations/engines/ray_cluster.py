@@ -36,7 +36,7 @@ def client_resources(config: RunConfig) -> dict[str, float]:
     if kind == "cuda" and number.strip("0"):
         raise SamaraError(
             f"model.torch-device = {name}: Ray gives every client a separate GPU, and the client "
-            "sees no other; set it to cuda"
+            "sees no other; set model.torch-device to cuda"
         )
     return {"num_cpus": float(config.threads), "num_gpus": float(kind == "cuda")}
 
@@ -159,7 +159,8 @@ def check_nodes(nodes: Iterable[Node], needed: Sequence[str]) -> None:
         except RayError as error:
             raise SamaraError(
                 f"node {address} of the Ray cluster cannot run Samara: "
-                f"{str(error).strip().splitlines()[-1]}; install samara-fl[ray] there as here"
+                f"{str(error).strip().splitlines()[-1]}; install the same samara-fl[ray] on that "
+                "node as here"
             ) from error
         if lacks:
             raise SamaraError(

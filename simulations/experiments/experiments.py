@@ -72,7 +72,9 @@ def with_seeds(settings_of: Callable[[int], Planned], seeds: Sequence[int]) -> d
         ConfigError: if there is no seed, or one is duplicate or invalid.
     """
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds {', '.join(map(str, seeds))}: give each once, at least one")
+        raise ConfigError(
+            f"seeds {', '.join(map(str, seeds))}: give at least one seed, and every seed only once"
+        )
     runs = {seed: settings_of(seed) for seed in seeds}
     return {
         seed: run.with_values({"out": str(Path(run.out) / f"seed-{seed}")}) if run.out else run

@@ -61,7 +61,7 @@ class Sweep(BaseModel):
         for method, values in self.only.items():
             for key in values:
                 if not _reads(method, key):
-                    raise ValueError(f"only.{method}: {method} does not use {key}; leave it out")
+                    raise ValueError(f"only.{method}: {method} does not use {key}; leave {key} out")
         return self
 
     @classmethod
@@ -182,7 +182,9 @@ def validation_figures(result: RunResult) -> tuple[float, float]:
             if own:
                 accuracy = float(np.mean([figures.accuracy for figures in own]))
                 return accuracy, float(np.mean([figures.loss for figures in own]))
-    raise SamaraError("no client has validation examples: there is nothing to choose settings by")
+    raise SamaraError(
+        "no client has validation examples to choose settings by; give the data a validation split"
+    )
 
 
 def _reads(method: Method, key: str) -> bool:
@@ -200,7 +202,7 @@ def _trial_config(
     budget = max(2, round(share * (base.rounds + base.personal.rounds)))
     part = float(given.pop(SHARE, base.personal.rounds / (base.rounds + base.personal.rounds)))
     if not 0 <= part <= 1:
-        raise ConfigError(f"{SHARE}: {part} is no share; give numbers from 0 to 1")
+        raise ConfigError(f"{SHARE}: {part} is not a share; give numbers from 0 to 1")
     private = min(budget - 1, max(1, round(part * budget)))
     given |= {"rounds": budget - private, "personal.rounds": private}
     given |= {"method": method, "out": str(out.resolve()) if out.name else ""}

@@ -76,7 +76,7 @@ def tune(
         _tune_grid(given, seeds, sweep, devices)
         return
     if devices:
-        raise ConfigError("--devices: is for several runs; add --seeds or --sweep")
+        raise ConfigError("--devices is for several runs; add --seeds or --sweep")
     wanted = TuneSettings.given(given, "tune")
     with stoppable():
         folder = run_tuning(wanted, watched_tuning())
@@ -107,15 +107,13 @@ def _tune_grid(
     from samara.simulations.progress.progress import stoppable, watched_tuning
 
     if seeds and "seed" in given:
-        raise ConfigError("--seeds: it names all seeds; leave --seed out")
+        raise ConfigError("--seeds names all seeds; leave --seed out")
     chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
     grid = read_grid(sweep) if sweep is not None else [{}]
     out = str(given.pop("out", ""))
     places = [name.strip() for name in devices.split(",")] if devices else []
     if places and "model.torch-device" in given:
-        raise ConfigError(
-            "--devices: it names the devices of the runs; leave model.torch-device out"
-        )
+        raise ConfigError("--devices names the devices of the runs; leave model.torch-device out")
     trials = make_trials(given, grid, chosen, out, places)
     for trial in trials:
         for settings in trial.runs.values():

@@ -90,7 +90,7 @@ class FinishedRun:
         if groups:
             if client is None or client not in groups:
                 raise SamaraError(
-                    f"{folder}: the run has a model per cluster; name one of clients "
+                    f"{folder}: the run has a model per cluster; name one of the clients "
                     f"{', '.join(map(str, groups))}"
                 )
             folder = cluster_folder(folder, groups[client])
@@ -172,7 +172,7 @@ class FinishedRun:
                 raise LedgerError(f"it belongs to run {personal.header.run_id.hex()}")
             if personal.global_digest.hex() != self.result.final_digest:
                 raise LedgerError(
-                    "it started from another global model than the one that the run ended with"
+                    "it started from another global model than the last one of the run"
                 )
             return personal.state(self.layout)
         except OSError as error:
@@ -187,14 +187,17 @@ class FinishedRun:
         known = self.result.clients
         simulated = self.config.data.clients
         if client not in known:
-            raise LedgerError(f"client {client} does not exist: there are {len(known)}")
+            raise LedgerError(
+                f"client {client} does not exist: the run has {len(known)} clients; give the "
+                "number of one of them"
+            )
         path = personal_ledger(self._folder_of(client))
         if not path.exists():
             if client >= simulated:  # the index of a live client, derived from its key
                 name = self.result.name_of(client)
                 raise LedgerError(
-                    f"{self.folder}: the private rounds of {name} are on its device alone: there, "
-                    f"`samara client ask` and `samara client export` use them with --name {name}; "
+                    f"{self.folder}: the private rounds of {name} are only on its device; use "
+                    f"`samara client ask` or `samara client export` there with --name {name}, or "
                     "leave the client out for the global model"
                 )
             raise LedgerError(

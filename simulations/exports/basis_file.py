@@ -79,5 +79,8 @@ def _lines_of(file: Path, count: int) -> list[str]:
         raise DataError(f"--from {file}: cannot be read as text: {error}") from error
     texts = [line.strip() for line in lines if line.strip()][:count]
     if len(texts) < count // 10:
-        raise DataError(f"--from {file}: has {len(texts)} texts; a basis needs {count // 10:,}")
+        raise DataError(
+            f"--from {file}: has {len(texts)} texts, but a basis needs at least {count // 10:,}; "
+            "add texts"
+        )
     return texts

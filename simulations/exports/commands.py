@@ -63,9 +63,11 @@ def export(
         raise ConfigError("--gguf and --form: give one of them")
     if is_tuning_folder(run):
         if client is not None or form is Form.LEDGER:
-            raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
+            raise ConfigError(
+                f"{run}: a run of samara tune has no clients; leave --client and --form ledger out"
+            )
         if form is Form.MERGED:
-            raise ConfigError(f"{run}: a run of samara tune has one form: leave --form out")
+            raise ConfigError(f"{run}: a run of samara tune has one form; leave --form out")
         _print_left_out(export_tuned(run, out, gguf), console)
         _print_place("model", out, gguf, console)
         return
@@ -151,7 +153,9 @@ def apply(
         raise ConfigError("--client and --personal: give one of them")
     if is_tuning_folder(run):
         if client is not None or personal is not None:
-            raise ConfigError(f"{run}: a run of samara tune has no clients: leave them out")
+            raise ConfigError(
+                f"{run}: a run of samara tune has no clients; leave --client and --personal out"
+            )
         labels, models = tuned_look(run, text)
     else:
         own = None if client is None else client_of(run, client)

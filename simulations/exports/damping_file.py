@@ -72,8 +72,11 @@ def _read_texts(file: Path, count: int) -> Sequence[str]:
             lines = [str(json.loads(line)["text"]) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{file}: a line is not a JSON object with a text: {error!r}; write one per line"
+                f"{file}: a line is not a JSON object with a text: {error!r}; write one object per "
+                "line"
             ) from error
     if len(lines) < 2:
-        raise DataError(f"{file}: holds {len(lines)} texts; a covariance needs two or more")
+        raise DataError(
+            f"{file}: holds {len(lines)} texts, but a covariance needs at least two; add texts"
+        )
     return lines

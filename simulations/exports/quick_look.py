@@ -150,7 +150,9 @@ def _example(task: Task, text: Text) -> Example:
         DataError: if the text lacks a field that the task reads.
     """
     if isinstance(task, GenerationTask) or not task.labels:
-        raise DataError(f"task {task.name!r} has no fixed labels to show")
+        raise DataError(
+            f"task {task.name!r} has no fixed labels to show; name a run of a classification"
+        )
     record: dict[str, object] = {}
     if isinstance(text, Mapping):
         record |= text

@@ -78,7 +78,7 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
             if len({part.shape for part in parts}) > 1:
                 raise ModelError(
                     f"{setup.base.folder}: its layers have keys of different sizes, which PEFT's "
-                    "prefix tuning does not support"
+                    "prefix tuning does not support; use the run with samara adapter apply"
                 )
             write_peft_prefix(setup.base, name, np.stack(parts), unfinished)
             _write_card(run, setup, unfinished, [WEIGHTS_FILE])

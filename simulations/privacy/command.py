@@ -66,7 +66,7 @@ def privacy(
 
     if scenario is None:
         if settings:
-            raise ConfigError("--set: it overrides a scenario's settings; name the scenario")
+            raise ConfigError("--set overrides the settings of a scenario; name the scenario")
         run = PlannedRun(40, 64, 256, minimum=clients or 64)
     else:
         run = plan_of_scenario(scenario_file(scenario), settings or ())

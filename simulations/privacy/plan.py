@@ -112,7 +112,8 @@ class PlannedRun:
     def _check(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ConfigError(
-                "--epsilon and --noise-multiplier: each follows from the other; give one"
+                "--epsilon and --noise-multiplier: each follows from the other; give only one of "
+                "them"
             )
         if self.mode not in TRUST:
             raise ConfigError(f"--mode {self.mode}: must be one of {', '.join(TRUST)}")

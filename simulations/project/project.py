@@ -193,7 +193,10 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         "text", f"Columns with the text (the data have {known})", texts or None, names
     )
     if double := others & set(texts):
-        raise ConfigError(f"{', '.join(sorted(double))} cannot be both text and answer")
+        raise ConfigError(
+            f"{', '.join(sorted(double))} cannot be both text and answer; give another --text or "
+            "--label"
+        )
     if user in texts:
         raise ConfigError(f"{user} cannot be both text and user; give another --user")
     return Roles(kind, texts, label, candidates, user)

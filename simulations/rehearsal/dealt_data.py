@@ -29,8 +29,8 @@ def write_task(task: Task, file: Path) -> None:
         )
     if task.word_is_inside:
         raise ConfigError(
-            f"task {task.name!r} has its label word inside the text: a rehearsal deals out texts "
-            "that a question follows; choose a task with a question"
+            f"task {task.name!r} has its label word inside the text, but in a rehearsal a question "
+            "must follow the text; choose a task with a question"
         )
     written = {
         "name": task.name,

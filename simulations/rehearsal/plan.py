@@ -75,10 +75,10 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
     least = least_dilation(shares, machine_cores)
     if dilation < least:
         raise ConfigError(
-            f"--dilation {dilation:g}: at the devices' speed a round's steps of {len(shares)} "
-            f"clients would take {sum(shares):.1f} cores, and this machine has {machine_cores}; "
-            f"use --dilation {least * 1.005:.1f} or more, the number of seconds here per second of "
-            "the devices"
+            f"--dilation {dilation:g}: this machine is too slow to compute for {len(shares)} "
+            f"clients at the speed of their devices ({sum(shares):.1f} cores of {machine_cores}); "
+            f"use --dilation {least * 1.005:.1f} or more (seconds on this machine per second on "
+            "the devices)"
         )
 
 

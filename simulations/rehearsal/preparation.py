@@ -82,11 +82,11 @@ def new_place(out: Path | None) -> Place:
     """
     folder = (out or Path(f"{RUNS_FOLDER}/rehearsal-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is not empty; give another folder, --out")
+        raise ConfigError(f"{folder}: is not empty; give another folder with --out")
     if len(str(folder)) > _MOST_PATH:
         raise ConfigError(
-            f"{folder}: the paths of sockets in it would be too long; give a folder with a path of "
-            f"at most {_MOST_PATH} characters, --out"
+            f"{folder}: the paths of sockets in this folder would be too long; give a folder with "
+            f"a path of at most {_MOST_PATH} characters with --out"
         )
     check_results_folder(str(folder))
     return Place(folder)

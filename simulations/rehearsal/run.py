@@ -62,7 +62,9 @@ def rehearse(
     """
     check_dilation_is_number(dilation)
     if not config.fleet.devices:
-        raise ConfigError("a rehearsal needs the devices of its clients: [[fleet.devices]]")
+        raise ConfigError(
+            "a rehearsal needs the devices of its clients; add [[fleet.devices]] to the scenario"
+        )
     check_faults(config.rehearsal.faults, config.data.clients)
     check_means(config.rehearsal.faults)
     place = new_place(out)

@@ -40,7 +40,7 @@ def test_devices_that_are_too_fast_are_refused_with_the_dilation_that_would_do(
     out = tmp_path_factory.mktemp("r") / "o"
     done = CliRunner().invoke(app, ["rehearse", str(scenario), "--out", str(out)])
     assert isinstance(done.exception, ConfigError)
-    assert "or more, the number of seconds here per second of the devices" in str(done.exception)
+    assert "or more (seconds on this machine per second on the devices)" in str(done.exception)
     assert not out.exists()
 
 

@@ -121,7 +121,11 @@ def test_a_client_that_trains_on_chats_answers_them(
             ({"messages": [{"role": "user"}]}, 400, "messages.0.content"),
             ({"messages": []}, 400, "messages"),
             ({"messages": QUESTION * 257}, 400, "messages"),
-            ({"messages": QUESTION, "max_tokens": 60}, 400, "exceeds the model's context of 64"),
+            (
+                {"messages": QUESTION, "max_tokens": 60},
+                400,
+                "does not fit the model's context of 64",
+            ),
             ({"messages": [{"role": "user", "content": "x" * 2**18}]}, 400, "at most 262144"),
             ({"messages": [{"role": "user", "content": "x" * 2**20}]}, 413, "1,048,576 bytes"),
             ({"prompt": "a"}, 400, "prompt"),

@@ -80,7 +80,7 @@ def test_seeds_are_repeated_and_end_with_intervals(
     ]
     assert found == [0, 3]
     status, _, errors = run(*command, "--seeds", "0,3", "--cohorts-from", tmp_path / "runs")
-    assert (status, errors.count("leave --cohorts-from out")) == (1, 1)
+    assert (status, errors.count("leave out --seeds or --cohorts-from")) == (1, 1)
     status, _, errors = run(*command, "--seeds", "0,3", "--sweep", scenario)
     assert (status, errors.count("leave out --seeds or --sweep")) == (1, 1)
 

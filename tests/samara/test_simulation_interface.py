@@ -164,7 +164,7 @@ def test_seeds_give_intervals(run: samara.Run, tmp_path: Path) -> None:
     assert "95 % interval" in str(runs)
     assert len(runs.compare().runs.variants[0].runs) == 2
     assert math.isnan(runs[:1].intervals()["global"].low)
-    with pytest.raises(samara.SamaraError, match="give each once"):
+    with pytest.raises(samara.SamaraError, match="every seed only once"):
         samara.simulate({}, seeds=[1, 1])
     with pytest.raises(samara.SamaraError, match="--seeds 0;1: give numbers"):
         parse_seeds("0;1")

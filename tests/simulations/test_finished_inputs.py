@@ -45,7 +45,9 @@ def test_a_run_that_was_begun_with_other_files_is_not_continued(
         hold_inputs(tmp_path / "run", config)
     before = files[name].read_text()
     files[name].write_text(before.replace("great", "fine"))
-    with pytest.raises(ConfigError, match=rf"the content of {name} has changed .*; restore it, or"):
+    with pytest.raises(
+        ConfigError, match=rf"the content of {name} has changed .*; restore the old"
+    ):
         hold_inputs(tmp_path / "run", config)
     files[name].write_text(before)
     hold_inputs(tmp_path / "run", config)

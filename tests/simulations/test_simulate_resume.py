@@ -281,7 +281,7 @@ def test_an_unfinished_run_names_the_setting_that_was_edited(settings: Settings)
     serve_until_killed(config, 5)
     differs = (
         r"was begun with other settings: learning-rate \(0.1 there, 0.2 here\); a run keeps its "
-        r"settings: set them back to go on with it, or begin a new run in another folder"
+        r"settings: restore them to continue the run, or begin a new run in another folder"
     )
     changed = config_of(settings, learning_rate=0.2)
     for begin in (simulate, lambda config: serve(config, grid_of(config))):
@@ -324,7 +324,12 @@ def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
     for finished in (True, False):
         with pytest.raises(LedgerError) as refused:
             simulate(config)
-        for part in (str(folder), "another run", "an earlier Samara made it", "Verify or export"):
+        for part in (
+            str(folder),
+            "another run",
+            "an earlier version of Samara began that run",
+            "Verify or export",
+        ):
             assert part in str(refused.value)
         if finished:
             *_, last = replay_run(folder)

@@ -244,7 +244,7 @@ class FirstOrder:
         if step != self._steps:
             if self._best.step() != step:
                 raise TrainingError(
-                    f"{self._folder / BEST_FILE}: it does not hold the tensors after step {step}; "
+                    f"{self._folder / BEST_FILE}: does not hold the tensors after step {step}; "
                     "begin the run in another folder"
                 )
             self._assign(self._best.read(self._trained))

@@ -49,5 +49,7 @@ class OnnxGraph:
         try:
             outputs: list[NDArray[Any]] = self._session.run(None, given)
         except Exception as error:
-            raise DeviceError(f"the program failed in ONNX Runtime: {error}") from error
+            raise DeviceError(
+                f"ONNX Runtime cannot run the exported program: {error}; export the program again"
+            ) from error
         return outputs

@@ -91,7 +91,10 @@ class Evaluation:
             for index, column in enumerate(columns):
                 (ordered,) = reader.fields(cls._ORDERED)
                 if ordered > 2 * math.prod(column.counts.sum(axis=1).tolist()):
-                    raise FrameError(f"the evaluation of client {client} orders too many pairs")
+                    raise FrameError(
+                        f"the evaluation of client {client} counts more ordered pairs of examples "
+                        "than exist"
+                    )
                 columns[index] = replace(column, ordered=ordered)
         reader.end()
         if not all(np.isfinite(column.mean_loss) for column in columns):

@@ -145,7 +145,9 @@ class PersonalFile:
         if shape is None:
             raise LedgerError("it holds no private round")
         if len(pulls) > 1:
-            raise LedgerError("its rounds do not all end with the same shrink")
+            raise LedgerError(
+                "its rounds end with different shrinks, but all must end with the same one"
+            )
         return cls(
             header,
             seed,
@@ -326,7 +328,7 @@ class FitFile:
             raise LedgerError("it is for another layout")
         state = replay(zero_state(layout.size), self.parts, layout.distribution)
         if digest(layout.hash, state) != self.digest:
-            raise LedgerError("its values give another digest than its own")
+            raise LedgerError("the digest of its values is not the digest that it states")
         return state
 
 

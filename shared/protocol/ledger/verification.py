@@ -64,7 +64,10 @@ def verify_ledger(folder: Path, layout: Layout) -> Iterator[VerifiedRound]:
             return None
         snapshot = read_snapshot(path, header, layout)
         if snapshot.position != position:
-            raise LedgerError(f"{path}: round {position.round}: the records lead elsewhere")
+            raise LedgerError(
+                f"{path}: round {position.round}: the position in the snapshot is not the position "
+                "after the records"
+            )
         return snapshot.state
 
     begin = read_segment(next(iter(segment_paths(folder).values()))).start

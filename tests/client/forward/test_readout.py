@@ -276,7 +276,7 @@ def test_beside_adapters_it_reads_what_they_give(readout: Settings) -> None:
     np.testing.assert_allclose(
         beside.runtime.scores(whole, prompts), alone.runtime.scores(part, prompts), atol=1e-4
     )
-    with pytest.raises(ConfigError, match="set it to readout"):
+    with pytest.raises(ConfigError, match=r"set adapter\.layers to readout"):
         beside.runtime.features(prompts)
 
 

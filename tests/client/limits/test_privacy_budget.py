@@ -77,7 +77,7 @@ def test_a_run_gets_no_more_rounds_than_its_epsilon_is_for(tmp_path: Path) -> No
         own, asked = budget(tmp_path), instruction_with(round=1 + number % 3)
         own.check(asked)
         own.add(asked, token(number), b"report")
-    with pytest.raises(BudgetError, match="would be one more than the 50 rounds in its settings"):
+    with pytest.raises(BudgetError, match="is one more than the 50 rounds for which ε is computed"):
         budget(tmp_path).check(ROUND)
     assert budget(tmp_path).find_report(token(ROUNDS - 1)) == b"report"
     budget(tmp_path).check(instruction_with(run_id=b"another!"))

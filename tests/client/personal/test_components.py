@@ -183,8 +183,8 @@ def test_no_more_examples_than_the_batch_are_used() -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (layout_with(READOUT, INNER), "no readout alone"),
-        (layout_with(BIAS), "no readout alone"),
+        (layout_with(READOUT, INNER), "not a readout alone"),
+        (layout_with(BIAS), "not a readout alone"),
         (replace(layout_with(READOUT), distribution="gaussian"), "are gaussian"),
     ],
 )

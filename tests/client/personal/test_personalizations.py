@@ -105,7 +105,7 @@ def test_a_damaged_start_is_left_out_and_said(
 def test_a_start_of_another_state_is_damaged() -> None:
     data = bytearray(start(5).encode())
     data[-1] ^= 1
-    with pytest.raises(LedgerError, match="not the one that it names"):
+    with pytest.raises(LedgerError, match="the digest of its numbers is another one"):
         StartState.decode(bytes(data), LAYOUT)
 
 

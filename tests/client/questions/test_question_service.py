@@ -349,7 +349,10 @@ def test_wrong_questions_are_refused(settings: Settings, short: Path) -> None:
             (lambda: classified(""), "the text is empty"),
             (lambda: classified({"colour": "red"}), "is missing"),
             (lambda: classified("a", models=("base", "base")), "named twice"),
-            (lambda: written(socket, prompt="the " * 100), "exceeds the model's context of 64"),
+            (
+                lambda: written(socket, prompt="the " * 100),
+                "does not fit the model's context of 64",
+            ),
             (lambda: written(socket, prompt="a", max_tokens=64), "and an answer of 64"),
             (lambda: written(socket, prompt="a", temperature=3), "temperature is 3"),
             (lambda: written(socket, prompt="a", temperature=float("nan")), "temperature is nan"),
@@ -407,7 +410,7 @@ def test_a_streamed_model_answers_and_an_encoder_writes_nothing(
     encoder = load_resident(settings | {"model.path": str(model_folder("encoder"))}, short / "e")
     with (
         serve_trainer(lambda: encoder, short / "e.sock"),
-        pytest.raises(QuestionError, match="is a sentence encoder, which continues no text"),
+        pytest.raises(QuestionError, match="is a sentence encoder, which cannot continue a text"),
     ):
         written(short / "e.sock", prompt="a")
 

@@ -327,7 +327,7 @@ def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
     def generate(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
         return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
 
-    with pytest.raises(ModelError, match=r"called with another one.*run whole sequences"):
+    with pytest.raises(ModelError, match=r"called with another cache.*run whole sequences"):
         space.evaluate(generate)
 
 

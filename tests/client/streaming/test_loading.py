@@ -141,9 +141,9 @@ def test_a_truncated_file_is_found_before_anything_is_loaded(folder: Path) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no whole safetensors file"),
-        (b"\x04", "no whole safetensors file"),
-        (b"\xff" * 20, "no whole safetensors file"),
+        (b"", "not a complete safetensors file"),
+        (b"\x04", "not a complete safetensors file"),
+        (b"\xff" * 20, "not a complete safetensors file"),
         (b"\x02" + bytes(7) + b"[]", "header is damaged"),
         (b"\x02" + bytes(7) + b"{]", "header is damaged"),
     ],

@@ -166,7 +166,7 @@ def test_texts_may_come_from_a_file(
     list(write_basis(config_of(settings), str(lines), tmp_path / "own.basis"))
     assert read_basis(str(tmp_path / "own.basis")).origin.source == "file"
     lines.write_text("one line")
-    with pytest.raises(DataError, match="has 1 texts; a basis needs 14"):
+    with pytest.raises(DataError, match="has 1 texts, but a basis needs at least 14"):
         list(write_basis(config_of(settings), str(lines), tmp_path / "own.basis"))
 
 

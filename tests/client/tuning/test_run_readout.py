@@ -87,7 +87,9 @@ def test_exact_gradients_are_the_limit_of_differences(settings: Settings, tmp_pa
 
 
 def test_exact_gradients_need_the_cross_entropy_and_all_blocks(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="gradients: exact ones are those of the cross-entropy"):
+    with pytest.raises(
+        ConfigError, match="gradients: exact gradients exist only for the cross-entropy"
+    ):
         setup_of(settings, gradients="exact", objective="metric")
     with pytest.raises(ConfigError, match="needs all blocks at once"):
         tuning_of(settings, gradients="exact", model__stream="disk")

@@ -64,7 +64,7 @@ def test_hours_go_over_midnight() -> None:
 
 @pytest.mark.parametrize("hours", ["22-6", "24:00-06:00", "10:00-10:00", "10:60-11:00", " ", "x"])
 def test_hours_that_are_none_are_refused(hours: str) -> None:
-    with pytest.raises(ConfigError, match="write two different times as 22:00-06:30"):
+    with pytest.raises(ConfigError, match="give two different times in the form 22:00-06:30"):
         DeviceLimits(hours=hours)
 
 

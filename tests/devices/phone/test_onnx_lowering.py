@@ -291,7 +291,7 @@ def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:
         OnnxReadoutProgram(broken, Manifest.read(file))
     program = load_program(file)
     ids, positions = np.zeros((1, 3), np.int64), np.zeros(1, np.int64)
-    with pytest.raises(DeviceError, match="the program failed in ONNX Runtime"):
+    with pytest.raises(DeviceError, match="ONNX Runtime cannot run the exported program"):
         program.run("forward", ids, positions)
 
 

@@ -155,7 +155,7 @@ def test_a_damaged_secret_ends_the_server_and_is_found(tmp_path: Path) -> None:
     config = live_run(tmp_path / "run")
     run = serve_live(config)
     (run / COHORT_SECRET_FILE).write_bytes(b"half")
-    with pytest.raises(LedgerError, match="it has 4 bytes in place of 32"):
+    with pytest.raises(LedgerError, match="the file has 4 bytes, not 32"):
         serve_live(config)
     (run / FLOWER_FOLDER).mkdir()
     (failed,) = [check for check in examine(run) if check.subject == "cohorts"]

@@ -268,7 +268,7 @@ def test_a_client_signs_one_list_and_reveals_once(reporting: Asked) -> None:
     listed = SurvivorList(reporting.token, clients[:-1])
     signature = SurvivorSignature.decode(reporting.client.answer(listed.encode()))
     assert signature.client == reporting.client_index
-    with pytest.raises(MaskingError, match="a second one"):
+    with pytest.raises(MaskingError, match="for the second time"):
         reporting.client.answer(SurvivorList(reporting.token, clients).encode())
     few = reporting.signatures(listed, list(clients[:5]))
     with pytest.raises(MaskingError, match="too few neighbours have signed"):
@@ -300,8 +300,8 @@ def test_secrets_are_not_shown(reporting: Asked) -> None:
     ("choose", "reason"),
     [
         (lambda clients: clients[1:], "lacks this client"),
-        (lambda clients: clients[:5], "5 survivors are too few to hide among"),
-        (lambda clients: (*clients, clients[-1] + 1), "has others than asked"),
+        (lambda clients: clients[:5], "5 survivors are too few to mask the report"),
+        (lambda clients: (*clients, clients[-1] + 1), "names clients that the server did not ask"),
     ],
 )
 def test_a_list_that_hides_too_little_is_not_signed(
@@ -335,7 +335,7 @@ def test_a_report_is_masked_once_and_not_without_shares(tmp_path: Path) -> None:
         )
     with pytest.raises(MaskingError, match="out of turn"):
         asked.client.mask(vector)
-    with pytest.raises(MaskingError, match="another one than this client has keys for"):
+    with pytest.raises(MaskingError, match="this client has no keys for this round"):
         asked.client.mask(replace(vector, token=bytes(8)))
 
 
@@ -364,13 +364,13 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
         (unsigned, "are not signed by its device"),
         (twice, "two clients of the list have the same device's key"),
         (rewritten, "two clients of the list have the same device's key"),
-        (own, "has others for this client than it sent"),
+        (own, "holds other keys for this client than this client sent"),
         (good.keys[:-1], "not that of this client's neighbours"),
     ):
         with pytest.raises(MaskingError, match=reason):
             asked.client.answer(replace(good, keys=keys).encode())
     few = replace(good, clients=good.clients[:2], keys=good.keys[:2])
-    with pytest.raises(MaskingError, match="below the run's 3"):
+    with pytest.raises(MaskingError, match="shorter than the run's minimum of 3"):
         asked.client.answer(few.encode())
     asked.client.answer(replace(good, keys=forged).encode())  # a device that it does not know
     with pytest.raises(MaskingError, match="a second list of keys"):

@@ -77,7 +77,7 @@ def test_no_lift_overflows_at_the_bounds(size: int, seed: int) -> None:
     basis = Basis.decode(Basis.of(ORIGIN, vectors, np.full(size, scale, np.int32)).encoded)
     theta = np.where(vectors[:, 0] > 0, 2**62 - 1, 1 - 2**62)
     assert all(-(2**63) < sum_ < 2**63 for sum_ in exact_sums(basis, theta))
-    with pytest.raises(ReplayError, match="coordinates leave the range"):
+    with pytest.raises(ReplayError, match="an element of the adapter is outside its range"):
         basis.lift(theta)
 
 

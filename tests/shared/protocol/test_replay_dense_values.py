@@ -197,9 +197,9 @@ def test_any_flipped_byte_and_any_cut_of_a_file_is_found() -> None:
         (124, "<H", 1, "follow the end"),
         (130, "<I", 0, "an entry of 0 dense values"),
         (134, "<q", -(2**63), "a dense value is beyond"),
-        (134, "<q", 6, "another digest"),
+        (134, "<q", 6, "the digest of its values is not"),
         (126, "<I", 19, "outside the state"),
-        (126, "<I", 1, "another digest"),
+        (126, "<I", 1, "the digest of its values is not"),
     ],
 )
 def test_a_sealed_file_of_nonsense_is_refused(

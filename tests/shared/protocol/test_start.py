@@ -99,10 +99,12 @@ def test_a_start_of_another_adapter_says_what_differs() -> None:
     readout = Tensor("readout", 1, 3, READOUT_GROUP)
     with pytest.raises(ModelError, match=r"is top:1 in the start.*first, here readout"):
         start.check_origin(replace(LAYOUT, tensors=(readout,)), MODEL)
-    with pytest.raises(ModelError, match=r"and the run has .{12}; train one"):
+    with pytest.raises(ModelError, match=r"but the run has .{12}; train a start"):
         start_of([1, 2, 3]).check_origin(replace(LAYOUT, rank=2), MODEL)
 
 
 def test_a_start_of_another_size_is_refused() -> None:
-    with pytest.raises(ModelError, match="it has 2 numbers, but the adapter has 3"):
+    with pytest.raises(
+        ModelError, match="the file has 2 numbers, but the adapter of the run has 3"
+    ):
         start_of([1, 2]).check_origin(LAYOUT, MODEL)

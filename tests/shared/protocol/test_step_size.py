@@ -305,7 +305,7 @@ def test_an_observation_that_lacks_the_end_of_its_line_is_kept(tmp_path: Path) -
 def test_a_record_that_lacks_a_step_or_is_damaged_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     RecordedStepSize(StepSize(STEPS), file).record(CALM)
-    with pytest.raises(SamaraError, match="lacks step 2 of 2; restore it"):
+    with pytest.raises(SamaraError, match="lacks step 2 of 2; restore the file"):
         RecordedStepSize(StepSize(STEPS), file, 2)
     file.write_text('{"step": 1, "loss": 0.5}\n')
     with pytest.raises(SamaraError, match="damaged"):

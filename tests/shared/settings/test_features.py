@@ -141,7 +141,7 @@ def test_every_exclusion_names_values_that_there_are() -> None:
         ({"space": "full", "optimizer": "mezo"}, "adapter readout with space full: only the space"),
         ({"space": "prefix", "optimizer": "mezo"}, "set space to lora-fa"),
         ({"optimizer": "mezo"}, "adapter readout with space full"),
-        ({"optimizer": "zero-shot"}, "with optimizer zero-shot: it trains no adapter"),
+        ({"optimizer": "zero-shot"}, "with optimizer zero-shot: the optimizer trains no adapter"),
         ({"optimizer": "linear-probe"}, "with optimizer linear-probe"),
     ],
 )

@@ -321,7 +321,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             'kind = "quiz"\nlabels',
             ":5: kind: must be one of classification, choice",
         ),
-        (GOOD, "labels", 'metric = "f1"\nlabels', "positive: is missing; say of which label"),
+        (GOOD, "labels", 'metric = "f1"\nlabels', "positive: is missing; name the label value"),
         (GOOD, "labels", "positive = 1\nlabels", ':5: positive: is for the metric "f1"'),
         (
             GOOD,

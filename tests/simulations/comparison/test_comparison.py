@@ -220,7 +220,9 @@ def test_a_live_run_whose_clients_tell_nothing_of_their_data_is_compared_alone(
     comparison = compare(live)
     assert comparison.answer()
     assert comparison.client_name(3) == "anna"
-    with pytest.raises(SamaraError, match=r"live clients never do.* compare this run alone"):
+    with pytest.raises(
+        SamaraError, match=r"live clients never report one.* compare this run alone"
+    ):
         compare(live, result_of(seed=1))
 
 

@@ -113,7 +113,7 @@ def test_only_validation_and_only_clients_that_train_count(tmp_path: Path) -> No
     read = RunResult.read(write_result(tmp_path, result))
     assert validation_figures(read)[0] == pytest.approx(0.6)
     result["evaluations"] = [e for e in result["evaluations"] if e["split"] == "test"]
-    with pytest.raises(SamaraError, match="nothing to choose settings by"):
+    with pytest.raises(SamaraError, match="examples to choose settings by; give"):
         validation_figures(RunResult.read(write_result(tmp_path, result)))
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_setting_is_found_before_the_first_run(tmp_path: Path) -> None:
     runs = Runs()
     with pytest.raises(ConfigError, match="no such setting"):
         list(sweep(BASE, plan(settings={"learning-rat": [0.1]}), runs, tmp_path))
-    with pytest.raises(ConfigError, match=r"private-share: 2\.0 is no share"):
+    with pytest.raises(ConfigError, match=r"private-share: 2\.0 is not a share"):
         list(sweep(BASE, plan(settings={"private-share": [2]}), runs, tmp_path))
     with pytest.raises(ConfigError, match="no such setting"):  # of the method that comes last
         list(sweep(BASE, plan(only={"ditto": {"personal.pul": [0.1]}}), runs, tmp_path))

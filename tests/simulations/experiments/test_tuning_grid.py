@@ -91,7 +91,7 @@ def test_a_sweep_that_cannot_be_read_is_named(text: str, message: str, tmp_path:
 def test_mistakes_are_found_before_the_first_run() -> None:
     with pytest.raises(ConfigError, match=r"steps=0.*1 mistake in the settings"):
         make_trials(GIVEN, [{"steps": 1}, {"steps": 0}], [0], "")
-    with pytest.raises(ConfigError, match="give each once"):
+    with pytest.raises(ConfigError, match="every seed only once"):
         make_trials(GIVEN, [{}], [1, 1], "")
 
 

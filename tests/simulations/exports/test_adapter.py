@@ -177,8 +177,8 @@ def test_private_rounds_of_a_live_client_are_looked_for_on_its_device(
     result["clients"] = {"77": result["clients"]["1"]}
     result["names"] = {"77": "anna"}
     (live / RESULT_FILE).write_text(json.dumps(result))
-    message = "the private rounds of anna are on its device alone: there, `samara client ask`"
+    message = "the private rounds of anna are only on its device; use `samara client ask`"
     with pytest.raises(LedgerError, match=message):
         export_ledger(live, client_of(live, "anna"), tmp_path / "out")
-    with pytest.raises(LedgerError, match="client 1 does not exist: there are 1"):
+    with pytest.raises(LedgerError, match="client 1 does not exist: the run has 1 clients"):
         export_ledger(live, 1, tmp_path / "out")

@@ -167,7 +167,7 @@ def test_what_is_not_what_the_run_left_is_refused(settings: Settings, tmp_path: 
     file = folder / "result.json"
     result = json.loads(file.read_text())
     file.write_text(json.dumps(result | {"digest": 64 * "0"}))
-    with pytest.raises(ModelError, match="another state"):
+    with pytest.raises(ModelError, match="do not have the state in which the run ended"):
         export_tuned(folder, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     file.write_text(json.dumps({key: result[key] for key in result if key != "model_path"}))

@@ -301,7 +301,7 @@ def test_the_owner_of_a_phone_decides_when_its_private_rounds_are_taken(
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("rounds=3", "rounds: not for the owner of a phone to decide; --set has personal.when and"),
+        ("rounds=3", "of a phone cannot set rounds; --set accepts only personal.when and"),
         ("personal.when=every day", "phone up: 1 mistake"),
         ("personal.wen=end", "personal.wen"),
     ],

@@ -429,7 +429,7 @@ def test_a_damping_from_a_file_is_part_of_the_program(
 
 def test_algorithm_1_has_no_readout(made: Made, tmp_path: Path) -> None:
     settings, _ = made()
-    with pytest.raises(ConfigError, match="--form algorithm-1 keeps perturbed adapters inside"):
+    with pytest.raises(ConfigError, match="--form algorithm-1 perturbs adapters inside"):
         exported(settings, tmp_path / "stateful.pte", form="algorithm-1")
     assert not list(tmp_path.iterdir())
 

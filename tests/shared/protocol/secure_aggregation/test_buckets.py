@@ -181,7 +181,7 @@ def test_a_client_without_buckets_takes_no_list_of_them(tmp_path: Path) -> None:
     ]
     listed = KeyList(TOKEN, tuple(grid.clients), tuple(keys))
     frame = BucketKeyList(listed, tuple(own.digest for own in keys)).encode()
-    with pytest.raises(MaskingError, match="the list of keys is no key_list frame"):
+    with pytest.raises(MaskingError, match="the list of keys is not a key_list frame"):
         next(iter(grid.clients.values())).answer(frame)
 
 
