@@ -2,33 +2,68 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samara.client.spaces.space import (
-    NO_SEEDS,
-    FlatSpace,
-    ScoreFunction,
-    SequentialFlatSpace,
-    SpaceTensor,
-)
+from samara.client.spaces.space import NO_SEEDS, FlatSpace, ScoreFunction, SpaceTensor
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import LoRAFALinear, inject
+from samara.shared.model.lora_fa import Adapter, LoRAFALinear, inject
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import draw_directions
 from samara.shared.protocol.directions import BOTH_SIDES
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout
+from samara.shared.protocol.layout import Tensor as LayoutTensor
 from samara.shared.protocol.replay import Backend
 from samara.shared.settings.sections import AdapterSettings
 
 
-class LoRAFASpace(FlatSpace):
-    """The space of every adapted layer's B and, if configured, the label bias.
+class LowRankSpace(FlatSpace):
+    """A space of low-rank adapters, of which several perturbations can share a forward pass.
 
-    Several perturbations can share a forward pass.
+    Attributes:
+        layout: names and shapes of the tensors of θ.
+
+    Args:
+        adapter: adapters in the model.
+        layout: names and shapes of the tensors of θ.
+        theta: float32 [d] on the model's torch device, the initial θ.
+        backend: backend that draws directions.
+    """
+
+    def __init__(self, adapter: Adapter, layout: Layout, theta: Tensor, backend: Backend) -> None:
+        tensors = [SpaceTensor(t.name, (t.rows, t.columns)) for t in layout.tensors]
+        super().__init__(tensors, adapter, theta, backend, layout.distribution)
+        self.layout = layout
+
+    def evaluate(
+        self,
+        score: ScoreFunction,
+        seeds: NDArray[np.uint64] = NO_SEEDS,
+        epsilon: float = 0.0,
+        signs: tuple[int, ...] = BOTH_SIDES,
+    ) -> NDArray[np.float32]:
+        """Run a forward engine once with all perturbations; its schedule groups them."""
+        device = self._torch_device
+        if not len(seeds):
+            return score(Perturbations(self.layout, self._theta))
+        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
+        if self.scaling is not None:
+            z = z * self.groups.spread(self.scaling.perturbation, 0, self.size).to(device)
+        return score(Perturbations(self.layout, self._theta, z, epsilon, signs))
+
+    @contextmanager
+    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
+        """Yield adapters whose θ is the given vector, float32 [d]."""
+        yield Perturbations(self.layout, theta)
+
+
+class LoRAFASpace(LowRankSpace):
+    """The space of every adapted layer's B and, if configured, the label bias.
 
     Args:
         base: model into which the adapters are inserted, in place.
@@ -46,31 +81,11 @@ class LoRAFASpace(FlatSpace):
         self, base: BaseModel, settings: AdapterSettings, labels: int, backend: Backend
     ) -> None:
         adapter = inject(base, settings, labels)
-        tensors = [SpaceTensor(t.name, (t.rows, t.columns)) for t in adapter.layout.tensors]
         theta = torch.zeros(adapter.layout.size, device=base.network.device)
-        super().__init__(tensors, adapter, theta, backend, settings.distribution)
-
-    def evaluate(
-        self,
-        score: ScoreFunction,
-        seeds: NDArray[np.uint64] = NO_SEEDS,
-        epsilon: float = 0.0,
-        signs: tuple[int, ...] = BOTH_SIDES,
-    ) -> NDArray[np.float32]:
-        """Run a forward engine once with all perturbations; its schedule groups them."""
-        layout, device = self.adapter.layout, self._torch_device
-        if not len(seeds):
-            return score(Perturbations(layout, self._theta))
-        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
-        return score(Perturbations(layout, self._theta, z, epsilon, signs))
-
-    @contextmanager
-    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Yield adapters whose θ is the given vector, float32 [d]."""
-        yield Perturbations(self.adapter.layout, theta)
+        super().__init__(adapter, adapter.layout, theta, backend)
 
 
-class LoRASpace(SequentialFlatSpace):
+class LoRASpace(LowRankSpace):
     """The space of A and B of every adapted layer (MeZO, appendix E.5), and of the label bias.
 
     All A's come first, then the tensors of the adapters' layout. A starts as LoRA-FA's frozen A, B
@@ -94,25 +109,13 @@ class LoRASpace(SequentialFlatSpace):
         adapter = inject(base, settings, labels)
         adapted = [module for module in base.body.modules() if isinstance(module, LoRAFALinear)]
         by_name = {layer.name: layer for layer in adapted}
-        self._layers = [by_name[t.name] for t in adapter.layout.tensors if t.name in by_name]
-        a = frozen_matrices(adapter.layout, [layer.a.shape[1] for layer in self._layers])
-        tensors = [
-            *(SpaceTensor(f"{layer.name}.A", tuple(layer.a.shape)) for layer in self._layers),
-            *(SpaceTensor(t.name, (t.rows, t.columns)) for t in adapter.layout.tensors),
+        layers = [by_name[t.name] for t in adapter.layout.tensors if t.name in by_name]
+        a = frozen_matrices(adapter.layout, [layer.a.shape[1] for layer in layers])
+        a_tensors = [
+            LayoutTensor(layer.a_name, layer.a.shape[0], layer.a.shape[1], ADAPTER_GROUP)
+            for layer in layers
         ]
+        layout = replace(adapter.layout, tensors=(*a_tensors, *adapter.layout.tensors))
         initial = [*(matrix.ravel() for matrix in a), np.zeros(adapter.layout.size, np.float32)]
         theta = torch.from_numpy(np.concatenate(initial)).to(base.network.device)
-        super().__init__(tensors, adapter, theta, backend, settings.distribution)
-
-    @contextmanager
-    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Set the layers' A's, rounded to their type, and yield the rest of θ."""
-        before, start = [layer.a for layer in self._layers], 0
-        try:
-            for layer, a in zip(self._layers, before, strict=True):
-                layer.a = theta[start : start + a.numel()].view(a.shape).to(a.dtype)
-                start += a.numel()
-            yield Perturbations(self.adapter.layout, theta[start:])
-        finally:
-            for layer, a in zip(self._layers, before, strict=True):
-                layer.a = a
+        super().__init__(adapter, layout, theta, backend)

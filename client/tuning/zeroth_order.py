@@ -29,7 +29,7 @@ from samara.client.estimators.prge import Estimator, LossRequest, prge_estimator
 from samara.client.forward.answer_losses import answer_losses
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.resident import ResidentForward
-from samara.client.spaces.low_rank import LoRAFASpace
+from samara.client.spaces.low_rank import LoRAFASpace, LowRankSpace
 from samara.client.spaces.scaling import scaling_by
 from samara.client.spaces.streamed import StreamedFullSpace
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
@@ -322,8 +322,8 @@ class ZerothOrder:
     ) -> NDArray[np.float64]:
         """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
         space = self._space
-        layout = space.adapter.layout
-        center = Perturbations(layout, space.values(0, space.size))
+        assert isinstance(space, LowRankSpace)
+        center = Perturbations(space.layout, space.values(0, space.size))
         size = self._schedule.micro_batch
         losses, gradients = self._forward.loss_gradients(
             center, prompts, labels[None], size, self._setup.is_profiled

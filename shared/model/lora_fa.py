@@ -3,7 +3,8 @@
 LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023), as used by P-RGE
 (section 3.3). A forward pass holds the rows of P perturbations in one batch. In the first adapted
 layer the perturbations share W·x and A·x. Only the last small product, one batched matmul with B ±
-ε·z, differs for each perturbation.
+ε·z, differs for each perturbation. LoRA also trains A: perturbed adapters with a tensor for a
+layer's A replace the frozen one, and only W·x is shared.
 
 The perturbed matrices B have two sources. `samara.shared.model.perturbations` keeps one master copy
 of B, and computes the perturbed matrices during the forward pass (P-RGE, section 3.2).
@@ -44,7 +45,7 @@ class LoRAFALinear(nn.Module):
     """A frozen linear layer with the perturbed adapters of a pass.
 
     Shapes: x [P·C·n, …, in], ordered by perturbation and then by client, maps to [P·C·n, …, out]; A
-    [r, in]; B [P·C, out, r].
+    [r, in], or [P·C, r, in] if it is trained; B [P·C, out, r].
     """
 
     a: TorchTensor
@@ -61,11 +62,16 @@ class LoRAFALinear(nn.Module):
         """The adapter that the layer belongs to."""
         return self._adapter[0]
 
+    @property
+    def a_name(self) -> str:
+        """The name of the layer's A among the tensors of adapters that train it."""
+        return f"{self.name}.A"
+
     def forward(self, x: TorchTensor) -> TorchTensor:
-        """Compute W·x + scale·B·(A·x) with the B of each row's perturbation.
+        """Compute W·x + scale·B·(A·x) with the B, and a trained A, of each row's perturbation.
 
         In layers with the pass's first adapted input, the rows of all perturbations are equal. W·x
-        and A·x are then computed only for the rows of one perturbation.
+        is then computed only for the rows of one perturbation, and so is A·x with a frozen A.
         """
         perturbations = self.adapter.perturbations
         if perturbations is None:
@@ -76,17 +82,40 @@ class LoRAFALinear(nn.Module):
         distinct = x[: rows // perturbations.count] if shared else x
         b = perturbations.tensor(self.name).to(x.dtype)
         groups = perturbations.clients * (1 if shared else perturbations.count)
-        projected = nn.functional.linear(distinct, self.a).reshape(groups, -1, b.shape[2])
+        projected = self._project(x, distinct, perturbations)
         by_perturbation = self.base(distinct).reshape(groups, -1, b.shape[1])
-        if shared and perturbations.clients == 1:
-            projected = projected.expand(perturbations.count, -1, -1)
-        elif shared:
-            projected = projected.repeat(perturbations.count, 1, 1)
+        if shared and perturbations.clients > 1:
             by_perturbation = by_perturbation.repeat(perturbations.count, 1, 1)
         added = torch.baddbmm(
             by_perturbation, projected, b.transpose(1, 2), alpha=self.adapter.scale
         )
         return added.view(*x.shape[:-1], -1)
+
+    def _project(
+        self, x: TorchTensor, distinct: TorchTensor, perturbations: PerturbedAdapters
+    ) -> TorchTensor:
+        """Return A·x for the rows of every perturbation and client, [P·C, n, r].
+
+        Args:
+            x: all rows, as in `forward`.
+            distinct: `x`, or its rows of one perturbation if those of the others are equal.
+            perturbations: perturbed adapters of the pass.
+        """
+        groups = perturbations.count * perturbations.clients
+        a = self.a
+        if perturbations.layout.has(self.a_name):
+            trained = perturbations.tensor(self.a_name).to(x.dtype)
+            if groups > 1:
+                by_group = x.reshape(groups, -1, x.shape[-1])
+                return torch.bmm(by_group, trained.transpose(1, 2))
+            a = trained[0]
+        projected = nn.functional.linear(distinct, a)
+        if distinct is x:
+            return projected.reshape(groups, -1, len(a))
+        projected = projected.reshape(perturbations.clients, -1, len(a))
+        if perturbations.clients == 1:
+            return projected.expand(perturbations.count, -1, -1)
+        return projected.repeat(perturbations.count, 1, 1)
 
 
 @dataclass(eq=False)

@@ -191,6 +191,10 @@ class Layout:
         """Return the slice of the flat elements that holds a tensor, and its number of rows."""
         return self._slices[name]
 
+    def has(self, name: str) -> bool:
+        """Return whether a tensor of this name is trained."""
+        return name in self._slices
+
     def group(self, name: str) -> tuple[Tensor, ...]:
         """Return the tensors of a group."""
         return tuple(tensor for tensor in self.tensors if tensor.group == name)

@@ -70,12 +70,14 @@ def test_a_scaled_direction_is_differentiated_along_as_it_is_scaled(
     assert whole == pytest.approx(float(factors @ parts), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("space", ["lora-fa", "lora"])
 def test_with_a_shared_batch_they_are_those_of_a_backward_pass(
-    model_folder: ModelFolder, data_file: Path, tmp_path: Path
+    space: str, model_folder: ModelFolder, data_file: Path, tmp_path: Path
 ) -> None:
     settings = small(model_folder("causal"), data_file, tmp_path / "run")
     changes = {
         "optimizer": "prge",
+        "space": space,
         "queries": 3,
         "steps": 2,
         "micro_batch": 3,

@@ -15,10 +15,12 @@ from tiny_models import ARCHITECTURES, save_tokenizer
 from samara.client.estimators.mezo import mezo_estimator
 from samara.client.estimators.prge import LossRequest, run_estimator
 from samara.client.forward.body import PerturbedBody
+from samara.client.forward.grouping import GROUPINGS, Schedule, perturbations_per_pass
 from samara.client.spaces import space as spaces
 from samara.client.spaces.full import FullSpace
 from samara.client.spaces.head import HeadSpace
 from samara.client.spaces.prefix import PrefixSpace, draw_prefix_tokens
+from samara.client.spaces.scaling import Scaling
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from samara.client.tuning.model_export import export_model
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
@@ -201,6 +203,46 @@ def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
             assert not tensor.any()
     rank_inputs = sum(t.size for t in lora.space.tensors if t.name.endswith(".A"))
     assert lora.space.size == lora_fa.space.size + rank_inputs
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("family", ["causal", "masked"])
+def test_points_of_lora_share_passes_with_the_scores_of_a_pass_for_each(
+    family: str, scaled: bool, model_folder: ModelFolder
+) -> None:
+    """Every grouping has the scores of θ moved to each point, in the expected number of passes."""
+    rig = Rig(model_folder(family), "lora")
+    rig.wander()
+    space, passes = rig.space, 0
+    if scaled:
+        factors = np.linspace(0.5, 2, len(space.groups.names), dtype=np.float32)
+        space.scaling = Scaling(factors)
+
+    def note_pass(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    expected = []
+    theta = space.values(0, space.size).clone()
+    for sign in (1, -1):
+        for seed in SEEDS:
+            z = space.perturbation(int(seed), 0, space.size, space.scaling)
+            space.assign(0, theta + sign * EPSILON * z)
+            expected.append(space.evaluate(rig.run)[0])
+    space.assign(0, theta)
+    lora_layer = next(m for m in rig.base.body.modules() if isinstance(m, LoRAFALinear))
+    lora_layer.register_forward_hook(note_pass)
+    for grouping in GROUPINGS:
+        for micro_batch in (0, 3):
+            passes, schedule = 0, Schedule(grouping, micro_batch)
+            found = space.evaluate(
+                lambda points, schedule=schedule: rig.forward.scores(points, rig.prompts, schedule),
+                SEEDS,
+                EPSILON,
+            )
+            np.testing.assert_allclose(found, np.stack(expected), rtol=0, atol=2e-5)
+            groups = 2 * len(SEEDS) // perturbations_per_pass(grouping, len(SEEDS))
+            assert passes == groups * (2 if micro_batch else 1)
 
 
 def behind(tokens: list[int], prompt: Prompt) -> Prompt:

@@ -129,6 +129,7 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
     ("method", "space"),
     [
         ("prge", "lora-fa"),
+        ("prge", "lora"),
         ("mezo-adam", "prefix"),
         ("mezo-momentum", "full"),
         ("fo-adam", "lora-fa"),
