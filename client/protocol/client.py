@@ -278,7 +278,7 @@ class Client:
                 reply = self._evaluate(instruction, task, part, pausing)
             case _:
                 raise FrameError(
-                    f"a {task.kind.name.lower()} task has an instruction of the type "
+                    f"a {TaskKind.Name(task.kind).lower()} task has an instruction of the type "
                     f"{type(instruction).__name__}"
                 )
         self._guard.add_answer(task, reply)
