@@ -353,7 +353,7 @@ def test_wrong_questions_are_refused(settings: Settings, short: Path) -> None:
                 lambda: written(socket, prompt="the " * 100),
                 "does not fit the model's context of 64",
             ),
-            (lambda: written(socket, prompt="a", max_tokens=64), "and an answer of 64"),
+            (lambda: written(socket, prompt="a", max_tokens=64), "with an answer of 64"),
             (lambda: written(socket, prompt="a", temperature=3), "temperature is 3"),
             (lambda: written(socket, prompt="a", temperature=float("nan")), "temperature is nan"),
             (lambda: written(socket, prompt="a", top_p=-1), "top_p is -1"),

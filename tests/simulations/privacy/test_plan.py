@@ -107,7 +107,7 @@ def test_a_scenario_without_privacy_is_planned_as_central(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("epsilon", "multiplier", "delta", "message"),
     [
-        (2.0, 1.0, 1e-5, "give one"),
+        (2.0, 1.0, 1e-5, "give only one of them"),
         (0.0, None, 1e-5, "--epsilon 0: must be"),
         (float("nan"), None, 1e-5, "--epsilon nan: must be"),
         (None, float("inf"), 1e-5, "--noise-multiplier inf: must be"),
