@@ -200,14 +200,14 @@ def test_a_start_for_something_else_is_refused_by_name(
         ({"adapter.label-bias": True}, "adapter.label-bias is false in the start and true here"),
         ({"adapter.layers": "readout"}, "its tensors are .*, here readout"),
     ):
-        with pytest.raises(ModelError, match=f"the start was trained for adapter .*{difference}.*; set"):
+        with pytest.raises(ModelError, match=f"trained for adapter .*{difference}.*; set"):
             load_run(config_of(with_start | changes))
     file = Path(with_start["adapter.start"])
     content = bytearray(file.read_bytes())
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     model = json.loads(header["__metadata__"]["samara"])["model_id"].encode()
     file.write_bytes(bytes(content).replace(model, b"0" * 64))
-    with pytest.raises(ModelError, match=r"adapter\.start: the start was trained for model 000000000000"):
+    with pytest.raises(ModelError, match=r"the start was trained for model 000000000000"):
         load_run(config_of(with_start))
     file.write_bytes(content[:-3])
     with pytest.raises(ModelError, match=r"start\.safetensors: not a start"):
