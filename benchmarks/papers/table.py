@@ -27,8 +27,8 @@ class Prediction(_Part):
 
     Attributes:
         step: P-RGE on adapters, zeroth order on all parameters, or first order.
-        quantity: seconds of a step, its tokens per second, or in MiB or GiB, which nvidia-smi and
-            the papers call MB and GB, its peak or its weights alone.
+        quantity: seconds of a step, tokens per second, peak memory, or memory of the weights alone.
+            nvidia-smi and the papers call MiB and GiB MB and GB.
         model: name of a shape, where ``{}`` is the column; or a model folder.
         device: name of a profile.
         work: fields of the step's workload: `roofline.Workload`,

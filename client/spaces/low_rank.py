@@ -53,7 +53,7 @@ class LowRankSpace(FlatSpace):
             return score(Perturbations(self.layout, self._theta))
         z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
         if self.scaling is not None:
-            z = z * self.groups.spread(self.scaling.perturbation, 0, self.size).to(device)
+            z = self.scaled(z, self.scaling.perturbation, 0)
         return score(Perturbations(self.layout, self._theta, z, epsilon, signs))
 
     @contextmanager

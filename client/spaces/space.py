@@ -232,13 +232,13 @@ class Space(ABC):
         """Return elements of a direction, multiplied by their groups' factors.
 
         Args:
-            z: float32 [count].
+            z: float32 [count], or [q, count] of several directions.
             factors: float32 [groups]; None if all are 1.
             first: index of the first element.
         """
         if factors is None:
             return z
-        return z * self.groups.spread(factors, first, len(z)).to(z.device)
+        return z * self.groups.spread(factors, first, z.shape[-1]).to(z.device)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name of every tensor of θ and a copy of its value, float32 [shape]."""

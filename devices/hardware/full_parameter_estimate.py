@@ -72,9 +72,10 @@ class FullParameterWorkload:
             place, with all attention scores and logits in memory, and with directions drawn one
             parameter at a time.
         autocast: whether passes compute in half precision, as in automatic mixed precision, while
-            the parameters have `precision`. The seconds of the casts are not counted, and the
-            memory is that without autocast.
-        stored_width: bytes of a parameter of a streamed block between uses; 0 is as on the device.
+            the parameters have `precision`. The seconds of the casts are not counted. The estimated
+            memory ignores autocast.
+        stored_width: bytes of a parameter of a streamed block between uses; 0 for the width on the
+            device.
     """
 
     sequence: int = 64
