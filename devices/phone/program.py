@@ -59,11 +59,26 @@ class ReplayModule(SeededModule):
         Returns:
             The state, int64 [d], in a tuple.
         """
-        z = self.draw(seeds)
-        # one by one, because ExecuTorch's `sum` of int64 adds in floats and is not exact
-        for index in range(len(seeds)):
-            state = state + coefficients[index : index + 1] * z[index].to(torch.int64)
-        return (state,)
+        return (replayed(state, self.draw(seeds), coefficients),)
+
+
+def replayed(state: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
+    """Return state + Σ c·z modulo 2⁶⁴, int64 [d].
+
+    Halves of the terms are added, because ExecuTorch's `sum` of int64 adds in floats and is not
+    exact.
+
+    Args:
+        state: int64 [d], unit 2⁻⁵¹.
+        z: directions, integers [n, d], unit 2⁻¹¹.
+        coefficients: int64 [n], unit 2⁻⁴⁰.
+    """
+    terms = coefficients[:, None] * z.to(torch.int64)
+    while len(terms) > 1:
+        half, odd = divmod(len(terms), 2)
+        pairs = terms[:half] + terms[half : 2 * half]
+        terms = torch.cat([pairs, terms[-1:]]) if odd else pairs
+    return state + terms[0]
 
 
 class ScoresModule(nn.Module):
@@ -301,7 +316,7 @@ def _shifted_logits(base: BaseModel, read: Tensor) -> Tensor:
     return logits - logits.amax(1, keepdim=True)
 
 
-class TrainStepModule(nn.Module):
+class TrainStepModule(SeededModule):
     """A step of P-RGE from an exact state (P-RGE, section 3.2).
 
     Args:
@@ -310,10 +325,8 @@ class TrainStepModule(nn.Module):
     """
 
     def __init__(self, scores: ScoresModule, layout: Layout) -> None:
-        super().__init__()
+        super().__init__(layout)
         self.scores = scores
-        self.replay = ReplayModule(layout)
-        self.layout = layout
 
     def forward(
         self,
@@ -342,8 +355,8 @@ class TrainStepModule(nn.Module):
             Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first; and the state
             after the previous update, int64 [d].
         """
-        (state,) = self.replay(state, previous_seeds, previous_coefficients)
-        z = self.replay.draw(seeds)
+        before, z = self.draw(torch.cat([previous_seeds, seeds])).split(len(seeds))
+        state = replayed(state, before, previous_coefficients)
         center = state.to(torch.float32) * 2.0**-STATE_BITS
         step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
         perturbations = DualForwarding(self.layout, torch.stack([center + step, center - step]))
