@@ -174,7 +174,7 @@ def choose_schedule(
             peaks.append(benchmark.peak_bytes(Schedule(grouping, micro_batch)))
             return peaks[-1]
 
-        largest[grouping] = _largest_micro_batch(config, peak, limit, is_streamed)
+        largest[grouping] = largest_micro_batch(config, peak, limit, is_streamed)
     if config.grouping != "auto" and largest[config.grouping] == limit:
         return Schedule(config.grouping, config.examples_in_pass)
     candidates = [
@@ -221,13 +221,13 @@ def choose_first_pass(
         peaks.append(measured.bytes)
         return measured.bytes
 
-    size = _largest_micro_batch(config, peak, size, is_streamed)
+    size = largest_micro_batch(config, peak, size, is_streamed)
     if not size:
         raise _budget_error(config, min(peaks))
     return Schedule("both", size)
 
 
-def _largest_micro_batch(
+def largest_micro_batch(
     config: RunConfig, peak_bytes: Callable[[int], int], most: int, is_streamed: bool
 ) -> int:
     """Return the largest micro-batch within the memory budget; 0 if no example fits.
@@ -236,6 +236,13 @@ def _largest_micro_batch(
     example if that is more. The fixed memory of a pass, such as a dequantized weight matrix, then
     does not reduce passes to single examples. With streamed blocks the batch is not split, because
     every additional pass would read the whole model again.
+
+    Args:
+        config: settings of the run.
+        peak_bytes: function that measures or predicts the memory of a pass with a given number of
+            examples.
+        most: largest micro-batch.
+        is_streamed: whether the model's blocks are streamed.
     """
     if config.memory_budget:
         return find_largest_micro_batch(peak_bytes, config.memory_budget, most)

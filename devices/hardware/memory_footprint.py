@@ -62,6 +62,11 @@ class MemoryFootprint:
         """The bytes of the whole process."""
         return sum(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def of_pass(self) -> int:
+        """The bytes of a forward pass, without the weights."""
+        return self.dequantized + self.activations + self.logits
+
     def of_clients(self, together: int, streamed: bool) -> int:
         """Return the bytes of a process in which several clients train at the same time.
 

@@ -355,8 +355,9 @@ class TrainStepModule(SeededModule):
             Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first; and the state
             after the previous update, int64 [d].
         """
-        before, z = self.draw(torch.cat([previous_seeds, seeds])).split(len(seeds))
-        state = replayed(state, before, previous_coefficients)
+        drawn = self.draw(torch.cat([previous_seeds, seeds]))
+        state = replayed(state, drawn[: len(seeds)], previous_coefficients)
+        z = drawn[len(seeds) :]
         center = state.to(torch.float32) * 2.0**-STATE_BITS
         step = z.to(torch.float32) * (epsilon * 2.0**-DIRECTION_BITS)
         perturbations = DualForwarding(self.layout, torch.stack([center + step, center - step]))

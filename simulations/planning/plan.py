@@ -222,8 +222,5 @@ def _memory(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> str:
         config.model_copy(update={"model": local, "batch": batch}), profile
     )
     streamed = choose_tier(local) is not None
-    # With adapters inside the model the formula puts all examples of a step into one pass, which
-    # memory-budget divides, so one client stands for all.
-    together = clients_together(config) if runtime.has_readout_alone else 1
-    memory = footprint.of_clients(together, streamed) / 2**20
+    memory = footprint.of_clients(clients_together(config), streamed) / 2**20
     return f"memory: about {memory:,.0f} MiB on a machine like the profile {profile.name}"

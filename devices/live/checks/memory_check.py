@@ -1,5 +1,8 @@
 """The free memory of a device, and the expected peak memory of a step."""
 
+from dataclasses import replace
+
+from samara.client.training.execution import largest_micro_batch
 from samara.devices.hardware.memory_footprint import (
     MemoryFootprint,
     memory_footprint,
@@ -50,6 +53,14 @@ def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootp
     """
     shape = shape_of(config)
     work = workload_of(config, shape)
-    if config.adapter.inner_layers:
-        return memory_footprint(shape, profile, work)
-    return readout_footprint(shape, profile, work, label_count(config.task), config.batch)
+    if not config.adapter.inner_layers:
+        return readout_footprint(shape, profile, work, label_count(config.task), config.batch)
+
+    def footprint(examples: int) -> MemoryFootprint:
+        return memory_footprint(shape, profile, replace(work, batch=examples))
+
+    is_streamed = work.stream != "off"
+    examples = largest_micro_batch(
+        config, lambda count: footprint(count).of_pass, work.batch, is_streamed
+    )
+    return footprint(max(1, examples))

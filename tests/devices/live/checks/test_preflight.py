@@ -259,6 +259,9 @@ def test_a_readout_needs_memory_for_representations_and_its_first_pass(
     assert footprint(adapter__layers="readout", micro_batch=500).activations == (
         256 * alone.activations
     )
+    one = footprint(adapter__layers="all", batch=1)
+    limited = footprint(adapter__layers="all", batch=8, memory_budget=3 * one.of_pass)
+    assert limited.activations == 3 * one.activations
     beside = footprint(adapter__layers="readout,top:1", batch=8)
     assert beside == footprint(adapter__layers="top:1", batch=8)
     config = config_of(settings)
