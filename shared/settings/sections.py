@@ -109,8 +109,8 @@ class AdapterSettings(Section):
         "last representation alone; `readout:18` or `readout:2/3` for weights on the "
         "representation after the lowest 18 blocks or the lowest two thirds, without loading the "
         f"others; `readout:auto` for two thirds of a causal LM with at least {FEWEST_CUT} blocks, "
-        "otherwise all blocks; or a readout and layers, such as `readout,top:1`. `auto` means the layers of the "
-        "start, or without a start a default for the run",
+        "otherwise all blocks; or a readout and layers, such as `readout,top:1`. `auto` means the "
+        "layers of the start, or without a start a default for the run",
         pattern=rf"^(auto|{_READOUT}|({_READOUT},)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
         page="guides/own-model.md#what-is-trained",
     )
