@@ -431,8 +431,16 @@ CODES = (
     (r"^it reads the weight of a layer itself, .*", "*reads weights*"),
     (r"^PEFT (?:would )?(?:mis)?takes? (\S+) for a part .*", r"*experts of PEFT*: `\1`"),
     (r"^its blocks run more than once, or .*", "*no plain sequence*"),
+    (r"^(\w+Error): .*", r"`\1`"),
 )
 """Patterns of frequent reasons, and the codes that the page of architectures explains."""
+
+
+def coded(reason: str) -> str:
+    """Return a reason with the code that the page explains, cut to 160 characters."""
+    for pattern, code in CODES:
+        reason = re.sub(pattern, code, reason, flags=re.DOTALL)
+    return reason[:160]
 
 
 def row(architecture: Architecture, outcomes: Mapping[str, str]) -> str:
@@ -450,6 +458,4 @@ def _reason(outcome: str) -> str:
         r"the checkpoint lacks .*?,? or calls", "the checkpoint lacks tensors, or calls", reason
     )
     reason = reason.partition("; ")[0].replace("|", "/")
-    for pattern, code in CODES:
-        reason = re.sub(pattern, code, reason)
-    return reason[:160]
+    return coded(reason)
