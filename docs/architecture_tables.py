@@ -20,6 +20,7 @@ from architectures import (  # type: ignore  # noqa: E402
     Cells,
     NotBuiltError,
     architectures,
+    coded,
     row,
 )
 
@@ -54,8 +55,11 @@ def tables(
         text += "".join(
             f"{row(one, cells)}\n" for one, cells in of_family.items() if _kind(cells) != "right"
         )
-    text += "\n## Not built\n\n| class | reason |\n|---|---|\n"
-    return text + "".join(f"| {one.family} `{one.name}` | {why} |\n" for one, why in left.items())
+    text += "\n## Not built\n\n| reason | classes |\n|---|---|\n"
+    classes: dict[str, list[str]] = {}
+    for one, why in left.items():
+        classes.setdefault(why, []).append(f"{one.family} `{one.name}`")
+    return text + "".join(f"| {why} | {', '.join(names)} |\n" for why, names in classes.items())
 
 
 def _kind(outcomes: Mapping[str, str]) -> str:
@@ -74,7 +78,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 found[one] = Cells(one, Path(folder)).all()
         except NotBuiltError as error:
-            left[one] = str(error).replace("|", "/")[:160]
+            left[one] = coded(str(error).replace("|", "/"))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}{tables(found, left)}{END}{after}", encoding="utf-8")

@@ -425,6 +425,24 @@ NOT_BUILT: dict[str, str] = {
 """Classes that are not tried, with the reason."""
 
 
+CODES = (
+    (r"^(\S+) is stored in a(?:nother| different) form than .*", r"*other form* of `\1`"),
+    (r"^what it computes of a text depends on .*", "*dependent texts*"),
+    (r"^it reads the weight of a layer itself, .*", "*reads weights*"),
+    (r"^PEFT (?:would )?(?:mis)?takes? (\S+) for a part .*", r"*experts of PEFT*: `\1`"),
+    (r"^its blocks run more than once, or .*", "*no plain sequence*"),
+    (r"^(\w+Error): .*", r"`\1`"),
+)
+"""Patterns of frequent reasons, and the codes that the page of architectures explains."""
+
+
+def coded(reason: str) -> str:
+    """Return a reason with the code that the page explains, cut to 160 characters."""
+    for pattern, code in CODES:
+        reason = re.sub(pattern, code, reason, flags=re.DOTALL)
+    return reason[:160]
+
+
 def row(architecture: Architecture, outcomes: Mapping[str, str]) -> str:
     """The row of a class in the page's table."""
     shown = [outcome.partition(":")[0] for outcome in outcomes.values()]
@@ -439,4 +457,5 @@ def _reason(outcome: str) -> str:
     reason = re.sub(
         r"the checkpoint lacks .*?,? or calls", "the checkpoint lacks tensors, or calls", reason
     )
-    return reason.partition("; ")[0].replace("|", "/")[:160]
+    reason = reason.partition("; ")[0].replace("|", "/")
+    return coded(reason)

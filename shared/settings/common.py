@@ -37,11 +37,8 @@ TASK = setting(
 )
 FORM = setting(
     AUTO_FORM,
-    "form of a classification's or choice's prompt for a causal LM: `plain`, text with the "
-    "special tokens that the tokenizer adds; `chat`, a user's message in the model's chat "
-    "template; or `auto`, the task's own `form`. For a task without a form, `samara simulate` "
-    "chooses if the model has a chat template; otherwise the text begins with the BOS token. "
-    "Live clients follow their task",
+    "form of a classification's or choice's prompt for a causal LM: `plain`; `chat`, the model's "
+    "chat template; or `auto`, the task's own `form`",
     before=AUTO_FORM,
     page="guides/language.md#labels-from-an-instruct-model",
 )

@@ -49,10 +49,8 @@ class DataSettings(Section):
     split: SplitRule = setting(
         "random",
         "how validation and test examples are cut from a user's rows: `random`, by `data.seed`; "
-        "`time`, the newest rows for test and the rows before them for validation, by the column "
-        "`time` (seconds since 1970, or a date); or `text`, by a hash of the text and "
-        "`data.seed`, so that no client is tested on a text that another client trains on. Live "
-        "clients take `text` and its seed from the run",
+        "`time`, the newest rows, by the column `time`; or `text`, by a hash of the text and "
+        "`data.seed`. Live clients take `text` and its seed from the run",
         before="random",
         page="guides/own-data.md",
     )

@@ -15,10 +15,8 @@ class PersonalSettings(Section):
     )
     when: Text = term(
         "personal.when",
-        "when a client takes its private rounds: `end`, after the last round; `every N rounds` of "
-        "the federation that it has seen, such as `every 5 rounds`; `on-data`, as soon as its "
-        "training examples differ from those of its latest private rounds; `always`, after every "
-        "round and on new examples. In all cases it also takes them after the last round",
+        "when a client takes its private rounds: `end`, after the last round; `every N rounds`, "
+        "such as `every 5 rounds`; `on-data`, when its training examples have changed; or `always`",
         owner="either",
         read_by=("finetune", "ditto", "mixture", "partial", "readout"),
         before="end",

@@ -66,11 +66,11 @@ class PrivacySettings(Section):
     )
     bucket: int = term(
         "privacy.bucket",
-        "protection against hostile clients: a round's clients are divided at random into buckets "
-        "of this size or one more, each with its own sum and noise. Every projected gradient is "
-        "the trimmed mean over the buckets; fewer than 5 buckets are summed. 0 means one sum of "
-        "all clients; other values are at least 3, and at most `cohort.minimum`",
+        "protection against hostile clients: size of the random buckets of a round's clients, each "
+        "with a separate sum and noise. 0 means one sum of all clients; other values are at least "
+        "3, and at most `cohort.minimum`",
         before=0,
+        page="guides/differential-privacy.md#buckets",
     )
     evaluation: Literal["off", "exact"] = setting(
         "off",

@@ -109,11 +109,10 @@ class AdapterSettings(Section):
         "last representation alone; `readout:18` or `readout:2/3` for weights on the "
         "representation after the lowest 18 blocks or the lowest two thirds, without loading the "
         f"others; `readout:auto` for two thirds of a causal LM with at least {FEWEST_CUT} blocks, "
-        "otherwise all blocks; or both, such as `readout,top:1`. `auto` means the layers of the "
-        "start, if there is one; otherwise `top:1` with a basis, with emulated devices, for texts, "
-        "and in `samara tune`; otherwise `readout:auto`",
+        "otherwise all blocks; or a readout and layers, such as `readout,top:1`. `auto` means the "
+        "layers of the start, or without a start a default for the run",
         pattern=rf"^(auto|{_READOUT}|({_READOUT},)?(all|top:[1-9]\d*|\d+(,\d+)*))$",
-        page="concepts/readout.md",
+        page="guides/own-model.md#what-is-trained",
     )
     damping: Text = setting(
         RANDOM_TOKENS,
