@@ -130,6 +130,7 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
     [
         ("prge", "lora-fa"),
         ("prge", "lora"),
+        ("prge", "prefix"),
         ("mezo-adam", "prefix"),
         ("mezo-momentum", "full"),
         ("fo-adam", "lora-fa"),
