@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from samara.client.spaces.prefix_network import PrefixNetwork
-from samara.client.spaces.space import SharedPassSpace, SpaceTensor
+from samara.client.spaces.space import SharedPassSpace, SpaceTensor, layout_of
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.protocol.directions import Distribution, prefix_tokens
-from samara.shared.protocol.layout import ADAPTER_GROUP, Layout
-from samara.shared.protocol.layout import Tensor as LayoutTensor
 from samara.shared.protocol.replay import Backend
 
 DEFAULT_SPREAD = 0.02
@@ -86,10 +84,7 @@ class PrefixSpace(SharedPassSpace):
         if self._network is not None:
             tensors = self._network.tensors
             theta = theta.new_zeros(sum(tensor.size for tensor in tensors))
-        matrices = tuple(
-            LayoutTensor(t.name, t.size // t.shape[-1], t.shape[-1], ADAPTER_GROUP) for t in tensors
-        )
-        layout = Layout(matrices, 1, 1.0, 0, distribution)
+        layout = layout_of(tensors, distribution)
         # packed sequences would treat the prefix as one of them, and would see each other
         adapter = Adapter(layout, 0, packs=False)
         super().__init__(tensors, adapter, layout, theta, backend)

@@ -33,7 +33,8 @@ from samara.shared.protocol.directions import (
     MAX_DIRECTION,
     Distribution,
 )
-from samara.shared.protocol.layout import Layout
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout
+from samara.shared.protocol.layout import Tensor as LayoutTensor
 from samara.shared.protocol.replay import Backend
 
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
@@ -402,3 +403,11 @@ class SharedPassSpace(FlatSpace):
     def computing_with(self, theta: Tensor) -> AbstractContextManager[PerturbedAdapters]:
         """Return a context of the adapters whose θ is the given vector, float32 [d]."""
         return nullcontext(Perturbations(self.layout, theta))
+
+
+def layout_of(tensors: Sequence[SpaceTensor], distribution: Distribution) -> Layout:
+    """Return a layout of tensors as matrices, whose columns are a tensor's last dimension."""
+    matrices = [
+        LayoutTensor(t.name, t.size // t.shape[-1], t.shape[-1], ADAPTER_GROUP) for t in tensors
+    ]
+    return Layout(tuple(matrices), 1, 1.0, 0, distribution)

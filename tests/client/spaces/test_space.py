@@ -21,17 +21,21 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.spaces import space as spaces
 from samara.client.spaces.full import FullSpace
 from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.low_rank import LoRASpace
+from samara.client.spaces.peft_adapter import VeRASpace
 from samara.client.spaces.prefix import PrefixSpace, draw_prefix_tokens
 from samara.client.spaces.scaling import Scaling
+from samara.client.spaces.space import Space
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from samara.client.tuning.model_export import export_model
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from samara.shared.errors import ModelError
-from samara.shared.model.loading import load_base_model
+from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import LoRAFALinear, empty_adapter
 from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.scorers import Prompt
 from samara.shared.protocol.directions import WHOLE_BLOCKS, directions
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.label_scores import cross_entropy
 
 ModelFolder = Callable[..., Path]
@@ -208,7 +212,7 @@ def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("kind", ["lora", "prefix", "prefix of a network"])
+@pytest.mark.parametrize("kind", ["lora", "vera", "prefix", "prefix of a network"])
 @pytest.mark.parametrize("shape", ["Llama", "GPT-NeoX", "BERT"])
 def test_points_share_passes_with_the_scores_of_a_pass_for_each(
     shape: str, kind: str, scaled: bool, shape_folder: Shape
@@ -247,9 +251,22 @@ def test_points_share_passes_with_the_scores_of_a_pass_for_each(
             assert passes == groups * (2 if micro_batch else 1)
 
 
-def test_prefixes_share_passes_of_a_single_block(model_folder: ModelFolder) -> None:
-    """The attention of the last block, which reads the prefixes, is also that of the first."""
-    rig = Rig(model_folder("causal", 1), "prefix")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda base: LoRASpace(base, AdapterSettings(layers="top:1"), 2, BACKEND),
+        lambda base: VeRASpace(base, AdapterSettings(layers="top:1"), BACKEND),
+        lambda base: PrefixSpace(base, 3, 7, BACKEND),
+    ],
+    ids=["lora", "vera", "prefix"],
+)
+def test_points_share_passes_of_a_single_block(
+    build: Callable[[BaseModel], Space], model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attention of the last block, which differs by point, is also that of the first."""
+    monkeypatch.setitem(BUILD, "single", build)
+    rig = Rig(model_folder("causal", 1), "single")
+    rig.wander()
     together = rig.space.evaluate(rig.run, SEEDS, EPSILON)
     alone = [
         rig.space.evaluate(rig.run, SEEDS[[i]], EPSILON, (s,)) for s in (1, -1) for i in (0, 1)

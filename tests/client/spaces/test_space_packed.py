@@ -14,7 +14,7 @@ from samara.client.forward.streamed import make_forward_engine
 from samara.client.spaces.full import FullSpace
 from samara.client.spaces.head import HeadSpace
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
-from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.peft_adapter import DoRASpace, VeRASpace
 from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import NO_SEEDS, Space
 from samara.client.streaming.loading import load_model
@@ -46,8 +46,10 @@ def space_in(base: BaseModel, kind: str) -> Space:
             space = LoRAFASpace(base, TOP, 1, BACKEND)
         case "lora":
             space = LoRASpace(base, TOP, 1, BACKEND)
-        case "dora" | "vera":
-            space = PeftSpace(base, kind, TOP, BACKEND)
+        case "dora":
+            space = DoRASpace(base, TOP, BACKEND)
+        case "vera":
+            space = VeRASpace(base, TOP, BACKEND)
         case "head":
             space = HeadSpace(base, BACKEND)
         case "full":

@@ -70,8 +70,8 @@ def test_given_settings_are_not_changed() -> None:
     [
         (
             {"optimizer": "prge", "space": "full"},
-            "space: prge trains in lora-fa or lora or prefix, not in full; in full train mezo, "
-            "mezo-momentum, mezo-adam, fo-adam, fo-sgd, zero-offload",
+            "space: prge trains in lora-fa or lora or vera or prefix, not in full; in full train "
+            "mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, zero-offload",
         ),
         ({"optimizer": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
         (
