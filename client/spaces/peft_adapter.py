@@ -114,14 +114,16 @@ class VeRASpace(SharedPassSpace, PeftSpace):
 
     def __init__(self, base: BaseModel, settings: AdapterSettings, backend: Backend) -> None:
         self.config, named = _inject(base, "vera", settings)
-        self._base, self._network = base, base.network
+        self._network = base.network
         tensors = [SpaceTensor(name, tuple(vector.shape)) for name, vector in named.items()]
         layout = layout_of(tensors, settings.distribution)
         first = min(chosen_blocks(settings.inner_layers, len(base.blocks)))
         theta = torch.cat([vector.float() for vector in named.values()])
         super().__init__(tensors, Adapter(layout, first), layout, theta, backend)
+        layer: Any
         for name, layer in base.network.named_modules():
             if isinstance(getattr(layer, "vera_lambda_b", None), nn.ParameterDict):
+                layer.adapter = self.adapter
                 own = {vector: getattr(layer, vector)[_ADAPTER] for vector in _VECTORS}
                 layer.register_forward_pre_hook(partial(self._set_vectors, name))
                 layer.register_forward_hook(partial(_restore_vectors, own), always_call=True)
@@ -131,16 +133,11 @@ class VeRASpace(SharedPassSpace, PeftSpace):
         perturbations, (x, *_) = self.adapter.perturbations, args
         if perturbations is None:
             return
-        if perturbations.count > 1 and x.ndim != 3:  # rows may be in another order
-            raise ModelError(
-                f"{self._base.folder}: {name} reads tokens of several rows together, so that vera "
-                "cannot share passes there; set grouping to sequential"
-            )
         for vector in _VECTORS:
             held = getattr(layer, vector)._parameters
-            of_points = perturbations.tensor(f"{name}.{vector}.{_ADAPTER}")
-            rows = of_points.repeat_interleave(len(x) // len(of_points), 0)
-            held[_ADAPTER] = (rows if len(of_points) > 1 else of_points[0]).to(held[_ADAPTER].dtype)
+            own = perturbations.tensor(f"{name}.{vector}.{_ADAPTER}").to(held[_ADAPTER].dtype)
+            rows = own.repeat_interleave(len(x) // len(own), 0) if len(own) > 1 else own
+            held[_ADAPTER] = rows.view(len(rows), *[1] * (x.ndim - 2), -1)
 
 
 def _restore_vectors(own: dict[str, Tensor], layer: nn.Module, *_: Any) -> None:
