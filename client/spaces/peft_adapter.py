@@ -9,7 +9,7 @@ layers. P-RGE compares them with LoRA and LoRA-FA (table 6).
 import json
 import math
 import warnings
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,27 +123,30 @@ class VeRASpace(SharedPassSpace, PeftSpace):
         layer: Any
         for name, layer in base.network.named_modules():
             if isinstance(getattr(layer, "vera_lambda_b", None), nn.ParameterDict):
-                layer.adapter = self.adapter
-                own = {vector: getattr(layer, vector)[_ADAPTER] for vector in _VECTORS}
-                layer.register_forward_pre_hook(partial(self._set_vectors, name))
-                layer.register_forward_hook(partial(_restore_vectors, own), always_call=True)
+                layer.adapter, layer.forward = self.adapter, self._by_row(name, layer)
 
-    def _set_vectors(self, name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """Give every row of a pass that uses the adapter the vectors of its perturbation."""
-        perturbations, (x, *_) = self.adapter.perturbations, args
-        if perturbations is None:
-            return
-        for vector in _VECTORS:
-            held = getattr(layer, vector)._parameters
-            own = perturbations.tensor(f"{name}.{vector}.{_ADAPTER}").to(held[_ADAPTER].dtype)
-            rows = own.repeat_interleave(len(x) // len(own), 0) if len(own) > 1 else own
-            held[_ADAPTER] = rows.view(len(rows), *[1] * (x.ndim - 2), -1)
+    def _by_row(self, name: str, layer: nn.Module) -> Callable[..., Any]:
+        """Return an adapted layer's forward, with the vectors of each row's perturbation."""
+        forward = layer.forward
+        held = {vector: getattr(layer, vector)._parameters for vector in _VECTORS}
+        before = {vector: parameters[_ADAPTER] for vector, parameters in held.items()}
 
+        def run(x: Tensor) -> Any:
+            perturbations = self.adapter.perturbations
+            if perturbations is None:
+                return forward(x)
+            try:
+                for vector, parameters in held.items():
+                    own = perturbations.tensor(f"{name}.{vector}.{_ADAPTER}")
+                    rows = own.repeat_interleave(len(x) // len(own), 0) if len(own) > 1 else own
+                    rows = rows.view(len(rows), *[1] * (x.ndim - 2), -1)
+                    parameters[_ADAPTER] = rows.to(before[vector].dtype)
+                return forward(x)
+            finally:
+                for vector, parameters in held.items():
+                    parameters[_ADAPTER] = before[vector]
 
-def _restore_vectors(own: dict[str, Tensor], layer: nn.Module, *_: Any) -> None:
-    """Give an adapted layer the vectors back that it had before a pass."""
-    for vector, value in own.items():
-        getattr(layer, vector)._parameters[_ADAPTER] = value
+        return run
 
 
 def _inject(
