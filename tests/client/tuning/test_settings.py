@@ -79,10 +79,6 @@ def test_given_settings_are_not_changed() -> None:
             "learning-rate: fo-sgd has no default; set learning-rate to a number",
         ),
         (
-            {"optimizer": "fo-adam", "space": "prefix", "offload.checkpointing": "on"},
-            "offload.checkpointing: a block that runs again would read the prefix twice",
-        ),
-        (
             {"optimizer": "mezo", "space": "dora", "model.stream": "host"},
             "model.stream: PEFT computes dora from the weights of all blocks at once",
         ),
