@@ -15,7 +15,7 @@ from samara.client.forward.resident import ResidentForward
 from samara.client.spaces.full import FullSpace
 from samara.client.spaces.head import HeadSpace
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
-from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.peft_adapter import DoRASpace, VeRASpace
 from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import Space
 from samara.shared.model.loading import BaseModel, load_base_model
@@ -61,8 +61,8 @@ BUILD: dict[str, Callable[[BaseModel], Space]] = {
 
 
 BY_PEFT: dict[str, Callable[[BaseModel], Space]] = {
-    "dora": lambda base: PeftSpace(base, "dora", AdapterSettings(layers="top:2"), BACKEND),
-    "vera": lambda base: PeftSpace(base, "vera", AdapterSettings(layers="top:2"), BACKEND),
+    "dora": lambda base: DoRASpace(base, AdapterSettings(layers="top:2"), BACKEND),
+    "vera": lambda base: VeRASpace(base, AdapterSettings(layers="top:2"), BACKEND),
 }
 
 

@@ -82,6 +82,7 @@ class PerturbedBody(ProvenBody):
         self._repeats_late = (
             by_block
             and self._first_block == len(self._blocks) - 1
+            and has_adapters([self._blocks[-1]])  # otherwise it is unknown where rows differ
             and not has_adapters(full_input_parts)
         )
 

@@ -20,7 +20,7 @@ from samara.client.forward.trunk_cache import Ids
 from samara.shared.errors import ModelError, SamaraError
 from samara.shared.model.head import tiled_logits
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import Adapter, LoRAFALinear
+from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.protocol.directions import DIRECTION_BITS
 
@@ -188,10 +188,11 @@ def perturbed_pair(
     Raises:
         ModelError: if the output does not depend on the adapters.
     """
-    layer = next((part for part in base.body.modules() if isinstance(part, LoRAFALinear)), None)
-    if layer is None:
+    found = (getattr(part, "adapter", None) for part in base.body.modules())
+    adapter = next((one for one in found if isinstance(one, Adapter)), None)
+    if adapter is None:
         return None
-    adapter, layout, device = layer.adapter, layer.adapter.layout, base.network.device
+    layout, device = adapter.layout, base.network.device
     random = np.random.default_rng(0)
     center = random.standard_normal(layout.element_count).astype(np.float32)
     z = (random.standard_normal((1, layout.element_count)) * 2**DIRECTION_BITS).astype(np.int16)

@@ -1,32 +1,23 @@
 """Spaces of low-rank adapters: LoRA, which trains A and B, and LoRA-FA, which trains B alone."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from samara.client.spaces.space import NO_SEEDS, FlatSpace, ScoreFunction, SpaceTensor
+from samara.client.spaces.space import SharedPassSpace, SpaceTensor
 from samara.shared.model.frozen_a import frozen_matrices
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter, LoRAFALinear, inject
-from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
-from samara.shared.model.replay_torch import draw_directions
-from samara.shared.protocol.directions import BOTH_SIDES
 from samara.shared.protocol.layout import ADAPTER_GROUP, Layout
 from samara.shared.protocol.layout import Tensor as LayoutTensor
 from samara.shared.protocol.replay import Backend
 from samara.shared.settings.sections import AdapterSettings
 
 
-class LowRankSpace(FlatSpace):
-    """A space of low-rank adapters, of which several perturbations can share a forward pass.
-
-    Attributes:
-        layout: names and shapes of the tensors of θ.
+class LowRankSpace(SharedPassSpace):
+    """A space of low-rank adapters.
 
     Args:
         adapter: adapters in the model.
@@ -37,29 +28,7 @@ class LowRankSpace(FlatSpace):
 
     def __init__(self, adapter: Adapter, layout: Layout, theta: Tensor, backend: Backend) -> None:
         tensors = [SpaceTensor(t.name, (t.rows, t.columns)) for t in layout.tensors]
-        super().__init__(tensors, adapter, theta, backend, layout.distribution)
-        self.layout = layout
-
-    def evaluate(
-        self,
-        score: ScoreFunction,
-        seeds: NDArray[np.uint64] = NO_SEEDS,
-        epsilon: float = 0.0,
-        signs: tuple[int, ...] = BOTH_SIDES,
-    ) -> NDArray[np.float32]:
-        """Run a forward engine once with all perturbations; its schedule groups them."""
-        device = self._torch_device
-        if not len(seeds):
-            return score(Perturbations(self.layout, self._theta))
-        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
-        if self.scaling is not None:
-            z = self.scaled(z, self.scaling.perturbation, 0)
-        return score(Perturbations(self.layout, self._theta, z, epsilon, signs))
-
-    @contextmanager
-    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Yield adapters whose θ is the given vector, float32 [d]."""
-        yield Perturbations(self.layout, theta)
+        super().__init__(tensors, adapter, layout, theta, backend)
 
 
 class LoRAFASpace(LowRankSpace):

@@ -9,6 +9,7 @@ layers. P-RGE compares them with LoRA and LoRA-FA (table 6).
 import json
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +20,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from samara.client.spaces.parameter_space import ParameterSpace
+from samara.client.spaces.space import FlatSpace, SharedPassSpace, SpaceTensor, layout_of
 from samara.shared.errors import ModelError
 from samara.shared.model.frozen_a import frozen_a
 from samara.shared.model.layer_selection import adapted_layers, chosen_blocks, features
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.peft import CONFIG_FILE, WEIGHTS_FILE
 from samara.shared.protocol.directions import query_seeds
 from samara.shared.protocol.replay import Backend
@@ -32,39 +35,18 @@ from samara.shared.storage.files import make_folder, write_durably
 PeftKind = Literal["dora", "vera"]
 _ADAPTER = "default"
 _SHARED = ("vera_A", "vera_B")
+_VECTORS = ("vera_lambda_b", "vera_lambda_d")
 
 
-class PeftSpace(ParameterSpace):
-    """The space of all trained parameters of a PEFT adapter, in PEFT's order.
+class PeftSpace(FlatSpace):
+    """A space of all trained parameters of a PEFT adapter, in PEFT's order.
 
     The random matrices come from `samara.shared.protocol.directions`, so they are the same on every
-    machine. DoRA's initial lengths are computed from the weights, so they may differ between
-    machines.
-
-    Args:
-        base: model into which the adapter is injected, in place.
-        kind: kind of the adapter.
-        settings: adapted layers, rank and seed; only DoRA uses alpha.
-        backend: backend that draws directions.
-
-    Raises:
-        ModelError: if PEFT is not installed, or the settings or the adapter do not fit the model.
+    machine.
     """
 
-    def __init__(
-        self, base: BaseModel, kind: PeftKind, settings: AdapterSettings, backend: Backend
-    ) -> None:
-        self.kind, self.portable = kind, kind != "dora"
-        layers = adapted_layers(base, settings)
-        self.config = _inject(base, kind, settings, list(layers))
-        _set_random_matrices(base, settings, layers)
-        named = {
-            name: parameter.detach()
-            for name, parameter in base.network.named_parameters()
-            if f".{_ADAPTER}" in name
-        }
-        chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
-        super().__init__(base.network, named, backend, settings.distribution, min(chosen))
+    config: Any
+    _network: nn.Module
 
     def write(self, folder: Path, base: str) -> None:
         """Write the adapter in PEFT's file format.
@@ -94,8 +76,87 @@ class PeftSpace(ParameterSpace):
         write_durably(folder / CONFIG_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: list[str]) -> Any:
-    """Inject a PEFT adapter into a base model, in place, and return its configuration."""
+class DoRASpace(ParameterSpace, PeftSpace):
+    """The space of DoRA: A, B and the lengths m of every adapted layer.
+
+    The initial lengths are computed from the weights, so they may differ between machines.
+
+    Args:
+        base: model into which the adapter is injected, in place.
+        settings: adapted layers, rank, alpha and seed.
+        backend: backend that draws directions.
+
+    Raises:
+        ModelError: if PEFT is not installed, or the settings or the adapter do not fit the model.
+    """
+
+    kind, portable = "dora", False
+
+    def __init__(self, base: BaseModel, settings: AdapterSettings, backend: Backend) -> None:
+        self.config, named = _inject(base, "dora", settings)
+        first = min(chosen_blocks(settings.inner_layers, len(base.blocks)))
+        super().__init__(base.network, named, backend, settings.distribution, first)
+
+
+class VeRASpace(SharedPassSpace, PeftSpace):
+    """The space of VeRA: the vectors b and d of every adapted layer.
+
+    Args:
+        base: model into which the adapter is injected, in place.
+        settings: adapted layers, rank and seed.
+        backend: backend that draws directions.
+
+    Raises:
+        ModelError: if PEFT is not installed, or the settings or the adapter do not fit the model.
+    """
+
+    kind = "vera"
+
+    def __init__(self, base: BaseModel, settings: AdapterSettings, backend: Backend) -> None:
+        self.config, named = _inject(base, "vera", settings)
+        self._network = base.network
+        tensors = [SpaceTensor(name, tuple(vector.shape)) for name, vector in named.items()]
+        layout = layout_of(tensors, settings.distribution)
+        first = min(chosen_blocks(settings.inner_layers, len(base.blocks)))
+        theta = torch.cat([vector.float() for vector in named.values()])
+        super().__init__(tensors, Adapter(layout, first), layout, theta, backend)
+        layer: Any
+        for name, layer in base.network.named_modules():
+            if isinstance(getattr(layer, "vera_lambda_b", None), nn.ParameterDict):
+                layer.adapter, layer.forward = self.adapter, self._by_row(name, layer)
+
+    def _by_row(self, name: str, layer: nn.Module) -> Callable[..., Any]:
+        """Return an adapted layer's forward, with the vectors of each row's perturbation."""
+        forward = layer.forward
+        held = {vector: getattr(layer, vector)._parameters for vector in _VECTORS}
+        before = {vector: parameters[_ADAPTER] for vector, parameters in held.items()}
+
+        def run(x: Tensor) -> Any:
+            perturbations = self.adapter.perturbations
+            if perturbations is None:
+                return forward(x)
+            try:
+                for vector, parameters in held.items():
+                    own = perturbations.tensor(f"{name}.{vector}.{_ADAPTER}")
+                    rows = own.repeat_interleave(len(x) // len(own), 0) if len(own) > 1 else own
+                    rows = rows.view(len(rows), *[1] * (x.ndim - 2), -1)
+                    parameters[_ADAPTER] = rows.to(before[vector].dtype)
+                return forward(x)
+            finally:
+                for vector, parameters in held.items():
+                    parameters[_ADAPTER] = before[vector]
+
+        return run
+
+
+def _inject(
+    base: BaseModel, kind: PeftKind, settings: AdapterSettings
+) -> tuple[Any, dict[str, Tensor]]:
+    """Inject a PEFT adapter into a base model, in place.
+
+    Returns:
+        Its configuration, and its parameters by their names in the network.
+    """
     try:
         import peft
     except ImportError as error:
@@ -103,6 +164,8 @@ def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: l
             f"space = {kind} is computed by PEFT, which is not installed: "
             "pip install 'samara-fl[peft]'"
         ) from error
+    layers = adapted_layers(base, settings)
+    names = list(layers)
     body = next(name for name, module in base.network.named_modules() if module is base.body)
     wanted = {
         "r": settings.rank,
@@ -125,7 +188,9 @@ def _inject(base: BaseModel, kind: PeftKind, settings: AdapterSettings, names: l
         raise ModelError(
             f"{base.folder}: PEFT cannot adapt its layers by {kind}: {error}; choose another space"
         ) from error
-    return config
+    _set_random_matrices(base, settings, layers)
+    named = base.network.named_parameters()
+    return config, {name: own.detach() for name, own in named if f".{_ADAPTER}" in name}
 
 
 @torch.no_grad()

@@ -7,8 +7,6 @@ receives the prefix as a cache, as if it had already read those tokens, so the p
 sequence start after it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import starmap
 from typing import Any
 
@@ -16,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from samara.client.spaces.prefix_network import PrefixNetwork
-from samara.client.spaces.space import SequentialFlatSpace, SpaceTensor
+from samara.client.spaces.space import SharedPassSpace, SpaceTensor, layout_of
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.lora_fa import empty_adapter
+from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.perturbations import PerturbedAdapters
 from samara.shared.protocol.directions import Distribution, prefix_tokens
 from samara.shared.protocol.replay import Backend
@@ -28,7 +26,7 @@ DEFAULT_SPREAD = 0.02
 """Standard deviation of random initial values if the model's configuration gives none."""
 
 
-class PrefixSpace(SequentialFlatSpace):
+class PrefixSpace(SharedPassSpace):
     """The space of a prefix's keys and values, layer by layer, each [heads, m, features of a head].
 
     θ is float32 and is rounded to the model's compute type for a forward pass. The model computes
@@ -38,7 +36,7 @@ class PrefixSpace(SequentialFlatSpace):
         tokens: ids of the tokens whose keys and values are the initial θ.
 
     Args:
-        base: a language model.
+        base: a language model, whose body gets a hook.
         length: number m of tokens in the prefix.
         seed: seed of the tokens.
         backend: backend that draws directions.
@@ -86,54 +84,52 @@ class PrefixSpace(SequentialFlatSpace):
         if self._network is not None:
             tensors = self._network.tensors
             theta = theta.new_zeros(sum(tensor.size for tensor in tensors))
+        layout = layout_of(tensors, distribution)
         # packed sequences would treat the prefix as one of them, and would see each other
-        adapter, self._no_adapters = empty_adapter(packs=False)
-        super().__init__(tensors, adapter, theta, backend, distribution)
+        adapter = Adapter(layout, 0, packs=False)
+        super().__init__(tensors, adapter, layout, theta, backend)
         if self._network is not None:
             self._theta = self._network.start(self.direction(seed, 0, self.size))
         elif random_start:  # of the same size as the model's own initial weights
             spread = getattr(base.network.config, "initializer_range", DEFAULT_SPREAD)
             self._theta = self.direction(seed, 0, self.size) * spread
         self.portable = random_start or self._network is not None
+        base.body.register_forward_pre_hook(self._prepend, with_kwargs=True)
 
-    def keys_and_values(self, theta: Tensor) -> list[Tensor]:
-        """Return the keys and values of the prefix, layer by layer, each [heads, m, features]."""
+    def keys_and_values(self, perturbations: PerturbedAdapters) -> list[Tensor]:
+        """Return keys and values of P prefixes, layer by layer, each [P, heads, m, features]."""
+        matrices = [perturbations.tensor(tensor.name) for tensor in self.tensors]
         if self._network is not None:
-            return self._network.keys_and_values(theta)
-        flats = torch.split(theta, [tensor.size for tensor in self.tensors])
-        return [flat.view(shape) for flat, shape in zip(flats, self._shapes, strict=True)]
+            return self._network.keys_and_values(matrices)
+        return [
+            matrix.view(-1, *shape) for matrix, shape in zip(matrices, self._shapes, strict=True)
+        ]
 
-    @contextmanager
-    def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Prepend a prefix to every sequence that the body reads inside this context."""
-        dtype = self._base.network.dtype
-        prefix = [part[None].to(dtype) for part in self.keys_and_values(theta)]
-
-        def prepend(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            rows, length = (args[0] if args else kwargs["input_ids"]).shape
-            if kwargs.get("past_key_values") is not None:
-                raise ModelError(
-                    f"{self._base.folder}: the model was called with another cache than the "
-                    "prefix; run whole sequences"
-                )
-            if self._length + length > self._base.context:
-                raise ModelError(
-                    f"{self._base.folder}: a sequence of {length} tokens does not fit behind a "
-                    f"prefix of {self._length}: the model reads at most {self._base.context}; "
-                    "lower model.max-length"
-                )
-            kwargs["past_key_values"] = _make_cache(prefix, rows)
-            if (mask := kwargs.get("attention_mask")) is not None:
-                kwargs["attention_mask"] = self._mask_behind(mask)
+    def _prepend(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Prepend its perturbation's prefix to every row of a pass that uses the adapter."""
+        perturbations = self.adapter.perturbations
+        if perturbations is None:
             return args, kwargs
-
-        handle = self._base.body.register_forward_pre_hook(prepend, with_kwargs=True)
-        try:
-            yield self._no_adapters
-        finally:
-            handle.remove()
+        length = (args[0] if args else kwargs["input_ids"]).shape[1]
+        if kwargs.get("past_key_values") is not None:
+            raise ModelError(
+                f"{self._base.folder}: the model was called with another cache than the "
+                "prefix; run whole sequences"
+            )
+        if self._length + length > self._base.context:
+            raise ModelError(
+                f"{self._base.folder}: a sequence of {length} tokens does not fit behind a "
+                f"prefix of {self._length}: the model reads at most {self._base.context}; "
+                "lower model.max-length"
+            )
+        dtype = self._base.network.dtype
+        prefixes = [part.to(dtype) for part in self.keys_and_values(perturbations)]
+        kwargs["past_key_values"] = _make_cache(prefixes)
+        if (mask := kwargs.get("attention_mask")) is not None:
+            kwargs["attention_mask"] = self._mask_behind(mask)
+        return args, kwargs
 
     def _mask_behind(self, mask: Tensor) -> Tensor:
         """Return the attention mask of padded sequences that follow the prefix.
@@ -168,7 +164,9 @@ def draw_prefix_tokens(base: BaseModel, length: int, seed: int) -> list[int]:
 @torch.inference_mode()
 def _compute_activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
     """Compute the keys and values of m tokens, layer by layer, each [heads, m, features]."""
-    cache = _make_cache([], 1)
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
     ids = torch.tensor([tokens], device=base.network.device)
     base.body(input_ids=ids, past_key_values=cache, use_cache=True)
     parts = [part for layer in cache.layers for part in (layer.keys, layer.values)]
@@ -182,12 +180,27 @@ def _compute_activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
     return [part[0].clone() for part in parts]
 
 
-def _make_cache(prefix: list[Tensor], rows: int) -> Any:
-    """Return a cache that repeats keys and values [1, heads, m, features] for every row."""
+def _make_cache(prefixes: list[Tensor]) -> Any:
+    """Return a cache that prepends P prefixes to the keys and values of a pass.
+
+    The rows are ordered by perturbation. Some bodies repeat them for every perturbation only in
+    their first block, so a layer learns the number of rows from its own keys. The cache does not
+    keep these.
+
+    Args:
+        prefixes: keys and values, layer by layer, each [P, heads, m, features].
+    """
     from transformers import DynamicCache
 
-    cache = DynamicCache()
-    for layer in range(len(prefix) // 2):
-        keys, values = (part.expand(rows, -1, -1, -1) for part in prefix[2 * layer :][:2])
-        cache.update(keys, values, layer)
-    return cache
+    class PrefixCache(DynamicCache):  # type: ignore[misc]
+        def update(
+            self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
+            prefix = self.layers[layer]
+            times = len(keys) // len(prefix.keys)
+            return (
+                torch.cat([prefix.keys.repeat_interleave(times, 0), keys], dim=-2),
+                torch.cat([prefix.values.repeat_interleave(times, 0), values], dim=-2),
+            )
+
+    return PrefixCache(list(zip(prefixes[::2], prefixes[1::2], strict=True)))

@@ -52,17 +52,17 @@ class PrefixNetwork:
         parts = torch.split(z, [tensor.size for tensor in self.tensors])
         return torch.cat([part * spread for part, spread in zip(parts, spreads, strict=True)])
 
-    def keys_and_values(self, theta: Tensor) -> list[Tensor]:
-        """Return the keys and values computed from θ, float32, with the shapes in `shapes`."""
-        tensors = self.tensors
-        flats = torch.split(theta, [tensor.size for tensor in tensors])
-        embeddings, hidden, hidden_bias, output, output_bias = (
-            flat.view(tensor.shape) for flat, tensor in zip(flats, tensors, strict=True)
-        )
-        inner = torch.tanh(torch.addmm(hidden_bias, embeddings, hidden.T))
-        made = torch.addmm(output_bias, inner, output.T)
-        parts = torch.split(made, [heads * features for heads, _, features in self.shapes], dim=1)
+    def keys_and_values(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the keys and values under P perturbations, each [P, heads, m, features].
+
+        Args:
+            tensors: the tensors in `tensors` as matrices, float32 [P, rows, columns].
+        """
+        embeddings, hidden, hidden_bias, output, output_bias = tensors
+        inner = torch.tanh(torch.baddbmm(hidden_bias, embeddings, hidden.mT))
+        made = torch.baddbmm(output_bias, inner, output.mT)
+        parts = torch.split(made, [heads * features for heads, _, features in self.shapes], dim=2)
         return [
-            part.view(length, heads, features).transpose(0, 1)
+            part.view(-1, length, heads, features).transpose(1, 2)
             for part, (heads, length, features) in zip(parts, self.shapes, strict=True)
         ]

@@ -11,7 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -25,7 +25,7 @@ from samara.client.spaces.forward_mode import derivative_along
 from samara.client.spaces.scaling import ParameterGroups, Scaling, ScalingPlan
 from samara.shared.errors import ModelError
 from samara.shared.model.lora_fa import Adapter
-from samara.shared.model.perturbations import PerturbedAdapters
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.replay_torch import draw_directions
 from samara.shared.protocol.directions import (
     BOTH_SIDES,
@@ -33,6 +33,8 @@ from samara.shared.protocol.directions import (
     MAX_DIRECTION,
     Distribution,
 )
+from samara.shared.protocol.layout import ADAPTER_GROUP, Layout
+from samara.shared.protocol.layout import Tensor as LayoutTensor
 from samara.shared.protocol.replay import Backend
 
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
@@ -357,3 +359,55 @@ class SequentialFlatSpace(FlatSpace, SequentialSpace):
 
     def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
         return self.computing_with(self._theta)
+
+
+class SharedPassSpace(FlatSpace):
+    """A small space, of which several perturbations can share a forward pass.
+
+    Each row of a pass is computed with the tensors of its perturbation, which the adapter names.
+
+    Attributes:
+        layout: the tensors of θ as matrices.
+
+    Args:
+        theta: float32 [d] on the model's torch device, the initial θ.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[SpaceTensor],
+        adapter: Adapter,
+        layout: Layout,
+        theta: Tensor,
+        backend: Backend,
+    ) -> None:
+        super().__init__(tensors, adapter, theta, backend, layout.distribution)
+        self.layout = layout
+
+    def evaluate(
+        self,
+        score: ScoreFunction,
+        seeds: NDArray[np.uint64] = NO_SEEDS,
+        epsilon: float = 0.0,
+        signs: tuple[int, ...] = BOTH_SIDES,
+    ) -> NDArray[np.float32]:
+        """Run a forward engine once with all perturbations; its schedule groups them."""
+        device = self._torch_device
+        if not len(seeds):
+            return score(Perturbations(self.layout, self._theta))
+        z = draw_directions(self._backend, seeds, self.size, self.distribution, 0, device)
+        if self.scaling is not None:
+            z = self.scaled(z, self.scaling.perturbation, 0)
+        return score(Perturbations(self.layout, self._theta, z, epsilon, signs))
+
+    def computing_with(self, theta: Tensor) -> AbstractContextManager[PerturbedAdapters]:
+        """Return a context of the adapters whose θ is the given vector, float32 [d]."""
+        return nullcontext(Perturbations(self.layout, theta))
+
+
+def layout_of(tensors: Sequence[SpaceTensor], distribution: Distribution) -> Layout:
+    """Return a layout of tensors as matrices, whose columns are a tensor's last dimension."""
+    matrices = [
+        LayoutTensor(t.name, t.size // t.shape[-1], t.shape[-1], ADAPTER_GROUP) for t in tensors
+    ]
+    return Layout(tuple(matrices), 1, 1.0, 0, distribution)

@@ -303,11 +303,6 @@ def _about_gradients(settings: TuneFields) -> list[str]:
             "to cpu and threads to 1, or leave the offload settings for memory, bandwidth and "
             "slowdowns out"
         )
-    if space == "prefix" and settings.offload.checkpointing == "on":
-        mistakes.append(
-            "offload.checkpointing: a block that runs again would read the prefix twice; leave "
-            "offload.checkpointing out"
-        )
     if settings.offload.emulates and settings.offload.schedule == "none":
         mistakes.append(
             "offload.schedule: an emulated accelerator offloads work to its host, and none would "

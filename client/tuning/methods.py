@@ -21,7 +21,7 @@ ClassifierName = Literal["label-words", "new", "linear-probe"]
 """Source of the scores of a classification: label words, or a classifier by its initialization."""
 
 SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
-    "prge": ("lora-fa", "lora"),
+    "prge": ("lora-fa", "lora", "vera", "prefix"),
     "mezo": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
     "mezo-momentum": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),
     "mezo-adam": ("full", "lora", "lora-fa", "dora", "vera", "prefix", "head"),

@@ -7,7 +7,7 @@ import torch
 from samara.client.spaces.full import FullSpace, check_trainable
 from samara.client.spaces.head import HeadSpace
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
-from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.peft_adapter import DoRASpace, VeRASpace
 from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.scaling import ScalingPlan
 from samara.client.spaces.space import Space
@@ -68,8 +68,10 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
             return FullSpace(base, backend, not settings.is_in_place, distribution)
         case "lora":
             return LoRASpace(base, settings.adapter, labels, backend)
-        case "dora" | "vera" as kind:
-            return PeftSpace(base, kind, settings.adapter, backend)
+        case "dora":
+            return DoRASpace(base, settings.adapter, backend)
+        case "vera":
+            return VeRASpace(base, settings.adapter, backend)
         case "prefix":
             distribution = settings.adapter.distribution
             length, is_random = settings.prefix_length, settings.prefix_start == "random"

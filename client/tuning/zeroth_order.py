@@ -29,8 +29,9 @@ from samara.client.estimators.prge import Estimator, LossRequest, prge_estimator
 from samara.client.forward.answer_losses import answer_losses
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.resident import ResidentForward
-from samara.client.spaces.low_rank import LoRAFASpace, LowRankSpace
+from samara.client.spaces.low_rank import LoRAFASpace
 from samara.client.spaces.scaling import scaling_by
+from samara.client.spaces.space import SharedPassSpace
 from samara.client.spaces.streamed import StreamedFullSpace
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule
 from samara.client.tuning.group_norms import (
@@ -322,7 +323,7 @@ class ZerothOrder:
     ) -> NDArray[np.float64]:
         """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
         space = self._space
-        assert isinstance(space, LowRankSpace)
+        assert isinstance(space, SharedPassSpace)
         center = Perturbations(space.layout, space.values(0, space.size))
         size = self._schedule.micro_batch
         losses, gradients = self._forward.loss_gradients(

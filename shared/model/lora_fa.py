@@ -263,12 +263,11 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
         )
 
 
-def empty_adapter(first_block: int = 0, packs: bool = True) -> tuple[Adapter, Perturbations]:
+def empty_adapter(first_block: int = 0) -> tuple[Adapter, Perturbations]:
     """Return an adapter without tensors, and its only state.
 
     Args:
         first_block: index of the block that counts as the lowest adapted block.
-        packs: as for `Adapter`.
     """
     layout = Layout((), 1, 1.0, 0, "gaussian")
-    return Adapter(layout, first_block, packs=packs), Perturbations(layout, torch.zeros(0))
+    return Adapter(layout, first_block), Perturbations(layout, torch.zeros(0))

@@ -74,7 +74,8 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
                     "software can be written; use the run with samara adapter apply"
                 )
             name = name_of_base(run.settings, setup.base)
-            parts = [part.cpu().numpy() for part in space.keys_and_values(torch.from_numpy(theta))]
+            with space.computing_with(torch.from_numpy(theta)) as trained:
+                parts = [part[0].cpu().numpy() for part in space.keys_and_values(trained)]
             if len({part.shape for part in parts}) > 1:
                 raise ModelError(
                     f"{setup.base.folder}: its layers have keys of different sizes, which PEFT's "

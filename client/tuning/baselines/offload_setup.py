@@ -51,8 +51,6 @@ def make_schedule(
 
 def computes_again(settings: TuneSettings) -> bool:
     """Return whether the backward pass recomputes the blocks' activations."""
-    if settings.space == "prefix":  # a block that runs again would read its keys and values twice
-        return False
     if settings.offload.checkpointing != "auto":
         return settings.offload.checkpointing == "on"
     return settings.offload.emulates or settings.model.torch_device != "cpu"

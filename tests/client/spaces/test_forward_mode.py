@@ -70,7 +70,7 @@ def test_a_scaled_direction_is_differentiated_along_as_it_is_scaled(
     assert whole == pytest.approx(float(factors @ parts), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("space", ["lora-fa", "lora"])
+@pytest.mark.parametrize("space", ["lora-fa", "lora", "vera", "prefix"])
 def test_with_a_shared_batch_they_are_those_of_a_backward_pass(
     space: str, model_folder: ModelFolder, data_file: Path, tmp_path: Path
 ) -> None:

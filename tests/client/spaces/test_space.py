@@ -10,29 +10,35 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from rigs import BACKEND, BUILD, BY_PEFT, LABELS, SEEDS, TEXTS, Rig
+from streams import Shape
 from tiny_models import ARCHITECTURES, save_tokenizer
 
 from samara.client.estimators.mezo import mezo_estimator
 from samara.client.estimators.prge import LossRequest, run_estimator
 from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import GROUPINGS, Schedule, perturbations_per_pass
+from samara.client.forward.resident import ResidentForward
 from samara.client.spaces import space as spaces
 from samara.client.spaces.full import FullSpace
 from samara.client.spaces.head import HeadSpace
+from samara.client.spaces.low_rank import LoRASpace
+from samara.client.spaces.peft_adapter import VeRASpace
 from samara.client.spaces.prefix import PrefixSpace, draw_prefix_tokens
 from samara.client.spaces.scaling import Scaling
+from samara.client.spaces.space import Space
 from samara.client.tuning.descent import SGD, Adam, Descent, Momentum, UpdateRule, UpdateStep
 from samara.client.tuning.model_export import export_model
 from samara.client.tuning.trajectory import TrajectoryWriter, make_header, read_trajectory
 from samara.shared.errors import ModelError
-from samara.shared.model.loading import load_base_model
+from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import LoRAFALinear, empty_adapter
-from samara.shared.model.perturbations import PerturbedAdapters
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.scorers import Prompt
 from samara.shared.protocol.directions import WHOLE_BLOCKS, directions
+from samara.shared.settings.sections import AdapterSettings
 from samara.shared.tasks.label_scores import cross_entropy
 
-ModelFolder = Callable[[str], Path]
+ModelFolder = Callable[..., Path]
 EPSILON = 0.25
 
 
@@ -206,21 +212,25 @@ def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("family", ["causal", "masked"])
-def test_points_of_lora_share_passes_with_the_scores_of_a_pass_for_each(
-    family: str, scaled: bool, model_folder: ModelFolder
+@pytest.mark.parametrize("kind", ["lora", "vera", "prefix", "prefix of a network"])
+@pytest.mark.parametrize("shape", ["Llama", "GPT-NeoX", "BERT"])
+def test_points_share_passes_with_the_scores_of_a_pass_for_each(
+    shape: str, kind: str, scaled: bool, shape_folder: Shape
 ) -> None:
-    """Every grouping has the scores of θ moved to each point, in the expected number of passes."""
-    rig = Rig(model_folder(family), "lora")
+    """Every grouping has the scores of θ moved to each point, in the expected number of passes.
+
+    A row is repeated for each perturbation only from the first adapted block on.
+    """
+    rig = Rig(shape_folder(shape, False), kind)
     rig.wander()
-    space, passes = rig.space, 0
+    space, rows = rig.space, list[int]()
     if scaled:
         factors = np.linspace(0.5, 2, len(space.groups.names), dtype=np.float32)
         space.scaling = Scaling(factors)
 
-    def note_pass(*_: object) -> None:
-        nonlocal passes
-        passes += 1
+    def note_rows(_: object, __: object, called: dict[str, Any]) -> None:
+        if called.get("attention_mask") is not None:  # the head calls the body with ids alone
+            rows.append(len(called["input_ids"]))
 
     expected = []
     theta = space.values(0, space.size).clone()
@@ -230,11 +240,11 @@ def test_points_of_lora_share_passes_with_the_scores_of_a_pass_for_each(
             space.assign(0, theta + sign * EPSILON * z)
             expected.append(space.evaluate(rig.run)[0])
     space.assign(0, theta)
-    lora_layer = next(m for m in rig.base.body.modules() if isinstance(m, LoRAFALinear))
-    lora_layer.register_forward_hook(note_pass)
+    rig.base.body.register_forward_pre_hook(note_rows, with_kwargs=True)
     for grouping in GROUPINGS:
         for micro_batch in (0, 3):
-            passes, schedule = 0, Schedule(grouping, micro_batch)
+            rows.clear()
+            schedule = Schedule(grouping, micro_batch)
             found = space.evaluate(
                 lambda points, schedule=schedule: rig.forward.scores(points, rig.prompts, schedule),
                 SEEDS,
@@ -242,7 +252,31 @@ def test_points_of_lora_share_passes_with_the_scores_of_a_pass_for_each(
             )
             np.testing.assert_allclose(found, np.stack(expected), rtol=0, atol=2e-5)
             groups = 2 * len(SEEDS) // perturbations_per_pass(grouping, len(SEEDS))
-            assert passes == groups * (2 if micro_batch else 1)
+            assert sorted(rows) == sorted(groups * ([3, 1] if micro_batch else [4]))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda base: LoRASpace(base, AdapterSettings(layers="top:1"), 2, BACKEND),
+        lambda base: VeRASpace(base, AdapterSettings(layers="top:1"), BACKEND),
+        lambda base: PrefixSpace(base, 3, 7, BACKEND),
+    ],
+    ids=["lora", "vera", "prefix"],
+)
+def test_points_share_passes_of_a_single_block(
+    build: Callable[[BaseModel], Space], model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attention of the last block, which differs by point, is also that of the first."""
+    monkeypatch.setitem(BUILD, "single", build)
+    rig = Rig(model_folder("causal", 1), "single")
+    rig.wander()
+    together = rig.space.evaluate(rig.run, SEEDS, EPSILON)
+    alone = [
+        rig.space.evaluate(rig.run, SEEDS[[i]], EPSILON, (s,)) for s in (1, -1) for i in (0, 1)
+    ]
+    np.testing.assert_allclose(together, np.concatenate(alone), rtol=0, atol=2e-5)
+    assert np.abs(together[0] - together[1]).max() > 1e-3
 
 
 def behind(tokens: list[int], prompt: Prompt) -> Prompt:
@@ -266,9 +300,11 @@ def test_a_prefix_begins_as_the_tokens_that_it_was_made_of(
     assert not set(tokens) & set(rig.base.tokenizer.all_special_ids)
     found = rig.space.evaluate(rig.run)
     with_tokens = [behind(tokens, prompt) for prompt in rig.prompts]
-    expected = rig.forward.scores(empty_adapter()[1], with_tokens)
+    adapter, nothing = empty_adapter()
+    plain = ResidentForward(adapter, rig.scorer, PerturbedBody(rig.base, 0))
+    expected = plain.scores(nothing, with_tokens)
     np.testing.assert_allclose(found, expected, atol=2e-5)
-    without = rig.forward.scores(empty_adapter()[1], rig.prompts)
+    without = plain.scores(nothing, rig.prompts)
     assert np.abs(found - without).max() > 1e-4
 
 
@@ -285,7 +321,8 @@ def test_a_prefix_of_a_masked_lm_is_tokens_that_see_one_another_alone(
     base.network.set_attn_implementation(attention)
     space, body = PrefixSpace(base, 3, 7, BACKEND), PerturbedBody(base, 0)
     short, long = (5, 9, 11), (5, 9, 11, 12, 13, 14)
-    with torch.inference_mode(), space._unperturbed():
+    prefix = Perturbations(space.layout, space.values(0, space.size))
+    with torch.inference_mode(), space.adapter.using(prefix):
         padded = body([short, long])
         read = body([short, long], supervised=[(1,), (2,)])
     for row, own in enumerate((short, long)):
@@ -317,9 +354,9 @@ def test_a_network_makes_a_prefix_out_of_embeddings(model_folder: ModelFolder) -
     rows = {name: tensor.numpy() for name, tensor in space.named_tensors()}
     hidden = rows["embeddings"] @ rows["hidden.weight"].T + rows["hidden.bias"]
     made = np.tanh(hidden) @ rows["output.weight"].T + rows["output.bias"]
-    parts = space.keys_and_values(space.values(0, space.size))
+    parts = space.keys_and_values(Perturbations(space.layout, space.values(0, space.size)))
     assert len(parts) == 2 * len(base.blocks)
-    by_token = [part.transpose(0, 1).reshape(3, -1) for part in parts]
+    by_token = [part[0].transpose(0, 1).reshape(3, -1) for part in parts]
     np.testing.assert_allclose(torch.cat(by_token, dim=1).numpy(), made, rtol=1e-5, atol=1e-6)
     assert space.portable
     assert rows["embeddings"].std() == pytest.approx(1, rel=0.3)
@@ -361,13 +398,15 @@ def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
     body = PerturbedBody(base, 0)
 
     def run(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
-        return np.asarray(body([tuple(range(25))]))
+        with space.adapter.using(perturbations):
+            return np.asarray(body([tuple(range(25))]))
 
     with pytest.raises(ModelError, match=r"25 tokens does not fit.*lower model\.max-length"):
         space.evaluate(run)
 
     def generate(perturbations: PerturbedAdapters) -> NDArray[np.float32]:
-        return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
+        with space.adapter.using(perturbations):
+            return np.asarray(base.network.generate(torch.tensor([[9, 8]]), max_new_tokens=2))
 
     with pytest.raises(ModelError, match=r"called with another cache.*run whole sequences"):
         space.evaluate(generate)

@@ -14,12 +14,12 @@ from samara.client.forward.streamed import make_forward_engine
 from samara.client.spaces.full import FullSpace
 from samara.client.spaces.head import HeadSpace
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
-from samara.client.spaces.peft_adapter import PeftSpace
+from samara.client.spaces.peft_adapter import DoRASpace, VeRASpace
 from samara.client.spaces.prefix import PrefixSpace
 from samara.client.spaces.space import NO_SEEDS, Space
 from samara.client.streaming.loading import load_model
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.perturbations import PerturbedAdapters
+from samara.shared.model.perturbations import Perturbations, PerturbedAdapters
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer, scorer_for
 from samara.shared.protocol.replay_numba import NumbaBackend
 from samara.shared.settings.sections import AdapterSettings, ModelSettings
@@ -46,8 +46,10 @@ def space_in(base: BaseModel, kind: str) -> Space:
             space = LoRAFASpace(base, TOP, 1, BACKEND)
         case "lora":
             space = LoRASpace(base, TOP, 1, BACKEND)
-        case "dora" | "vera":
-            space = PeftSpace(base, kind, TOP, BACKEND)
+        case "dora":
+            space = DoRASpace(base, TOP, BACKEND)
+        case "vera":
+            space = VeRASpace(base, TOP, BACKEND)
         case "head":
             space = HeadSpace(base, BACKEND)
         case "full":
@@ -136,13 +138,13 @@ def test_the_loss_behind_a_prefix_is_that_of_transformers(shape: str, shape_fold
     packed = Packed(folder, "random prefix")
     prompts, space = packed.prompts(), packed.space
     assert isinstance(space, PrefixSpace)
-    prefix = space.keys_and_values(space.values(0, space.size))
+    prefix = space.keys_and_values(Perturbations(space.layout, space.values(0, space.size)))
     network = AutoModelForCausalLM.from_pretrained(folder).eval()
     found = packed.scores(prompts)[0, :, 0]
     for prompt, own in zip(prompts, found, strict=True):
         cache = DynamicCache()
         for layer in range(len(prefix) // 2):
-            cache.update(prefix[2 * layer][None], prefix[2 * layer + 1][None], layer)
+            cache.update(prefix[2 * layer], prefix[2 * layer + 1], layer)
         ids = torch.tensor(prompt.sequences)
         with torch.inference_mode():
             logits = network(input_ids=ids, past_key_values=cache).logits[0]

@@ -130,6 +130,8 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
     [
         ("prge", "lora-fa"),
         ("prge", "lora"),
+        ("prge", "prefix"),
+        ("prge", "vera"),
         ("mezo-adam", "prefix"),
         ("mezo-momentum", "full"),
         ("fo-adam", "lora-fa"),

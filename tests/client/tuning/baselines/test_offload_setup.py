@@ -52,6 +52,8 @@ def test_no_schedule_changes_a_bit(
         ("causal", {"optimizer": "fo-adam", "space": "lora-fa"}),
         ("causal", {"optimizer": "lora"}),
         ("causal", {"optimizer": "fo-adam", "space": "dora"}),
+        ("causal", {"optimizer": "fo-adam", "space": "vera"}),
+        ("causal", {"optimizer": "fo-adam", "space": "prefix"}),
         ("encoder", {"optimizer": "zero-offload"}),
         ("masked", {"optimizer": "zero-offload"}),
     ],
