@@ -58,7 +58,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         r"is truncated: .* and its tensors need .* again",
     ),
     "longer": (lambda whole: whole + b"x", r"it is damaged .*download the model again"),
-    "pointer": (lambda whole: POINTER, "a pointer of Git LFS.*git lfs pull"),
+    "pointer": (lambda whole: POINTER, "a Git LFS pointer .*git lfs pull"),
     "page": (lambda whole: PAGE, "a web page.*download the model again"),
     "empty": (lambda whole: b"", "it is empty; download the model again"),
     "other": (lambda whole: b"nothing", "it is damaged .*download the model again"),
