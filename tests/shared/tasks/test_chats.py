@@ -74,7 +74,9 @@ def test_messages_that_a_template_refuses_are_named(base: BaseModel) -> None:
         + TEMPLATE
     )
     refused = json.dumps([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-    with pytest.raises(ModelError, match=r"refuses messages with the roles system, user \(no system\)"):
+    with pytest.raises(
+        ModelError, match=r"refuses messages with the roles system, user \(no system\)"
+    ):
         scorer_of(base).prompt(refused, ("good",))
 
 
