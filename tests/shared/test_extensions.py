@@ -257,7 +257,7 @@ def test_a_registered_task_is_loaded_by_its_name() -> None:
     assert load_task("reviews") == task
     assert samara.load_task(str(stored_name("task", "reviews"))) == task
     extensions.register("task", "wrong", 3, version="1")
-    with pytest.raises(TaskError, match="is a int, and no task"):
+    with pytest.raises(TaskError, match="the registered object is a int, not a task"):
         load_task("wrong")
 
 

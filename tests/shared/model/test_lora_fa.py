@@ -221,7 +221,7 @@ def test_a_mask_may_stand_before_or_between_texts(text: str, model_folder: Model
     for family in ("causal", "encoder"):
         other = load_base_model(str(model_folder(family)))
         with pytest.raises(
-            TaskError, match="has its label word inside the text, but .* is not a masked LM"
+            TaskError, match=r"has its label word inside the text, but .* is not a masked LM"
         ):
             scorer_for(other, task, 24, PerturbedBody(other, 0))
 

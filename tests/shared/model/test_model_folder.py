@@ -125,7 +125,8 @@ def test_what_is_quantized_already_is_refused_by_name(settings: Any, folder: Pat
     write_json(folder / "config.json", **settings)
     method = next(iter(settings.values()))
     method = method.get("quant_method") or method.get("quantization_config", {}).get("quant_method")
-    message = rf"already quantized \({method or 'quantization_config'}\); set model.path to the original model"
+    reason = rf"\({method or 'quantization_config'}\)"
+    message = rf"already quantized {reason}; set model\.path to the original model"
     for way in WAYS:
         with pytest.raises(ModelError, match=message):
             load(folder, way)

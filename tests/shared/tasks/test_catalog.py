@@ -102,7 +102,7 @@ def test_row_text_is_never_a_template(first: str, second: str) -> None:
 
 
 def test_render_names_what_a_row_lacks() -> None:
-    with pytest.raises(TaskError, match="reads premise, which the row lacks; it has text"):
+    with pytest.raises(TaskError, match="reads premise, but the row has only text"):
         task_reading("{premise}{text}").render({"text": ""})
 
 
@@ -138,9 +138,13 @@ def test_a_word_may_stand_inside_the_text(first: str, second: str) -> None:
 @pytest.mark.parametrize(
     ("text", "cut", "message"),
     [
-        ("{a}", "", "is missing; it holds {word} once, or the text does"),
-        ("{word} {a} {word}", "", "is missing; it holds {word} once, or the text does"),
-        ("so {word}", "", "the text reads no field of a row but {word}"),
+        ("{a}", "", "is missing; write a question with {word} once, or, only for masked LMs"),
+        (
+            "{word} {a} {word}",
+            "",
+            "is missing; write a question with {word} once, or, only for masked LMs",
+        ),
+        ("so {word}", "", "the text reads no field of a row except {word}"),
         ("{word}: {a}", "a", "cut must name a field before {word}; a is not"),
         ("{word}: {a}", "word", "cut must name a field before {word}; word is not"),
     ],
@@ -177,7 +181,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
     starts = [
         f"{path}: name: is missing",
         f"{path}:1: text: ",
-        f"{path}:2: question: must hold {{word}} exactly once and no other field; it has no field",
+        f"{path}:2: question: must contain {{word}} exactly once and no other field, but it contains no field",
         f"{path}:3: words: holds good more than once",
         f"{path}:4: labels: holds 0 more than once",
         f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, words",
@@ -205,7 +209,11 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
         ('["no", "maybe", "yes"]', '"no"', r":4: words: Input should be a valid tuple"),
         ('"maybe", ', "", "has 3 entries for 2 words"),
         ('["neutral", 1]', "[]", "entry 1 is empty"),
-        ('["neutral", 1]', "1.5", "holds 1.5; a value is a string, an integer or a boolean"),
+        (
+            '["neutral", 1]',
+            "1.5",
+            "contains 1.5, but a value must be a string, an integer or a boolean",
+        ),
         ('[0, ["neutral", 1], true]', "7", "must be a list"),
         ('"pairs"', '""', ":1: name: "),
         ('"pairs"', '"pairs', "not a TOML file in UTF-8: .*line 1"),
@@ -254,7 +262,7 @@ def test_a_gap_is_where_a_rows_own_text_has_it(tmp_path: Path) -> None:
     assert (task.list_names, task.labels, task.fields) == (("names",), (), ("s",))
     assert task.split_at_candidate({"s": "It was _ who"}) == ("It was ", " who!")
     for text, times in (("none", 0), ("_ and _", 2)):
-        with pytest.raises(TaskError, match=f"holds the gap '_' {times} times"):
+        with pytest.raises(TaskError, match=f"contains the gap '_' {times} times"):
             task.split_at_candidate({"s": text})
 
 
@@ -286,7 +294,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
         choice: [
             "name: is missing",
             "3: candidates: holds 'always', which reads no field",
-            "gap: is missing, and the text holds {candidate} 0 times",
+            "gap: is missing, and the text contains {candidate} 0 times",
             "5: cut: names end, but the text reads only story",
             "6: metric: Input should be 'accuracy'",
             "7: label: names the field 'a||b'",
@@ -294,10 +302,10 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
         ],
         generation: [
             "2: name: ",
-            "3: text: must hold {answer} once and behind all fields",
+            "3: text: must contain {answer} once, after all fields",
             "4: tokens: ",
             "5: metric: Input should be 'token-f1' or 'exact-match'",
-            "6: stop: unknown key; a task has name, text, kind, and if needed label, replace,",
+            "6: stop: is unknown; a task needs name, text, kind, and can also have label, replace,",
             "7: each: Input should be a valid string",
         ],
     }
@@ -327,7 +335,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             GOOD,
             "labels",
             'metric = "f1"\npositive = 7\nlabels',
-            "is '7', which is none of labels: 0",
+            "is '7', but must be one of labels: 0",
         ),
         (
             GOOD,
@@ -344,13 +352,18 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             "{candidate} of {story}",
             "before {candidate}; story is not",
         ),
-        (CHOICE, "labels", 'gap = "_"\nlabels', "gap: cannot be given, .* already marks"),
+        (CHOICE, "labels", 'gap = "_"\nlabels', "gap: cannot be used, .* already marks"),
         (CHOICE, '"{second}"', '"{second}", "{third}"', "has 2 entries for 3 candidates"),
         (CHOICE, ', "{second}"', "", "needs at least two candidates"),
-        (CHOICE, '["{first}", "{second}"]', '"{names}"', "label is the text of the right one"),
+        (
+            CHOICE,
+            '["{first}", "{second}"]',
+            '"{names}"',
+            "label in a row is the text of the right candidate",
+        ),
         (CHOICE, '["{first}", "{second}"]', '"names"', "as one text must be a field in braces"),
         (CHOICE, "replace.story", "replace.first", "names first, but the text reads only story"),
-        (GENERATION, "{answer}", "{answer}{answer}", "must hold {answer} once"),
+        (GENERATION, "{answer}", "{answer}{answer}", "must contain {answer} once"),
         (GENERATION, "{question|ask}", "", "names no field of a row"),
     ],
 )

@@ -300,7 +300,9 @@ def test_an_unknown_label_names_file_line_value_and_the_known_ones(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["stsb", "STS-B"])
 def test_a_regression_is_refused_by_name_and_reason(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=f"{name}: asks for a number from 0 to 5"):
+    with pytest.raises(
+        TaskError, match=f"{name}: this data set is a regression with numbers from 0 to 5"
+    ):
         load_task(name)
     own = tmp_path / "stsb"
     own.write_bytes((resources.files("samara.shared.tasks") / "prompts/cola.toml").read_bytes())

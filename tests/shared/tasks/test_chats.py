@@ -85,7 +85,7 @@ def test_messages_that_a_template_refuses_are_named(base: BaseModel) -> None:
     [
         (None, "not a list of two"),
         (MESSAGES[:1], "not a list of two"),
-        (MESSAGES[:3], "the last message of 'messages' is of the user"),
+        (MESSAGES[:3], "the last message of 'messages' has the role user"),
         ([MESSAGES[0], {"role": "bot", "content": "a"}], "message 2 of 'messages' needs a role"),
         ([{"role": "user"}, MESSAGES[1]], "message 1"),
         ([{"role": "user", "content": " "}, MESSAGES[1]], "message 1"),

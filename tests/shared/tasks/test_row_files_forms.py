@@ -88,7 +88,7 @@ def test_a_folder_per_person_may_hold_splits(tmp_path: Path) -> None:
         ('[{"text": "a", "label": 0},\n 7]', 2, "is not a JSON object"),
         ('[\n{"text": "a", "label": 0}\n', 3, "is not JSON: the array does not end"),
         ('[{"text": "a", "label": 0} {"text": "b"}]', 1, "is not JSON: a comma is missing"),
-        ('[{"text": "a", "label": 0}]\n[]', 2, "is not JSON: something follows the end"),
+        ('[{"text": "a", "label": 0}]\n[]', 2, "is not JSON: there is text after the end"),
         ('[{"text": "a", "label": 0},\n{"text": b}]', 2, "is not JSON, in the element that begins"),
         ("[]", 1, "the file holds no row"),
     ],
