@@ -27,7 +27,7 @@ class _Budget:
         lines: number of lines that may be written, fractions included.
         counted: time when `lines` was updated last, monotonic seconds.
         said: time of the last line about omitted lines, monotonic seconds.
-        left_out: number of lines omitted since then.
+        left_out: number of lines omitted since `said`.
         senders: time of each sender's last line, monotonic seconds.
     """
 
@@ -69,7 +69,7 @@ class LogBudget:
             sender: address of the sender, or the name of its key, with which the line begins.
             reason: description of the event, with ``%s`` for each detail.
             details: values for the ``%s``. Only the first `MAX_DETAIL` characters of each are
-                written, and unprintable ones become question marks.
+                written, and unprintable characters become question marks.
         """
         now = self._clock()
         if reason not in self._budgets and len(self._budgets) >= MAX_REASONS:

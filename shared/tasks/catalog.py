@@ -163,7 +163,7 @@ def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
             required = [name for name, field in fields.items() if field.is_required()]
             further = [name for name in fields if name not in required]
             near = get_close_matches(key, [*required, *further], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f" (did you mean {near[0]}?)" if near else ""
             what = (
                 f"is unknown{hint}; a task needs {', '.join(required)}, and can also have "
                 f"{', '.join(further)}"

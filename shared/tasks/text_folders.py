@@ -42,7 +42,7 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
             if not is_plain:
                 rest = {task.label_names[0]: label_value(task, named.name)}
         except TaskError as error:
-            problems.append(f"{named}: {error}; name the folder by a label")
+            problems.append(f"{named}: {error}; name the folder after a label")
             continue
         for path in find_texts(named, suffixes):
             rows += _read_text(path, field, rest, task, problems)
@@ -50,7 +50,7 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
 
 
 def find_texts(folder: Path, suffixes: Sequence[str] = TEXT_SUFFIXES) -> list[Path]:
-    """Return the text files of a folder, by name."""
+    """Return the text files of a folder, sorted by name."""
     texts = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in suffixes]
     return [path for path in texts if not path.name.startswith(".")]
 

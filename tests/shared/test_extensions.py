@@ -247,7 +247,7 @@ def test_a_registered_partition_is_checked() -> None:
         samara.register.partition("wrong", lambda *_, wrong=wrong: wrong, version="1")
         name = stored_name("partition", "wrong")
         assert name is not None
-        with pytest.raises(DataError, match="must give a client from 0 to 2"):
+        with pytest.raises(DataError, match="the function must return a client from 0 to 2"):
             partition(examples, name, 3, 1.0, 0)
 
 

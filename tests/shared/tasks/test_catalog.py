@@ -181,11 +181,12 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
     starts = [
         f"{path}: name: is missing",
         f"{path}:1: text: ",
-        f"{path}:2: question: must contain {{word}} exactly once and no other field, but it contains no field",
-        f"{path}:3: words: holds good more than once",
-        f"{path}:4: labels: holds 0 more than once",
-        f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, words",
-        f"{path}:6: extra: unknown key",
+        f"{path}:2: question: must contain {{word}} exactly once and no other field, but it "
+        "contains no field",
+        f"{path}:3: words: contains good more than once",
+        f"{path}:4: labels: contains 0 more than once",
+        f"{path}:5: wrods: is unknown (did you mean words?); a task needs name, text, words",
+        f"{path}:6: extra: is unknown",
     ]
     assert len(lines) == len(starts)
     for line, start in zip(lines, starts, strict=True):
@@ -330,7 +331,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             ":5: kind: must be one of classification, choice",
         ),
         (GOOD, "labels", 'metric = "f1"\nlabels', "positive: is missing; name the label value"),
-        (GOOD, "labels", "positive = 1\nlabels", ':5: positive: is for the metric "f1"'),
+        (GOOD, "labels", "positive = 1\nlabels", ':5: positive: is only for the metric "f1"'),
         (
             GOOD,
             "labels",

@@ -88,7 +88,7 @@ def test_of_several_right_candidates_the_first_is_kept() -> None:
         ({"s": "x", "a": "A", "b": "B"}, FIXED, "lacks 'label'; it has 's', 'a', 'b'"),
         ({"s": "x", "a": " ", "b": None, "label": 5}, FIXED, "'b' is null"),
         ({"s": "x", "a": " ", "b": None, "label": 5}, FIXED, "label 5 is unknown"),
-        ({"s": "_", "names": ["A", "B"], "right": "C"}, LISTED, "'C' is none of the candidates"),
+        ({"s": "_", "names": ["A", "B"], "right": "C"}, LISTED, "'C' is not one of the candidates"),
         ({"s": "_", "names": ["A"], "right": "A"}, LISTED, "empty candidate, or fewer than two"),
         ({"s": "_", "names": ["A", ""], "right": "A"}, LISTED, "empty candidate, or fewer than"),
         ({"s": "_", "names": [], "right": "A"}, LISTED, "'names' is empty"),
