@@ -1,4 +1,4 @@
-"""The lines of a client's log of answers, and the totals of many answers by run. Pure."""
+"""The lines of a client's log of answers, and the totals of many answers by run."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ SUMS = ("answers", "repeated", "refused", "scalars", "losses", "counts", "sent_b
 """Totals that are summed over runs."""
 _VECTORS = (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT, Kind.MASKED_REPORT)
 _RECENT = 8
-"""Number of a run's latest answers remembered with its totals; a client stores fewer for
+"""Number of a run's latest answers whose keys the totals keep. A client stores fewer answers for
 repetition."""
 _MOST_REASON = 500
 
@@ -43,10 +43,10 @@ class LoggedAnswer:
         steps, queries, batch, epsilon: K, q, B and ε of a train instruction; 0 otherwise.
         split: split of an evaluate instruction; empty otherwise.
         trained: number of trained numbers, d.
-        scalars: projected gradients in the answer.
-        losses: losses in the answer, and curvatures.
-        counts: number of counts in the answer: of examples in a report, of confusions in an
-            evaluation.
+        scalars: number of projected gradients in the answer.
+        losses: number of losses and curvatures in the answer.
+        counts: number of counts in the answer: 1 for a report's number of examples, or the cells of
+            an evaluation's confusions.
         refused: reason of a refusal, whose frame contains only a code and two numbers; empty for an
             answer.
     """
@@ -138,7 +138,7 @@ class LoggedAnswer:
 
     @property
     def key(self) -> str:
-        """Key of the answered instruction; answers with equal keys are repetitions."""
+        """Key of the answered instruction. Answers with equal keys are repetitions."""
         return f"{self.token} {self.asked}"
 
     @property
@@ -149,7 +149,7 @@ class LoggedAnswer:
 
 @dataclass(frozen=True)
 class AnswerTotals:
-    """The totals of a run's answers; a repeated answer adds only its bytes.
+    """The totals of a run's answers. A repeated answer adds only its bytes.
 
     Attributes:
         run: run id in hex; empty for messages that name none.
@@ -158,7 +158,7 @@ class AnswerTotals:
         repeated: number of answers that were sent again.
         refused: number of refusals.
         scalars, losses, counts: numbers in the answers, as in `LoggedAnswer`.
-        sent_bytes: size of all answers and refusals.
+        sent_bytes: size of all answers and refusals in bytes.
         ratio: scalars and losses, divided by the number of trained numbers.
         recent: keys of the latest answers, for recognizing repetitions.
     """

@@ -58,7 +58,7 @@ def train_for_a_round(
     examples = learner.training_examples(state, with_features=True)
     count = len(examples.labels)
     if not count:
-        raise DataError("this client has no training example left")
+        raise DataError("this client has no training examples left; add examples")
     if count > instruction.batch:
         order = batch_order(instruction.root, learner.client, 0, count)
         examples = examples.at(np.sort(order[: instruction.batch]))
@@ -76,7 +76,7 @@ def train_for_a_round(
 def find_components(
     examples: Examples, z: Floats, layout: Layout, rate: float
 ) -> tuple[Floats, float]:
-    """Return the components of a client's own update, float64 [q], and the mean loss before it.
+    """Return the components of a client's own update, float64 [q], and the loss before the update.
 
     Args:
         examples: n examples, at least one, with scores under the round's state.
@@ -93,15 +93,16 @@ def find_components(
 
 
 def check_layout(layout: Layout) -> None:
-    """Raise an error unless components can be reported for a layout's tensors.
+    """Check that components can be reported for a layout's tensors.
 
     Raises:
-        LayoutError: if they cannot be reported.
+        LayoutError: if the adapter is not a readout alone, or its directions are not orthogonal.
     """
     groups = {tensor.group for tensor in layout.tensors}
     if READOUT_GROUP not in groups or groups - {READOUT_GROUP, LABEL_BIAS_GROUP}:
         raise LayoutError(
-            "the instruction asks for components, but the adapter is not a readout alone"
+            "the instruction asks for components, but the adapter is not only a readout; set "
+            "adapter.layers = readout"
         )
     if layout.distribution != "orthogonal":
         raise LayoutError(

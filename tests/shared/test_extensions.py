@@ -228,7 +228,7 @@ def test_a_registered_personalization_is_recorded_and_exported(small: dict[str, 
 def test_wrong_fits_are_refused(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     samara.register.personalization("wrong", lambda examples: ([1.0], [[1.0]]), version="1")
     run = samara.simulate(small, method="wrong", **{"adapter.label-bias": True})
-    assert "must give finite numbers of shapes (2,)" in caplog.text
+    assert "must return finite numbers of shapes (2,)" in caplog.text
     assert "personalized" not in set(run.to_frame()["model"])
 
 

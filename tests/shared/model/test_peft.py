@@ -193,7 +193,7 @@ def test_a_run_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
     content = json.loads((copy / "result.json").read_text())
     content["model_id"] = "00" * 32
     (copy / "result.json").write_text(json.dumps(content))
-    with pytest.raises(ModelError, match="is not the model of"):
+    with pytest.raises(ModelError, match="this is not the base model of the run"):
         export(copy, None, tmp_path / "out")
 
 

@@ -294,7 +294,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
     wanted = {
         choice: [
             "name: is missing",
-            "3: candidates: holds 'always', which reads no field",
+            "3: candidates: contains 'always', which reads no field",
             "gap: is missing, and the text contains {candidate} 0 times",
             "5: cut: names end, but the text reads only story",
             "6: metric: Input should be 'accuracy'",
@@ -346,7 +346,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
         ),
         (GOOD, "{premise}", "{premise|}", "names the field 'premise|'"),
         (GOOD, "labels", 'label = ""\nlabels', ":5: label: names the field ''"),
-        (CHOICE, "{candidate}", "{candidate}{candidate}", "holds {candidate} 2 times"),
+        (CHOICE, "{candidate}", "{candidate}{candidate}", "contains {candidate} 2 times"),
         (
             CHOICE,
             "{story} So {candidate}",
