@@ -44,7 +44,7 @@ class ChatTemplate:
         self.stop = whole[len(before) + len(_ANSWER) :].rstrip("\n")
 
     def text(self, chat: str) -> str:
-        """Return the text before an answer, for the preceding messages as JSON, without a BOS token.
+        """Return the text before an answer, without a BOS token, for preceding messages as JSON.
 
         Raises:
             ModelError: if the template refuses these messages.
