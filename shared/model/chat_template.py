@@ -60,7 +60,7 @@ class ChatTemplate:
         the answer begins.
 
         Raises:
-            ModelError: if the template does not write such a message exactly once.
+            ModelError: if the template changes or repeats the message.
         """
         parts = self._render([{"role": "user", "content": _MESSAGE}]).split(_MESSAGE)
         if len(parts) != 2:

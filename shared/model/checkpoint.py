@@ -63,7 +63,7 @@ def load_quantized(
         folder: folder with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
         device: torch device of the network.
-        is_cut: whether the checkpoint has further blocks, which are skipped.
+        is_cut: whether the checkpoint has more blocks than the network. These are skipped.
 
     Raises:
         ModelError: if a tensor is missing, is not finite, or has a different shape than in the
@@ -113,8 +113,8 @@ def load_outside_blocks(
         network: transformers network made by `empty_network`.
         blocks: transformer blocks of the network; their parameters stay on the meta device.
         folder: folder with ``model.safetensors``, or with shards and their index.
-        device: torch device of the other tensors.
-        is_cut: whether the checkpoint has further blocks, which are skipped.
+        device: torch device of the tensors outside the blocks.
+        is_cut: whether the checkpoint has more blocks than the network. These are skipped.
 
     Returns:
         For each block, a dictionary from a parameter's name in the block to its checkpoint entry.
@@ -133,8 +133,8 @@ def load_outside_blocks(
         names = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
         if absent := [whole for whole in names.values() if whole not in checkpoint_names]:
             raise ModelError(
-                f"{folder}: streamed loading cannot find {shown(absent)} of a block, because the "
-                "checkpoint uses other names; set model.stream = off"
+                f"{folder}: streamed loading cannot find the tensors {shown(absent)} of a block, "
+                "because the checkpoint uses other names; set model.stream = off"
             )
         keys = {name: checkpoint_names[whole] for name, whole in names.items()}
         inside.append({name: CheckpointEntry(files[key], key) for name, key in keys.items()})

@@ -35,13 +35,16 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 def check_names(
     network: Any, folder: Path, files: dict[str, Path], groups: list[list[str]]
 ) -> dict[str, str]:
-    """Check that a checkpoint is complete, and return its name for each tensor of the network.
+    """Check that a checkpoint is complete, and match its tensors with those of a network.
 
     Args:
         network: transformers network.
         folder: folder of the checkpoint.
         files: file of each tensor of the checkpoint, by the tensor's name.
         groups: groups of names that share one parameter, from `tied_groups`.
+
+    Returns:
+        The name in the checkpoint of each tensor of the network.
 
     Raises:
         ModelError: as in `check_complete`.

@@ -116,7 +116,7 @@ def shrunk_covariance(centered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def damping_recipe(damping: str) -> DampingRecipe:
-    """Return the recipe that a value of ``adapter.damping`` stands for, the same for all clients.
+    """Return the recipe for a value of ``adapter.damping``, which is the same for all clients.
 
     Raises:
         ConfigError: if the value names a missing file.
@@ -198,7 +198,7 @@ def encode_damping(damping: Damping, base: BaseModel, texts: int, rank: float) -
         damping: damping of the model.
         base: model.
         texts: number of measured texts.
-        rank: effective rank of their representations.
+        rank: effective rank of the texts' representations.
     """
     metadata = {
         "format": _FORMAT,

@@ -1,10 +1,10 @@
 """The dual-forwarding LoRA-FA of P-RGE's Algorithm 1, which keeps every perturbed B.
 
 An inference engine can neither reset a random seed nor change its weights. So the adapter keeps B +
-ε·z and B − ε·z of every query. It computes the update of a step from these differences and the
-projected gradients of the step (P-RGE, section 3.3). The method needs memory for 2·q copies of B,
-and its rounding errors grow with every step. `Perturbations`, with one master copy, and exact
-replay avoid both costs.
+ε·z and B − ε·z of every query. It computes the update of a step from the differences of these pairs
+and the projected gradients of the step (P-RGE, section 3.3). The method needs memory for 2·q copies
+of B, and its rounding errors grow with every step. `Perturbations` avoids both costs with one
+master copy and exact replay.
 """
 
 from dataclasses import dataclass

@@ -90,7 +90,7 @@ def _convert(file: Path, folder: Path) -> None:
             )
     except OSError:
         raise
-    except Exception as error:  # of many types
+    except Exception as error:  # transformers raises errors of many types
         raise ModelError(f"{file}: transformers cannot read this GGUF file: {error}") from error
     _forget_quantization(network)
     network.save_pretrained(folder)
@@ -111,7 +111,7 @@ def read_gguf(file: Path) -> Any:
         raise ModelError(_MISSING.format(file=file, error=error)) from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # of many types
+    except Exception as error:  # gguf raises errors of many types
         raise ModelError(
             f"{file}: this GGUF file is damaged ({error}); download it again"
         ) from error

@@ -28,9 +28,10 @@ def log_likelihoods(
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
-        lengths: int64 [m], tokens of each sequence.
-        supervised: positions that are read, for each sequence.
+        hidden: hidden states of m sequences for each of P perturbations, [P·m, S, hidden], ordered
+            by perturbation.
+        lengths: number of tokens of each sequence, int64 [m].
+        supervised: for each sequence, the positions whose hidden states are used.
         tokens: w tokens for each of these positions, in this order.
 
     Returns:
@@ -122,9 +123,10 @@ def mean_log_likelihoods(
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
-        lengths: int64 [m], tokens of each sequence.
-        supervised: positions that are read, for each sequence.
+        hidden: hidden states of m sequences for each of P perturbations, [P·m, S, hidden], ordered
+            by perturbation.
+        lengths: number of tokens of each sequence, int64 [m].
+        supervised: for each sequence, the positions whose hidden states are used.
         targets: token at each of these positions, for each sequence.
         counts: number of sequences of each of n rows.
 
@@ -150,9 +152,10 @@ def token_predictions(
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
-        lengths: int64 [m], tokens of each sequence.
-        supervised: positions that are read, for each sequence.
+        hidden: hidden states of m sequences for each of P perturbations, [P·m, S, hidden], ordered
+            by perturbation.
+        lengths: number of tokens of each sequence, int64 [m].
+        supervised: for each sequence, the positions whose hidden states are used.
         tokens: token for each of these positions, in this order.
 
     Returns:

@@ -9,7 +9,7 @@ from samara.shared.model.quantized import QuantizedLinear
 from samara.shared.settings.sections import AdapterSettings
 
 ADVICE = "adapter_projections"
-"""Key of config.json with the linear layers that the model's authors recommend for adaptation."""
+"""Key in config.json for the linear layers that the model's authors recommend to adapt."""
 _QUERY_AND_VALUE = (
     ("q_proj", "v_proj"),
     ("query", "value"),

@@ -69,7 +69,7 @@ class LoRAFALinear(nn.Module):
         return f"{self.name}.A"
 
     def forward(self, x: TorchTensor) -> TorchTensor:
-        """Compute W·x + scale·B·(A·x) with the B, and a trained A, of each row's perturbation.
+        """Compute W·x + scale·B·(A·x) with the perturbed B, and trained A, of each row.
 
         If x is the input of the pass's first adapted layer, the rows of all perturbations are
         equal. W·x and, with a frozen A, A·x are then computed only for the rows of one
@@ -142,7 +142,7 @@ class Adapter:
         first_block: index of the lowest adapted block; without an adapted block, the number of
             blocks. The blocks below this index are the trunk.
         basis: basis of the adapters' tensors; None without a basis.
-        start: initial weights of the adapter; None for the base model.
+        start: initial weights of the adapter; None to start from the base model.
         packs: whether several sequences may share a row of a forward pass.
         perturbations: perturbed adapters of the current pass; None outside a pass.
     """

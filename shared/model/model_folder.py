@@ -104,7 +104,7 @@ def check_files(folder: Path) -> None:
     """Check that the contents of the model's files match the files' names.
 
     Raises:
-        ModelError: if one is missing, damaged or quantized.
+        ModelError: if a file is missing, damaged or quantized.
     """
     for file in (folder / name for name in _JSON):
         if file.is_file():
@@ -116,7 +116,7 @@ def check_weights(folder: Path) -> None:
     """Check that a checkpoint's files are complete and contain floating-point weights.
 
     Raises:
-        ModelError: if one is missing, damaged or quantized.
+        ModelError: if a file is missing, damaged or quantized.
     """
     for index in (folder / name for name in _CHECKPOINTS if name.endswith(".json")):
         for part in sorted(set(read_index(index).values())) if index.is_file() else ():

@@ -29,9 +29,9 @@ STATE_LIMIT = 2**62
 class WeightMap:
     """The map from a state and its directions to the weights of forward passes.
 
-    Every conversion of a state to weights uses this class. The state has as many numbers as the
-    layout has coordinates (`Layout.size`), and the weights have as many as its tensors have
-    elements (`Layout.element_count`). Without a basis, these two counts are equal.
+    Every conversion of a state to weights uses this class. The state has `Layout.size` numbers, one
+    for each coordinate. The weights have `Layout.element_count` numbers, one for each element of
+    the tensors. Without a basis, these two counts are equal.
 
     Attributes:
         start: initial weights, in units of a state, that are added to every state; None for no
@@ -126,7 +126,7 @@ class PerturbedAdapters(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
+        """The number of perturbations of a client, P = signs · q, or 1 without directions."""
 
     @property
     def clients(self) -> int:
@@ -184,7 +184,7 @@ class Perturbations:
 
     @property
     def count(self) -> int:
-        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
+        """The number of perturbations of a client, P = signs · q, or 1 without directions."""
         return len(self.signs) * self.queries or 1
 
     @property

@@ -121,7 +121,7 @@ def check_form(base: BaseModel, task: Task) -> None:
     """Check that a task in the form of a chat has a causal language model.
 
     Raises:
-        TaskError: if the task is a chat, and the model cannot answer.
+        TaskError: if the form is chat, and the model is not a causal LM.
     """
     if form_of(task) == CHAT and base.family != "causal":
         raise TaskError(

@@ -148,7 +148,7 @@ def check_quantization(device: torch.device) -> None:
     """Check that bitsandbytes works on a torch device by quantizing a small matrix in both formats.
 
     Raises:
-        ModelError: if bitsandbytes is missing or fails; the message names the extra and the builds
+        ModelError: if bitsandbytes is missing or fails. The message names the extra, and the builds
             for Jetson boards.
     """
     weight = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)

@@ -26,7 +26,7 @@ class Module(NamedTuple):
     """A module of a sentence encoder.
 
     Attributes:
-        kind: class name, with the package unless it is sentence-transformers.
+        kind: class name, preceded by the package unless this is sentence-transformers.
         folder: folder of the module's files.
     """
 
@@ -108,7 +108,7 @@ def _kind(class_name: str) -> str:
 def read_settings(
     folder: Path, name: str = MODULE_SETTINGS, required: bool = False
 ) -> dict[str, Any]:
-    """Read the settings of a module, or return none if it has no settings file.
+    """Read the settings of a module. A missing optional file means no settings.
 
     Args:
         folder: folder of the module.

@@ -37,8 +37,9 @@ class Dense(nn.Module):
         in_features: size of the input.
         out_features: size of the output.
         bias: whether the layer has a bias.
-        activation: function of the layer's output.
-        use_residual: whether the input, projected if its size differs, is added.
+        activation: activation function, which is applied to the layer's output.
+        use_residual: whether the input is added to the output, after a projection if their sizes
+            differ.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ _MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def load_pooling(folder: Path, features: int) -> SentencePooling:
     """Load the modules after a sentence encoder's network.
 
-    A folder without a list of modules means mean pooling.
+    Without a list of modules, the pooling is the mean of the hidden states.
 
     Args:
         folder: folder of the model.
