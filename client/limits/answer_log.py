@@ -102,7 +102,7 @@ class AnswerLog(KeptLog):
         Args:
             instruction: train or evaluate instruction, a frame.
             answer: report or evaluation, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             trained: number d of the adapter's trained numbers.
 
         Raises:
@@ -118,7 +118,7 @@ class AnswerLog(KeptLog):
         Args:
             instruction: the refused message; any bytes.
             refusal: the refusal, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             error: the reason.
 
         Raises:

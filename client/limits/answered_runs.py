@@ -78,8 +78,8 @@ class AnsweredRun:
             return frame
         if personal and self.compared not in (b"", instruction.digest):
             raise EvaluationLimitError(
-                f"round {instruction.round}: the server asks for a second personal comparison, "
-                "but a client makes only one in a run"
+                f"round {instruction.round}: the server asks for a second personal comparison, but "
+                "a client makes only one comparison in a run"
             )
         return b""
 
@@ -104,7 +104,7 @@ class AnsweredRun:
         Args:
             instruction: evaluate instruction.
             token: token of the instruction, 8 bytes.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             frame: the evaluation.
             is_counted: whether the evaluation counts against the limits of the operator's signed
                 scenario.

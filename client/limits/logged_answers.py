@@ -47,8 +47,8 @@ class LoggedAnswer:
         losses: number of losses and curvatures in the answer.
         counts: number of counts in the answer: 1 for a report's number of examples, or the cells of
             an evaluation's confusions.
-        refused: reason of a refusal, whose frame contains only a code and two numbers; empty for an
-            answer.
+        refused: reason of a refusal; empty for an answer. The frame of a refusal contains only a
+            code and two numbers.
     """
 
     asked: str
@@ -76,7 +76,7 @@ class LoggedAnswer:
             time: seconds since 1970.
             instruction: train or evaluate instruction, a frame.
             answer: report or evaluation, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             trained: number of trained numbers, d.
 
         Raises:
@@ -108,7 +108,7 @@ class LoggedAnswer:
             time: seconds since 1970.
             instruction: the refused message; any bytes.
             refusal: the refusal, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             reason: the reason, shortened to one line of 500 characters.
         """
         try:
@@ -143,7 +143,7 @@ class LoggedAnswer:
 
     @property
     def ratio(self) -> float:
-        """Scalars and losses, divided by the number of trained numbers."""
+        """Number of scalars and losses, divided by the number of trained numbers."""
         return (self.scalars + self.losses) / self.trained if self.trained else 0.0
 
 
@@ -159,7 +159,7 @@ class AnswerTotals:
         refused: number of refusals.
         scalars, losses, counts: numbers in the answers, as in `LoggedAnswer`.
         sent_bytes: size of all answers and refusals in bytes.
-        ratio: scalars and losses, divided by the number of trained numbers.
+        ratio: number of scalars and losses, divided by the number of trained numbers.
         recent: keys of the latest answers, for recognizing repetitions.
     """
 

@@ -110,7 +110,7 @@ def _describe_task(task: Task, family: Family, classifier: ClassifierName) -> li
                 "after it."
             )
         case GenerationTask():
-            rule = f"The answer is decoded greedily, at most {task.tokens} tokens."
+            rule = f"The answer is decoded greedily, with at most {task.tokens} tokens."
     return ["\n".join(lines), rule]
 
 

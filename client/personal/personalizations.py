@@ -213,7 +213,7 @@ class Personalizations:
 
     @property
     def has_unfinished(self) -> bool:
-        """Return whether private rounds from some state are not finished."""
+        """True if private rounds from some state are not finished."""
         return has_unfinished(self._folder)
 
     @property
@@ -236,7 +236,7 @@ class Personalizations:
         """Store the next state from which private rounds are due. Replace an earlier state.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         self._file(_NEXT).write(start)
 
@@ -244,7 +244,7 @@ class Personalizations:
         """Store the state whose private rounds have begun, and delete the next state.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         self._file(_BEGUN).write(start)
         self._delete(_NEXT)
@@ -267,7 +267,7 @@ class Personalizations:
             after: final score of the personal model.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         done = Personalization(
             start.round,

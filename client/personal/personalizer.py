@@ -1,10 +1,10 @@
 """The schedule of a client's private rounds: their start states and their times.
 
 A state of the federation from which private rounds are due is recorded as soon as the client has
-it. The private rounds start from exactly this state. A simulation takes them at once, and a live
-client takes them later in its idle time, so that the federation does not wait. Both ways give the
-same bits. When the federation moves on, the private state p stays: the personal model is then the
-new w with p.
+it. The private rounds start from exactly this state. A simulation takes the rounds at once, and a
+live client takes them later in its idle time, so that the federation does not wait. Both ways give
+the same bits. When the federation moves on, the private state p stays: the personal model is then
+the new w with p.
 """
 
 from contextlib import closing
@@ -65,7 +65,7 @@ class Personalizer:
 
     @property
     def is_due(self) -> bool:
-        """Return whether private rounds from some state are due."""
+        """True if private rounds from some state are due."""
         return self._files.has_unfinished
 
     def note(self, number: int, state: State, digest: bytes) -> bool:

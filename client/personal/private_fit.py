@@ -110,7 +110,7 @@ def record_private_fit(
         state: int64 [d], state of the federation.
         ledger: personal ledger of the client.
         first: number of the fit's record.
-        common: int64 [d], common intercept in the state of the federation; None if there is none.
+        common: int64 [d], common intercept in the state of the federation; None without one.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -194,7 +194,7 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
     Args:
         learner: model and examples of the client.
         state: int64 [d], state of the federation.
-        common: common intercept in that state; None if there is none.
+        common: int64 [d], common intercept in that state; None without one.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.

@@ -30,7 +30,7 @@ class ClientModel:
     """The states of a client in a run.
 
     Attributes:
-        run: the run.
+        run: run that the client has joined.
         config: settings of the run on this client, with paths of this machine.
         client: client index.
         session: session with the global state.

@@ -18,7 +18,7 @@ from samara.shared.errors import DeviceError, InvitationError
 from samara.shared.protocol.signing import is_signed_by, normalize_public_key
 
 JOIN_PATH = "/samara/join"
-"""Server path to which devices send their public keys; the paths of welcomes begin with it."""
+"""Server path to which devices send their public keys. The paths of welcomes begin with it."""
 KEYS_PATH = f"{JOIN_PATH}/keys"
 """Path below which a gateway asks whether a key with a fingerprint is registered."""
 MAX_WELCOME_BYTES = 2**18
@@ -125,7 +125,7 @@ class Welcome:
     board: GatewayWelcome | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes that the server sends; the invitation's code contains their hash."""
+        """Return the bytes that the server sends. The invitation's code contains their hash."""
         texts = {"authority": self.authority, "scenario": self.scenario}
         way = self.phone or self.board
         return _sorted_json(texts | (asdict(way) if way else {}))

@@ -14,7 +14,7 @@ REFILL_SECONDS = 600.0
 REPEAT_SECONDS = 3600.0
 """Interval in seconds in which a sender causes at most one line about a reason."""
 MAX_REASONS = 64
-"""Largest number of reasons with a separate budget; further reasons share one budget."""
+"""Largest number of reasons with a separate budget. Further reasons share one budget."""
 MAX_DETAIL = 200
 """Largest number of characters of a detail in a line."""
 
@@ -54,7 +54,7 @@ class LogBudget:
 
     Args:
         log: log that receives the lines, as warnings.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +73,7 @@ class LogBudget:
         """
         now = self._clock()
         if reason not in self._budgets and len(self._budgets) >= MAX_REASONS:
-            reason = "did something else that is refused"
+            reason = "sent another request that was refused"
             details = ()
         budget = self._budgets.setdefault(reason, _Budget(LINES_AT_ONCE, now, now))
         budget.refill(now)

@@ -15,7 +15,7 @@ class RateLimit:
 
     Args:
         most: largest number of a party's actions in a window.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class Pace:
     Args:
         per_second: number of turns that a party gets per second.
         saved: largest number of turns that a party can take at once.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(

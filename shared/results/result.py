@@ -242,7 +242,7 @@ class RunResult(_ResultPart):
     no_gain: str = ""
     """Sentence for users if validation shows no gain of the global model; otherwise empty."""
     scalar_ratios: ScalarRatios | None = None
-    """Scalar ratios of the clients; None in results of versions that did not count them."""
+    """Scalar ratios of the clients; None in results of versions without scalar ratios."""
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
     names: dict[Count, str] = {}
@@ -330,7 +330,7 @@ class RunResult(_ResultPart):
             if plain:
                 sentence += f", plain sums of fewer than {LEAST_TRIMMED} buckets in {plain}"
         if self.config["privacy.evaluation"] == "exact":
-            sentence += "; evaluations are exact and not covered"
+            sentence += "; evaluations are exact, and this ε does not cover them"
         return sentence
 
     def training_cost(self, client: int) -> ClientCost:

@@ -1,6 +1,6 @@
 """Tasks as data: the fields of a row to read, the question, and the answers.
 
-A task is a TOML file; docs/reference/tasks.md describes it. The shortest::
+A task is a TOML file (docs/reference/tasks.md). The shortest file is::
 
     name = "sst2"
     text = "{text}"                 # the text; any field of a row, in braces

@@ -46,17 +46,17 @@ def load_examples(
     A source has one of these forms:
 
     - a file of `SUFFIXES`, split 70/10/20 into training, validation and test: JSON lines, a JSON
-      array, or CSV with commas, semicolons, tabs or vertical bars;
+      array, or CSV with commas, semicolons, tabs or vertical bars.
     - a folder with ``train.*``, and optionally ``validation.*`` and ``test.*``. 10 % of the
-      training rows replace a missing validation file, and 20 % a missing test file;
-    - a folder with one file per user, named after the user. Each file is split 70/10/20;
+      training rows replace a missing validation file, and 20 % a missing test file.
+    - a folder with one file per user, named after the user. Each file is split 70/10/20.
     - a folder with one folder per user, which contains files to split 70/10/20, or the files of
-      splits;
+      splits.
     - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a folder
-      for each split;
+      for each split.
     - for plain texts, a folder with one folder of ``.txt`` and ``.md`` files per person. The texts
-      of each person are split 70/10/20;
-    - a Parquet file, or a folder with the Parquet files of a data set, as stored on the hub;
+      of each person are split 70/10/20.
+    - a Parquet file, or a folder with the Parquet files of a data set, as stored on the hub.
     - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, with the splits of a folder,
       or with ``validation_matched`` and ``test_matched``. Rows without a label, or with the label
       −1, are left out.
@@ -138,7 +138,7 @@ def _cut_splits(
 def _cut_each_user(
     rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
 ) -> list[str]:
-    """Return the split of every row; at least one row of each user stays in training."""
+    """Return the split of every row. At least one row of each user stays in training."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         users[row.example.user].append(index)

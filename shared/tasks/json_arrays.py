@@ -75,7 +75,7 @@ class _ElementReader:
         self._advance(1)
 
     def take_value(self) -> object:
-        """Return the element that begins here and move past it.
+        """Return the element at the current position, and move past it.
 
         Raises:
             ArrayError: if the element does not end, or is not JSON.

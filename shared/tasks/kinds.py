@@ -45,7 +45,7 @@ class AnsweredTask(BaseTask):
     """Base class of tasks with a choice among given answers: label words or candidates."""
 
     form: Form = AUTO_FORM
-    """Form of prompts for a causal LM; other models read only the text."""
+    """Form of prompts for a causal LM. Other models read only the text."""
 
 
 class ClassificationTask(AnsweredTask):

@@ -42,7 +42,7 @@ def _values_as_text(labels: object) -> object:
 
 
 LabelValues = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_values_as_text)]
-"""For each answer, the values that mean it in the data, as text."""
+"""Values that stand for each answer in the data, as text."""
 
 
 def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int:

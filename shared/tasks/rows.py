@@ -127,7 +127,7 @@ def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
     """Read the examples of a row: one, or one for each object in the field `each`.
 
     Raises:
-        DataError: if the row is wrong; the message names all its mistakes.
+        DataError: if the row is wrong. The message names all mistakes of the row.
     """
     if missing := describe_missing_fields(task, record):
         raise DataError(missing)
@@ -154,7 +154,7 @@ def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tu
         The example, and the answers to compare: label words or candidates.
 
     Raises:
-        DataError: if the row is wrong; the message names all its mistakes.
+        DataError: if the row is wrong. The message names all mistakes of the row.
         TaskError: if the possible answers are unknown without the row's right answer.
     """
     if isinstance(task, GenerationTask) or not task.labels:
@@ -179,7 +179,7 @@ def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
         task: task of prompts and answers, not of chats.
 
     Raises:
-        DataError: if the row is wrong; the message names all its mistakes.
+        DataError: if the row is wrong. The message names all mistakes of the row.
     """
     reader = _ExampleReader(task, record, labelled=False)
     row = reader.read(record)
@@ -336,8 +336,8 @@ class _ExampleReader:
             )
         if "\0" in text:
             self.mistakes.append(
-                f"{name!r} holds a NUL, the character of code 0, at letter {text.index(chr(0)) + 1}"
-                "; delete it, or take the data from their source again"
+                f"{name!r} contains a NUL, the character with code 0, at position "
+                f"{text.index(chr(0)) + 1}; delete it, or get the data from their source again"
             )
         return text
 

@@ -56,5 +56,8 @@ def field_names(field: str) -> tuple[str, ...]:
     """
     names = tuple(field.split("|"))
     if "" in names:
-        raise ValueError(f"names the field {field!r}; write for example text, or text|sentence")
+        raise ValueError(
+            f"contains the field {field!r} with an empty name; write for example text, or "
+            "text|sentence"
+        )
     return names

@@ -17,9 +17,10 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
     """Read the texts of a folder, in the order of labels or persons and then of file names.
 
     Args:
-        folder: folder with one folder per label, named by a value or a word of the label; for plain
-            texts, one folder per person, named after the person. Names that begin with a dot are
-            ignored, so that a text can be written under such a name and then renamed.
+        folder: folder with one folder per label, named by a value or a word of the label. For plain
+            texts, a folder with one folder per person, named after the person. Names that begin
+            with a dot are ignored, so that a text can be written under such a name and then
+            renamed.
         task: task of plain texts, or with one text field and a label.
         problems: output list of problems with single files.
 

@@ -21,7 +21,7 @@ class Connection(H11Protocol):
     """A connection that closes if no request arrives in time.
 
     Attributes:
-        most_connections: largest number of simultaneous connections; further connections get status
+        most_connections: largest number of simultaneous connections. Further connections get status
             503.
     """
 

@@ -298,7 +298,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             "gap: is missing, and the text contains {candidate} 0 times",
             "5: cut: names end, but the text reads only story",
             "6: metric: Input should be 'accuracy'",
-            "7: label: names the field 'a||b'",
+            "7: label: contains the field 'a||b'",
             "8: replace.story.x: Input should be a valid string",
         ],
         generation: [
@@ -344,8 +344,8 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             'cut = "word"\nlabels',
             "names word, but the text reads only premise, hypo",
         ),
-        (GOOD, "{premise}", "{premise|}", "names the field 'premise|'"),
-        (GOOD, "labels", 'label = ""\nlabels', ":5: label: names the field ''"),
+        (GOOD, "{premise}", "{premise|}", "contains the field 'premise|'"),
+        (GOOD, "labels", 'label = ""\nlabels', ":5: label: contains the field ''"),
         (CHOICE, "{candidate}", "{candidate}{candidate}", "contains {candidate} 2 times"),
         (
             CHOICE,

@@ -180,7 +180,7 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         (b'{"text": "\\ud800", "label": 0}', "'text' contains half of a UTF-16 surrogate pair"),
         (
             b'{"text": "ab\\u0000", "label": 0}',
-            "'text' holds a NUL, the character of code 0, at let",
+            "'text' contains a NUL, the character with code 0, at pos",
         ),
         (b'{"text": null, "label": 0}', "'text' is null, not text or a number"),
         (b'{"text": ["a"], "label": 0}', "'text' is a list, not text or a number"),
@@ -233,7 +233,7 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (
             b"text,label\na,0\nb\0,1\n",
             3,
-            "'text' holds a NUL, the character of code 0, at letter 2",
+            "'text' contains a NUL, the character with code 0, at position 2",
         ),
         (b"text,label\na,0\ncaf\xe9,0\n", 3, "is not UTF-8"),
         (
