@@ -133,7 +133,7 @@ def describe_model_in_use(client_folder: Path) -> str:
     losses = ValidationFile(in_use).read()
     if losses is None:
         return ""
-    text = f"model in use: that of run {in_use.name}"
+    text = f"model in use: the model of run {in_use.name}"
     if losses.losses:
         text += f", loss {losses.mean:.3f} on {len(losses.losses)} different validation examples"
     latest = run_folders(client_folder)[0]
