@@ -63,7 +63,8 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
         others = ", ".join(file.name for stem, file in files.items() if stem not in SPLITS)
         raise DataError(
             f"{path}: the folder has {files[present[0]].name}, but no training file; add "
-            f"train{suffix_of(files[present[0]])}" + (f" or rename {others}" if others else "")
+            f"train{suffix_of(files[present[0]])}"
+            + (f", or give this name to one of {others}" if others else "")
         )
     return DataFiles("splits", {split: (files[split],) for split in present})
 

@@ -294,7 +294,7 @@ def test_an_unknown_label_names_file_line_value_and_the_known_ones(tmp_path: Pat
         load_examples(str(file), load_task("copa"), 0)
     assert str(caught.value).splitlines()[:2] == [
         f"{file}:2: label 2 is unknown; task 'copa' knows 0, 1",
-        f"{file}:3: 'question' is 'reason'; the task knows cause, effect",
+        f"{file}:3: 'question' is 'reason', but the task knows only cause, effect",
     ]
 
 

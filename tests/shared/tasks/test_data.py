@@ -119,7 +119,9 @@ def test_folder_with_a_file_per_user(tmp_path: Path) -> None:
 
 def test_file_of_a_user_with_other_users_is_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", rows_of(3, user="ann"))
-    assert messages(str(tmp_path))[0].startswith(f"{path}:1: belongs to user 'ann', not to 'all'")
+    assert messages(str(tmp_path))[0].startswith(
+        f"{path}:1: belongs to user 'ann', but the file is named after 'all'"
+    )
 
 
 def test_limit_keeps_some_training_examples_chosen_by_seed(tmp_path: Path) -> None:
@@ -287,7 +289,7 @@ def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
     assert "the file's name must end in .jsonl, .json" in messages(str(tmp_path / "notes.txt"))[0]
     write_jsonl(tmp_path / "test.jsonl", rows_of(3))
     assert (
-        "the folder has test.jsonl, but no training file; add train.jsonl or rename"
+        "the folder has test.jsonl, but no training file; add train.jsonl"
         in (messages(str(tmp_path))[0])
     )
     (tmp_path / "train.csv").mkdir()

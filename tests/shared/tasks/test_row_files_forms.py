@@ -79,7 +79,7 @@ def test_a_folder_per_person_may_hold_splits(tmp_path: Path) -> None:
     assert sizes(examples) == {"train": 18, "validation": 2, "test": 6}
     assert all(e.text.startswith("test") == (e.split == "test") for e in examples)
     (tmp_path / "bo" / "train.csv").unlink()
-    assert "bo: has no training file" in messages(str(tmp_path))[0]
+    assert "bo: the folder has no training file" in messages(str(tmp_path))[0]
 
 
 @pytest.mark.parametrize(
