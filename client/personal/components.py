@@ -6,13 +6,13 @@ from the round's state:
 
     c = argmin L(θ + Σ c·z) + s/(2·n·η) · Σ c²·|z|²
 
-L is the mean cross-entropy of its n training examples, and s the mean of |φ|². The report holds the
-q numbers c. A client thus sends q scalars for a whole minimization, not for each local step. Ferret
-(Shu et al., "Ferret: Federated full-parameter tuning at scale for large language models", 2024,
-section 3) reports the components of a local update along random directions, for whole models. Here
-the minimum is found in the directions' span, so no projection is needed. The quadratic term is the
-proximal term of an implicit gradient step on the sum of losses. It keeps |Δ|, the length of the
-update, below √(2·n·η·L(θ)/s) for any labels of a client.
+L is the mean cross-entropy of the client's n training examples, and s is the mean of |φ|². The
+report holds the q numbers c. A client thus sends q scalars for a whole minimization, not for each
+local step. Ferret (Shu et al., "Ferret: Federated full-parameter tuning at scale for large language
+models", 2024, section 3) reports the components of a local update along random directions, for
+whole models. Here the minimum is found in the directions' span, so no projection is needed. The
+quadratic term is the proximal term of an implicit gradient step on the sum of losses. This term
+keeps |Δ|, the length of the update, below √(2·n·η·L(θ)/s) for any labels of a client.
 """
 
 import numpy as np
@@ -107,7 +107,7 @@ def check_layout(layout: Layout) -> None:
     if layout.distribution != "orthogonal":
         raise LayoutError(
             "the instruction asks for components along orthogonal directions, but the directions "
-            f"of the layout are {layout.distribution}"
+            f"of the layout are {layout.distribution}; set adapter.distribution = orthogonal"
         )
 
 

@@ -93,9 +93,9 @@ class LabelBiases:
         """Choose the initial label bias of this run: the bias of the latest other run, or zero.
 
         The other run must have the same labels in the same order, and its bias must lower the loss
-        on the validation examples (or on the training examples, if there are none). A fitted
-        private part needs no initial bias, because the fit depends only on the examples and the
-        common model. A recorded choice is not changed.
+        on the validation examples (or without validation examples, on the training examples). A
+        fitted private part needs no initial bias, because the fit depends only on the examples and
+        the common model. A recorded choice is not changed.
 
         Args:
             w: state of the federation, int64 [d].
