@@ -135,7 +135,9 @@ def test_division_by_user_needs_users() -> None:
 def test_client_without_training_example_is_named() -> None:
     with pytest.raises(DataError, match=r"client 1 \(user 'bob'\) has no training example; use"):
         partition([*of_user("ann", 1), *of_user("bob", 0)], "user", 2, 1.0, 0)
-    with pytest.raises(DataError, match="client 3 has no training example: there are only 3 examples for 4"):
+    with pytest.raises(
+        DataError, match="client 3 has no training example: there are only 3 examples for 4"
+    ):
         partition(sorted_examples(3, 9), "iid", 4, 1.0, 0)
 
 
