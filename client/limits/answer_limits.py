@@ -12,14 +12,14 @@ from samara.shared.protocol.frames.instructions import EvaluateInstruction, Spli
 log = logging.getLogger("samara.client")
 
 LIVE_LEAST_BATCH = 2
-"""Default least batch of a live client or phone, so that no step is about a single example."""
+"""Default minimum batch of a live client or phone. With it, no step uses a single example."""
 UNTRAINED_COLUMNS = ("global", "zero-shot")
 """Columns of an evaluation that do not depend on the client's training examples."""
 
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """An owner's limits; the defaults limit nothing.
+    """An owner's limits. The default values are no limits.
 
     Attributes:
         scalar_limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
@@ -48,9 +48,9 @@ class AnswerLimits:
         """
         if examples < self.least_batch:
             raise BatchLimitError(
-                f"round {instruction.round} has steps on {examples} of this client's examples, and "
-                f"data.least-batch = {self.least_batch} is the least. Lower data.least-batch if "
-                "steps may use so few (docs/guides/privacy.md)",
+                f"round {instruction.round} has steps on {examples} of this client's examples, "
+                f"fewer than data.least-batch = {self.least_batch}. Lower data.least-batch if "
+                "steps may use so few examples (docs/guides/privacy.md)",
                 (examples, min(self.least_batch, 2**32 - 1)),
             )
         if not self.scalars_per_example:
@@ -59,8 +59,9 @@ class AnswerLimits:
         if (asked := instruction.report_scalars) > left:
             raise ScalarLimitError(
                 f"round {instruction.round} asks for {asked} scalars about {examples} examples, "
-                f"and data.scalars-per-example = {self.scalars_per_example:g} leaves {left} in "
-                "this round. Raise the limit if more may be sent (docs/guides/privacy.md)",
+                f"but data.scalars-per-example = {self.scalars_per_example:g} allows only {left} "
+                "more in this round. Raise this limit if the client may send more "
+                "(docs/guides/privacy.md)",
                 (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
             )
 
@@ -95,8 +96,8 @@ def warn_of_few_examples(examples: int, least_batch: int) -> None:
     """
     if examples < least_batch:
         log.warning(
-            "this client has %d training examples, and data.least-batch = %d allows no step on so "
-            "few: the client refuses to train, and only evaluates (docs/guides/privacy.md)",
+            "this client has %d training examples, fewer than data.least-batch = %d: the client "
+            "refuses to train, and only evaluates (docs/guides/privacy.md)",
             examples,
             least_batch,
         )
@@ -105,8 +106,8 @@ def warn_of_few_examples(examples: int, least_batch: int) -> None:
 def check_split(instruction: EvaluateInstruction) -> None:
     """Refuse an evaluation on the training examples.
 
-    No server needs such an evaluation. Losses at two states that the server chooses would give it
-    a projected gradient.
+    No server needs such an evaluation. Losses at two states that the server chooses would give the
+    server a projected gradient.
 
     Raises:
         EvaluationLimitError: if the instruction asks for the training examples.
@@ -114,7 +115,7 @@ def check_split(instruction: EvaluateInstruction) -> None:
     if instruction.split is Split.TRAIN:
         raise EvaluationLimitError(
             f"round {instruction.round}: the server asks for an evaluation on the training "
-            "examples, which no client carries out; evaluate on validation or test examples"
+            "examples, which every client refuses; evaluate on validation or test examples"
         )
 
 

@@ -1,7 +1,8 @@
-"""The log of a client's answers, readable by its owner and written before each answer leaves.
+"""The log of a client's answers, for the client's owner.
 
-It has one JSON object per line. In a long log, totals in the first line replace the older half of
-the answers. Its times come from the device's clock, which may be wrong.
+The log has one JSON object per line. The line of an answer is written before the answer leaves. In
+a long log, totals in the first line replace the older half of the answers. The times come from the
+device's clock, which may be wrong.
 """
 
 import json
@@ -79,8 +80,8 @@ class AnswerLog(KeptLog):
     """The log of one client, which one process writes.
 
     Args:
-        folder: folder of the client; made if it does not exist. None logs nothing.
-        clock: function that gives the seconds since 1970.
+        folder: folder of the client, created if it is missing; None for no log.
+        clock: function that returns the seconds since 1970.
         most_bytes: size of the file in bytes at which totals replace the older half.
     """
 
@@ -101,7 +102,7 @@ class AnswerLog(KeptLog):
         Args:
             instruction: train or evaluate instruction, a frame.
             answer: report or evaluation, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             trained: number d of the adapter's trained numbers.
 
         Raises:
@@ -117,7 +118,7 @@ class AnswerLog(KeptLog):
         Args:
             instruction: the refused message; any bytes.
             refusal: the refusal, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             error: the reason.
 
         Raises:

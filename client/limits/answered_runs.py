@@ -28,9 +28,10 @@ class AnsweredRun:
         scalars: number of projected gradients in the reports of that round.
         token: token of the latest of these reports; empty before the first.
         compared: digest of the state of the personal comparison; empty without one.
-        evaluations: token of the latest instruction and its evaluation, by split and whether the
-            personal model was requested.
-        introduced: number of examples in the latest hello, by name of the split; empty before it.
+        evaluations: token of the latest instruction, and the evaluation that answered it, by split
+            and kind of evaluation.
+        introduced: number of examples in the latest hello, by name of the split; empty before the
+            first hello.
         times: number of answers by round, split and kind of evaluation; only counted with a signed
             scenario.
         restores: number of times that the server has gone back to a backup, at most
@@ -48,7 +49,7 @@ class AnsweredRun:
 
     @property
     def has_answers(self) -> bool:
-        """Return whether the client has sent a report or an evaluation in the run."""
+        """True if the client has sent a report or an evaluation in the run."""
         return bool(self.round or self.token or self.evaluations)
 
     def sent_in_round(self, instruction: TrainInstruction, token: bytes) -> int:
@@ -56,7 +57,7 @@ class AnsweredRun:
         return self.scalars if instruction.round <= self.round and token != self.token else 0
 
     def after_report(self, instruction: TrainInstruction, token: bytes) -> Self:
-        """Return the stored answers with a report added; a repeated report changes nothing."""
+        """Return the stored answers with a report added. A repeated report changes nothing."""
         if token == self.token:
             return self
         scalars = self.sent_in_round(instruction, token) + instruction.report_scalars
@@ -66,7 +67,7 @@ class AnsweredRun:
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
     ) -> bytes:
-        """Return the stored evaluation for an instruction; empty if it is a new instruction.
+        """Return the stored evaluation for an instruction, or b"" for a new instruction.
 
         Raises:
             EvaluationLimitError: if the instruction requests a second personal comparison, for
@@ -77,8 +78,8 @@ class AnsweredRun:
             return frame
         if personal and self.compared not in (b"", instruction.digest):
             raise EvaluationLimitError(
-                f"round {instruction.round}: the server asks for a second personal comparison, "
-                "but a client makes only one in a run"
+                f"round {instruction.round}: the server asks for a second personal comparison, but "
+                "a client makes only one comparison in a run"
             )
         return b""
 
@@ -102,10 +103,11 @@ class AnsweredRun:
 
         Args:
             instruction: evaluate instruction.
-            token: its token, 8 bytes.
-            personal: whether the personal comparison was asked for.
+            token: token of the instruction, 8 bytes.
+            personal: whether the personal comparison was requested.
             frame: the evaluation.
-            is_counted: whether it counts against the operator's signed scenario.
+            is_counted: whether the evaluation counts against the limits of the operator's signed
+                scenario.
         """
         answered = self.times_answered(instruction, personal) + 1
         counted = {_counted(instruction, personal): answered} if is_counted else {}
@@ -118,7 +120,7 @@ class AnsweredRun:
 
 
 class _AnsweredFile(KeptFile[AnsweredRun]):
-    """The file of a run."""
+    """The file with a client's answers in a run."""
 
     name = ANSWERED_FILE
     damaged = (

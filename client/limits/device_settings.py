@@ -1,9 +1,9 @@
 """The settings whose values come from the client's device and not from the server.
 
 Each setting declares its owner (`samara.shared.settings.setting`). The device decides model, data,
-task and execution. The run decides when private rounds happen, unless the device's owner does. A
-split by text and its seed belong to the run, because texts are kept apart only if all clients use
-the same split.
+task and execution. The run decides when private rounds happen, unless the device's owner has
+decided this. A split by text and its seed belong to the run, because texts are kept apart only if
+all clients use the same split.
 """
 
 from samara.client.limits.answer_limits import AnswerLimits

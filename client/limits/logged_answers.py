@@ -1,4 +1,4 @@
-"""The lines of a client's log of answers, and the totals of many answers by run. Pure."""
+"""The lines of a client's log of answers, and the totals of many answers by run."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ SUMS = ("answers", "repeated", "refused", "scalars", "losses", "counts", "sent_b
 """Totals that are summed over runs."""
 _VECTORS = (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT, Kind.MASKED_REPORT)
 _RECENT = 8
-"""Number of a run's latest answers remembered with its totals; a client stores fewer for
+"""Number of a run's latest answers whose keys the totals keep. A client stores fewer answers for
 repetition."""
 _MOST_REASON = 500
 
@@ -43,12 +43,12 @@ class LoggedAnswer:
         steps, queries, batch, epsilon: K, q, B and ε of a train instruction; 0 otherwise.
         split: split of an evaluate instruction; empty otherwise.
         trained: number of trained numbers, d.
-        scalars: projected gradients in the answer.
-        losses: losses in the answer, and curvatures.
-        counts: number of counts in the answer: of examples in a report, of confusions in an
-            evaluation.
-        refused: reason of a refusal, whose frame contains only a code and two numbers; empty for an
-            answer.
+        scalars: number of projected gradients in the answer.
+        losses: number of losses and curvatures in the answer.
+        counts: number of counts in the answer: 1 for a report's number of examples, or the cells of
+            an evaluation's confusions.
+        refused: reason of a refusal; empty for an answer. The frame of a refusal contains only a
+            code and two numbers.
     """
 
     asked: str
@@ -76,7 +76,7 @@ class LoggedAnswer:
             time: seconds since 1970.
             instruction: train or evaluate instruction, a frame.
             answer: report or evaluation, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             trained: number of trained numbers, d.
 
         Raises:
@@ -108,7 +108,7 @@ class LoggedAnswer:
             time: seconds since 1970.
             instruction: the refused message; any bytes.
             refusal: the refusal, a frame.
-            personal: whether the personal comparison was asked for.
+            personal: whether the personal comparison was requested.
             reason: the reason, shortened to one line of 500 characters.
         """
         try:
@@ -138,18 +138,18 @@ class LoggedAnswer:
 
     @property
     def key(self) -> str:
-        """Key of the answered instruction; answers with equal keys are repetitions."""
+        """Key of the answered instruction. Answers with equal keys are repetitions."""
         return f"{self.token} {self.asked}"
 
     @property
     def ratio(self) -> float:
-        """Scalars and losses, divided by the number of trained numbers."""
+        """Number of scalars and losses, divided by the number of trained numbers."""
         return (self.scalars + self.losses) / self.trained if self.trained else 0.0
 
 
 @dataclass(frozen=True)
 class AnswerTotals:
-    """The totals of a run's answers; a repeated answer adds only its bytes.
+    """The totals of a run's answers. A repeated answer adds only its bytes.
 
     Attributes:
         run: run id in hex; empty for messages that name none.
@@ -158,8 +158,8 @@ class AnswerTotals:
         repeated: number of answers that were sent again.
         refused: number of refusals.
         scalars, losses, counts: numbers in the answers, as in `LoggedAnswer`.
-        sent_bytes: size of all answers and refusals.
-        ratio: scalars and losses, divided by the number of trained numbers.
+        sent_bytes: size of all answers and refusals in bytes.
+        ratio: number of scalars and losses, divided by the number of trained numbers.
         recent: keys of the latest answers, for recognizing repetitions.
     """
 

@@ -16,7 +16,7 @@ class PassCounts(KeptFile[Counter[str]]):
     """The file of a client's row counts, by run id in hex."""
 
     name = PASSES_FILE
-    damaged = "{file}: {problem}; the counts of passes begin again"
+    damaged = "{file}: {problem}; the counts of passes start at 0 again"
     is_needed = False
     empty = Counter
 

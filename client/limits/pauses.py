@@ -41,7 +41,7 @@ class Pauses:
 
     @contextmanager
     def message(self, deadline: float) -> Iterator[Callable[[], bool]]:
-        """Allow pauses in the context, in which the thread of the forward passes answers a message.
+        """Allow pauses in the context, while the thread of the forward passes answers a message.
 
         Args:
             deadline: seconds that the server waits for the answer.
@@ -61,7 +61,7 @@ class Pauses:
             self._until = None
 
     def before_pass(self) -> None:
-        """Wait until no reason for a pause is left; outside of `message`, return immediately.
+        """Wait until no reason for a pause is left. Outside of `message`, return immediately.
 
         Raises:
             PausedError: if the pause lasts until the server no longer waits.
@@ -80,4 +80,4 @@ class Pauses:
             self._wait(min(_SECONDS_BETWEEN, self._until - now))
             reason = self.reason()
         self.seconds += self._clock() - begun
-        log.info("going on after a pause of %.1f s", self._clock() - begun)
+        log.info("continuing after a pause of %.1f s", self._clock() - begun)

@@ -1,9 +1,9 @@
 """A client's own privacy budget: the stored cost of its noised reports over all runs.
 
-Before a report leaves, one line with the report, the token of its instruction and its ρ is on the
-disk. A crash leaves either the whole line or none of it. So the client never makes a report that
-may have left again with fresh noise: two noised reports on the same examples would reveal more than
-the accountant states for one report.
+Before a report leaves, the client writes a line with the report, the token of its instruction and
+its ρ to the disk. A crash leaves either the whole line or no line. So the client never repeats a
+report with fresh noise. Two noised reports on the same examples would reveal more than the
+accountant states for one report.
 """
 
 import base64
@@ -21,9 +21,10 @@ from samara.shared.terms.privacy import PrivacyTerms
 
 CHARGES_FILE = "privacy.jsonl"
 OWN_DELTA = 1e-5
-"""δ of a client's own ε; a server's δ could be anything."""
+"""δ of a client's own ε, because a server could choose any δ."""
 REPORTS_KEPT = 8
-"""Latest reports kept for repeated instructions; older ones are dropped at twice as many."""
+"""Number of latest reports kept for repeated instructions. Older reports are deleted when twice as
+many reports are stored."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def describe_charges(charges: Sequence[Charge], limit: float) -> str:
     modes = Counter(charge.mode for charge in charges)
     parts = ", ".join(f"{count:,} {mode}" for mode, count in sorted(modes.items()))
     is_trusted = any(mode != "local" for mode in modes)
-    trusted = "; the server is trusted with those that are not local" if is_trusted else ""
+    trusted = "; reports that are not local trust the server" if is_trusted else ""
     return (
         f"differential privacy: ε = {epsilon_spent(charges):.3g} at δ = {OWN_DELTA:g} spent, over "
         f"all runs, by {len(charges):,} reports with noise"
@@ -92,7 +93,7 @@ def describe_charges(charges: Sequence[Charge], limit: float) -> str:
 
 
 class ChargeLog(KeptLog):
-    """The file of a client's charges, one a line."""
+    """The file of a client's charges, with one charge per line."""
 
     name = CHARGES_FILE
     damaged = (
@@ -146,7 +147,7 @@ class PrivacyBudget:
     limit: float
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the report that answered an instruction; empty without one.
+        """Return the report that answered an instruction, or b"" without such a report.
 
         Raises:
             BudgetError: if the client sent such a report but no longer has it.
@@ -159,8 +160,9 @@ class PrivacyBudget:
                 if charge.report:
                     return charge.report
                 raise BudgetError(
-                    f"round {charge.round} of run {charge.run} was answered, and the report is no "
-                    "longer stored; another report would have fresh noise and reveal more"
+                    f"round {charge.round} of run {charge.run} was already answered, but the "
+                    "report is no longer stored; another report would have fresh noise and reveal "
+                    "more"
                 )
         return b""
 
@@ -175,18 +177,17 @@ class PrivacyBudget:
             if not self.limit:
                 return
             raise BudgetError(
-                f"round {instruction.round}: the reports of this run have no noise, and "
-                f"data.epsilon-limit = {self.limit:g} allows only reports with noise. Leave "
-                "data.epsilon-limit out if reports without noise may be sent "
+                f"round {instruction.round}: the reports of this run have no noise, but "
+                f"data.epsilon-limit = {self.limit:g} allows only reports with noise. Remove "
+                "data.epsilon-limit if the client may send reports without noise "
                 "(docs/guides/differential-privacy.md)"
             )
         charges, run, rho = self.charges.read(), instruction.run_id.hex(), self._rho
         in_run = sum(charge.rho for charge in charges if charge.run == run)
         if in_run + rho > self.terms.rounds * rho * ROUNDING:
             raise BudgetError(
-                f"round {instruction.round} of run {run} is one more than the "
-                f"{self.terms.rounds:,} rounds for which ε is computed, and this client has "
-                f"already reported on {self.terms.rounds:,} rounds; the operator must begin "
+                f"round {instruction.round} of run {run}: this client has already reported on all "
+                f"{self.terms.rounds:,} rounds for which ε is computed; the operator must start "
                 "another run (docs/guides/differential-privacy.md)"
             )
         spent = sum(charge.rho for charge in charges)
@@ -204,8 +205,8 @@ class PrivacyBudget:
 
         Args:
             instruction: train instruction.
-            token: its token, 8 bytes.
-            report: the report on it, a frame.
+            token: token of the instruction, 8 bytes.
+            report: report on the instruction, a frame.
 
         Raises:
             TrainerError: if the file cannot be read or written.

@@ -1,7 +1,8 @@
 """A client's stored counts of sent scalars, and the owner's limit on them.
 
-The file outlives sessions and runs, because sent scalars stay with the server. It is written before
-an answer leaves, so after a crash the counts may at most include an answer that was not sent.
+The file outlives sessions and runs, because sent scalars stay with the server. The file is written
+before an answer leaves. So after a crash the counts may include an answer that was not sent, but
+never lack a sent answer.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -82,10 +83,10 @@ class ScalarBudget:
                 if asked > left:
                     sent = sum(each.sent for each in by_layout.values())
                     raise ScalarLimitError(
-                        f"{sent} scalars about the {split.name.lower()} examples have been sent "
-                        f"for {self.size} trained numbers, and data.scalar-limit = {self.limit:g} "
-                        f"leaves {left}; this answer would hold {asked}. Raise the limit if more "
-                        "may be sent (docs/guides/privacy.md)",
+                        f"this client has sent {sent} scalars about its {split.name.lower()} "
+                        f"examples for {self.size} trained numbers, and data.scalar-limit = "
+                        f"{self.limit:g} allows only {left} more, but this answer has {asked}. "
+                        "Raise the limit if the client may send more (docs/guides/privacy.md)",
                         (min(asked, 2**32 - 1), min(left, 2**32 - 1)),
                     )
 

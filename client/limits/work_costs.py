@@ -1,7 +1,7 @@
 """The cost of a client's work for its device, by run.
 
-The file is for the owner. The server never sees it, and no computation uses it. If the file is
-damaged, the sums start over.
+The file is for the owner. The server never sees the file, and no computation uses it. If the file
+is damaged, the sums start over.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class WorkCost:
     """The cost of answering messages.
 
     Attributes:
-        rounds: number of train instructions, repeated and refused ones included.
+        rounds: number of train instructions, including repeated and refused instructions.
         seconds: seconds of all messages, pauses included.
         paused: seconds of pauses.
         joules: energy of the whole machine during `seconds`; 0 without a sensor.
@@ -42,7 +42,7 @@ class WorkCosts(KeptFile[dict[str, WorkCost]]):
     """The file of a client's costs, by run id in hex."""
 
     name = COSTS_FILE
-    damaged = "{file}: {problem}; the costs begin again"
+    damaged = "{file}: {problem}; the costs start at 0 again"
     is_needed = False
     empty = dict
 

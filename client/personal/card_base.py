@@ -17,7 +17,7 @@ _HUB_FOLDER = "models--"
 
 
 def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
-    """Return the prompt's frame; None if the card's own code builds it."""
+    """Return the prompt's frame, or None if the card's code builds the prompt itself."""
     if isinstance(task, GenerationTask) or task.form == AUTO_FORM or base.family != "causal":
         return None
     read = base if base.tokenizer else replace(base, tokenizer=load_tokenizer(base.folder))
@@ -37,8 +37,8 @@ class CardBase:
         blocks: number of blocks in use, from the lowest; 0 means all.
         max_length: maximum number of tokens of a text together with its question.
         pooling: modules that follow the network in a sentence encoder.
-        frame: prompt frame, if the task sets the prompt form of a causal LM.
-        is_embedded: whether the base model is the small one shipped with Samara.
+        frame: prompt frame if the task sets the prompt form of a causal LM, otherwise None.
+        is_embedded: whether the base model is the small model shipped with Samara.
     """
 
     place: str
@@ -91,15 +91,15 @@ class CardBase:
             )
         else:
             how = (
-                f"On the machine that wrote this card it lies in `{self.place}`. Elsewhere take a "
-                "copy of that folder, or a download whose weights have the same hash; the Hugging "
-                "Face hub shows it on a file's page."
+                f"On the machine that wrote this card, the model is in `{self.place}`. Elsewhere, "
+                "use a copy of that folder, or a download whose weights have the same hash. The "
+                "Hugging Face hub shows a file's hash on the file's page."
             )
-        return f"The base model is known by the SHA-256 of its weights: {files}. {how}"
+        return f"The base model is identified by the SHA-256 of its weights: {files}. {how}"
 
 
 def hub_id_of(path: str, folder: Path) -> str:
-    """Return the name of a model on the Hugging Face hub; empty if unknown.
+    """Return the name of a model on the Hugging Face hub, or an empty text if it is unknown.
 
     The name does not come from ``_name_or_path`` in the configuration, which names the model from
     which the base model's training started.

@@ -65,10 +65,10 @@ def applying_code(
     files: Sequence[str],
     left_out: Mapping[str, Sequence[float]],
 ) -> str:
-    """Return code that loads the model and classifies a row, or only loads the model.
+    """Return code that loads the model and, if possible, classifies a row.
 
-    Without classification code, the code only loads the model: if the label word stands inside the
-    text, or if an encoder's pooling needs further modules.
+    The code only loads the model if the task is not a classification, if the label word is inside
+    the text, or if an encoder's pooling needs further modules.
 
     Args:
         base: the base model.
@@ -142,7 +142,7 @@ def _shortening_lines() -> list[str]:
 def _scoring_lines(
     base: CardBase, task: ClassificationTask, merged: bool, files: Sequence[str]
 ) -> list[str]:
-    """Return the lines that compute `scores`, and `h` if a readout reads it."""
+    """Return the lines that compute `scores`, and the representation `h` for a readout."""
     if base.family == "encoder":
         return _encoder_lines(base, task, merged, files)
     limit = base.max_length
@@ -232,7 +232,7 @@ def _encoder_lines(
         lines += ["with model.disable_adapter():", f"    labels = {labels.format('model')}"]
     elif merged and READOUT_FILE not in files:
         lines += [
-            "# labels are compared as the base model, which was not adapted, reads them",
+            "# the vectors of the labels come from the base model without the adapter",
             f'base = AutoModel.from_pretrained({json.dumps(base.place)}, dtype="{base.dtype}")',
             f"labels = {labels.format('base.eval()')}",
         ]

@@ -37,9 +37,10 @@ def evaluate_global_model(
     """Evaluate the federation's model on a client's examples.
 
     With ``evaluate.best`` and the method readout, a validation also has the column personalized.
-    Its model is the client's personal model if the federation ended here; its private part is not
-    recorded. This column decides the best round. With other methods, a personal model would take
-    all private rounds, so the global model decides the best round.
+    Its model is the personal model that the client would have if the federation ended here. The
+    private part of this model is not recorded. This column decides the best round. With other
+    methods, a personal model would need all private rounds, so the global model decides the best
+    round.
 
     Args:
         learner: model and examples of the client.
@@ -94,7 +95,7 @@ def evaluate_personal_model(
         terms: terms of the run.
         state: int64 [d], state of the federation.
         private: int64 [d], private state of the client.
-        split: split to evaluate on; only the test split has columns besides the personal model.
+        split: split to evaluate on. Only the test split has columns besides the personal model.
         common: int64 [d], common intercept in the federation's state; None without one.
         own_words: the client's own words; None without any.
 

@@ -6,13 +6,13 @@ from the round's state:
 
     c = argmin L(θ + Σ c·z) + s/(2·n·η) · Σ c²·|z|²
 
-L is the mean cross-entropy of its n training examples, and s the mean of |φ|². The report holds the
-q numbers c. A client thus sends q scalars for a whole minimization, not for each local step. Ferret
-(Shu et al., "Ferret: Federated full-parameter tuning at scale for large language models", 2024,
-section 3) reports the components of a local update along random directions, for whole models. Here
-the minimum is found in the directions' span, so no projection is needed. The quadratic term is the
-proximal term of an implicit gradient step on the sum of losses. It keeps |Δ|, the length of the
-update, below √(2·n·η·L(θ)/s) for any labels of a client.
+L is the mean cross-entropy of the client's n training examples, and s is the mean of |φ|². The
+report holds the q numbers c. A client thus sends q scalars for a whole minimization, not for each
+local step. Ferret (Shu et al., "Ferret: Federated full-parameter tuning at scale for large language
+models", 2024, section 3) reports the components of a local update along random directions, for
+whole models. Here the minimum is found in the directions' span, so no projection is needed. The
+quadratic term is the proximal term of an implicit gradient step on the sum of losses. This term
+keeps |Δ|, the length of the update, below √(2·n·η·L(θ)/s) for any labels of a client.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ def train_for_a_round(
     examples = learner.training_examples(state, with_features=True)
     count = len(examples.labels)
     if not count:
-        raise DataError("this client has no training example left")
+        raise DataError("this client has no training examples left; add examples")
     if count > instruction.batch:
         order = batch_order(instruction.root, learner.client, 0, count)
         examples = examples.at(np.sort(order[: instruction.batch]))
@@ -76,7 +76,7 @@ def train_for_a_round(
 def find_components(
     examples: Examples, z: Floats, layout: Layout, rate: float
 ) -> tuple[Floats, float]:
-    """Return the components of a client's own update, float64 [q], and the mean loss before it.
+    """Return the components of a client's own update, float64 [q], and the loss before the update.
 
     Args:
         examples: n examples, at least one, with scores under the round's state.
@@ -93,20 +93,21 @@ def find_components(
 
 
 def check_layout(layout: Layout) -> None:
-    """Raise an error unless components can be reported for a layout's tensors.
+    """Check that components can be reported for a layout's tensors.
 
     Raises:
-        LayoutError: if they cannot be reported.
+        LayoutError: if the adapter is not a readout alone, or its directions are not orthogonal.
     """
     groups = {tensor.group for tensor in layout.tensors}
     if READOUT_GROUP not in groups or groups - {READOUT_GROUP, LABEL_BIAS_GROUP}:
         raise LayoutError(
-            "the instruction asks for components, but the adapter is not a readout alone"
+            "the instruction asks for components, but the adapter is not only a readout; set "
+            "adapter.layers = readout"
         )
     if layout.distribution != "orthogonal":
         raise LayoutError(
             "the instruction asks for components along orthogonal directions, but the directions "
-            f"of the layout are {layout.distribution}"
+            f"of the layout are {layout.distribution}; set adapter.distribution = orthogonal"
         )
 
 

@@ -14,7 +14,7 @@ from samara.shared.tasks.contrasts import contrasts
 from samara.shared.tasks.label_scores import exact_cross_entropy
 
 COUNTS = (5, 10, 20, 40, 80)
-"""Numbers of training examples."""
+"""Numbers of training examples at which the quality is measured."""
 _DRAWS = 3
 
 
@@ -38,7 +38,7 @@ def quality_by_examples(
     """Return the quality at several numbers of training examples, up to all of them.
 
     The quality at a number is the mean over a few random subsets of that size. Larger subsets
-    contain the smaller ones. Without training or validation examples the result is empty.
+    contain the smaller subsets. Without training or validation examples the result is empty.
 
     Args:
         train: training examples, with the scores of the federation's model.

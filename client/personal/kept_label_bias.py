@@ -1,9 +1,9 @@
-"""The label bias from a client's private rounds, reused by its next run.
+"""The label bias from a client's private rounds, which the client's next run can reuse.
 
 In a new run, with another base model or other settings, a client's private rounds start over. But
 the owner's frequency of each label does not depend on the model. So the client keeps the final
-label bias of its private rounds. A later run with the same labels starts from this bias, if it
-lowers the loss there.
+label bias of its private rounds. A later run with the same labels starts from this bias, if the
+bias lowers the loss in that run.
 """
 
 import math
@@ -60,10 +60,10 @@ class KeptLabelBias:
 
 
 class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
-    """The file of a label bias in a client's folder of a run; a missing one reads as None."""
+    """The file of a label bias in a client's folder of a run. A missing file reads as None."""
 
     name = LABEL_BIAS_FILE
-    damaged = "{file}: no label bias: {problem}; it is left out"
+    damaged = "{file}: the label bias cannot be read: {problem}; the run does not use it"
     is_needed = False
     error = LedgerError
     style: ClassVar = {}
@@ -73,7 +73,7 @@ class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
 
 
 class LabelBiases:
-    """The label biases that a client keeps; none for a layout without a label bias.
+    """The label biases that a client keeps. A client keeps none if the layout has no label bias.
 
     Args:
         learner: model and examples of the client.
@@ -90,12 +90,12 @@ class LabelBiases:
         self._numbers = learner.layout.label_bias
 
     def begin(self, w: State, is_new: bool) -> None:
-        """Choose the initial label bias of this run: the one of the latest other run, or zero.
+        """Choose the initial label bias of this run: the bias of the latest other run, or zero.
 
         The other run must have the same labels in the same order, and its bias must lower the loss
-        on the validation examples (or on the training examples, if there are none). A fitted
-        private part needs no initial bias, because the fit depends only on the examples and the
-        common model. A recorded choice is not changed.
+        on the validation examples (or without validation examples, on the training examples). A
+        fitted private part needs no initial bias, because the fit depends only on the examples and
+        the common model. A recorded choice is not changed.
 
         Args:
             w: state of the federation, int64 [d].
@@ -115,7 +115,7 @@ class LabelBiases:
 
     @property
     def began_with(self) -> tuple[DenseValues, ...]:
-        """The initial values of this run's private rounds; empty for zeros."""
+        """The initial values of this run's private rounds, or () for zeros."""
         kept = self._file.read()
         return self._dense(kept.began_with) if kept else ()
 
@@ -133,7 +133,7 @@ class LabelBiases:
         self._file.write(KeptLabelBias(self._learner.labels, values, began_with))
 
     def _find_earlier(self) -> tuple[int, ...]:
-        """Return the label bias that another run stored last; empty without another run."""
+        """Return the label bias that another run stored last, or () without another run."""
         assert self._runs is not None
         files = self._runs.glob(f"*/clients/{self._learner.client}/{LABEL_BIAS_FILE}")
         others = [file for file in files if file != self._file.path]

@@ -8,7 +8,8 @@ from samara.client.personal.softmax_fit import Examples, Solver
 BIAS_PENALTY = 1e-3
 """Factor of the squared norm added to the loss of a label bias.
 
-It makes the minimum unique, with a sum of zero, and finite even if a client lacks a label.
+The penalty makes the minimum unique and finite, even if a client lacks a label. The numbers of the
+minimum sum to zero.
 """
 
 
@@ -48,7 +49,7 @@ def fit_label_bias(
     """
     label_count = scores.shape[1]
     examples = Examples(scores.astype(np.float64), labels, np.zeros((len(labels), 0)))
-    contrasts = np.zeros((label_count - 1, label_count))  # no features are contrasted
+    contrasts = np.zeros((label_count - 1, label_count))  # there are no features to contrast
     fit = solve(examples, contrasts, BIAS_PENALTY, BIAS_PENALTY)
     bias: NDArray[np.float32] = fit.intercept.astype(np.float32)
     return bias

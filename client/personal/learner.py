@@ -27,7 +27,7 @@ class ScoredExamples(NamedTuple):
     Attributes:
         scores: float32 [n, labels].
         labels: right labels, int64 [n].
-        tokens: number of tokens of each answer, int64 [n]; None if the task is no generation.
+        tokens: number of tokens of each answer, int64 [n]; None if the task is not a generation.
     """
 
     scores: NDArray[np.float32]
@@ -52,7 +52,7 @@ class Learner(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the task, in order; empty for texts, and for rows with own candidates."""
+        """The labels of the task, in order; empty if the task does not list labels."""
 
     @property
     def backend(self) -> Backend:
@@ -85,10 +85,10 @@ class Learner(Protocol):
         """
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Limit the number of evaluated examples of the given splits, and of no others."""
+        """Limit the number of evaluated examples of the given splits. Other splits get no limit."""
 
     def take_passes(self) -> int:
-        """Return the rows run through the model since the last call; 0 if they are not counted."""
+        """Return the number of rows through the model since the last call, or 0 if not counted."""
 
     def take_steps(
         self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
@@ -109,10 +109,10 @@ class Learner(Protocol):
         """
 
     def data_hash(self, split: Split) -> str:
-        """Return an order-independent hash of a split's examples in hex; empty without examples."""
+        """Return an order-independent hash of a split's examples in hex, or "" without examples."""
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state; None means the base model."""
+        """Return all examples of a split, scored under a state. None means the base model."""
 
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
         """Return a split's examples within `limit_evaluation`, scored under a state."""
@@ -121,11 +121,11 @@ class Learner(Protocol):
         """Return the scores of the evaluated examples under the base model in context.
 
         The client's own training examples precede every prompt. The result is None if the run does
-        not request it, or the task has no prompts.
+        not request these scores, or the task has no prompts.
         """
 
     def own_words(self, state: State) -> OwnWords | None:
-        """Return the client's own words, mixed with the model under a state; None without texts."""
+        """Return the client's own words for the model under a state, or None without texts."""
 
     def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
         """Return the result of `score_evaluated` with own words mixed into the probabilities."""
@@ -133,5 +133,5 @@ class Learner(Protocol):
     def training_examples(self, state: State, with_features: bool) -> Examples:
         """Return the training examples: scores under a state, labels, and features of a readout.
 
-        `take_passes` also counts the forward passes that this takes.
+        `take_passes` also counts the rows of these forward passes.
         """

@@ -98,12 +98,15 @@ def composition(terms: RunTerms, layout: Layout) -> Composition:
         ]
         if not matches:
             choices = ", ".join([p.name for p in layout.parts] + [p.group for p in layout.parts])
-            raise ConfigError(f"personal.part: {name!r} is none of {choices}")
+            raise ConfigError(
+                f"personal.part: {name!r} is not a name of a tensor or group; use some of {choices}"
+            )
         for part in matches:
             private[part.numbers] = True
     if private.all():
         raise ConfigError(
-            "personal.part: nothing would be left to the federation; name fewer tensors, or set "
+            "personal.part: all tensors are private, so the federation would train nothing; name "
+            "fewer tensors, or set "
             'method = "local"'
         )
     return Composition(private)
@@ -117,7 +120,9 @@ def pull_shrinks(terms: RunTerms) -> tuple[Shrink, ...]:
 
 
 def choose_kept_share(loss_of: Callable[[float], float]) -> float:
-    """Return the share 1 − α with the lowest validation loss; of equal ones, the smallest share.
+    """Return the share 1 − α with the lowest validation loss.
+
+    Among shares with equal losses, the smallest share is returned.
 
     Args:
         loss_of: function that returns the mean loss of the model with a share of p; NaN without

@@ -1,4 +1,4 @@
-"""The model card of an exported model, which says its purpose and how to load it."""
+"""The model card of an exported model, with its purpose and the code that loads it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Generation
 
 CARD_FILE = "README.md"
 _SCORES = {
-    "causal": "the log-likelihood of the label word after everything before it",
+    "causal": "the log-likelihood of the label word after the preceding text",
     "masked": "the log-likelihood of the label word at the mask that takes its place",
     "encoder": "the cosine of the text's vector and the vector that the base model, without the "
     f"adapter, gives to the question with the label word, divided by {COSINE_TEMPERATURE}",
@@ -77,13 +77,13 @@ def model_card(
         )
     if has_own_words:
         blocks.append(
-            f"`{OWN_WORDS_FILE}` has the owner's texts, as tokens, with the weights by which "
-            "`samara client ask` mixes their words in; the code above does not. Keep it to "
-            "yourself, or delete it before you pass the model on."
+            f"`{OWN_WORDS_FILE}` contains the owner's texts as tokens, and the weights with which "
+            "`samara client ask` mixes their words into answers. The code above does not use this "
+            "file. Delete the file before you give the model to others."
         )
     for name, numbers in left_out.items():
         values = ", ".join(f"{number:.6g}" for number in numbers)
-        blocks.append(f"Added to the scores besides, in no file: {name} [{values}].")
+        blocks.append(f"Also added to the scores, but in no file: {name} [{values}].")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -94,7 +94,7 @@ def _describe_task(task: Task, family: Family, classifier: ClassifierName) -> li
         case ClassificationTask():
             if task.question and asks:
                 question = json.dumps(task.question, ensure_ascii=False)
-                lines.append(f"- question behind it: `{question}`")
+                lines.append(f"- question after the text: `{question}`")
             lines += [
                 f"- label words, in this order: {', '.join(f'`{word}`' for word in task.words)}",
             ]
@@ -105,9 +105,12 @@ def _describe_task(task: Task, family: Family, classifier: ClassifierName) -> li
                 score = f"a number of {formula}, where `h` is {h}"
             rule = f"The score of a label is {score}. The highest score is the answer."
         case ChoiceTask():
-            rule = "The score of a candidate is its log-likelihood and that of what follows it."
+            rule = (
+                "The score of a candidate is the log-likelihood of the candidate and the text "
+                "after it."
+            )
         case GenerationTask():
-            rule = f"The answer is decoded greedily, at most {task.tokens} tokens."
+            rule = f"The answer is decoded greedily, with at most {task.tokens} tokens."
     return ["\n".join(lines), rule]
 
 

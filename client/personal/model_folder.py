@@ -57,8 +57,8 @@ class TrainedModel:
             folder: folder for the files; it is created if it is missing.
 
         Raises:
-            SamaraError: if the base model is another one or cannot be used, or the folder cannot be
-                written.
+            SamaraError: if the base model is not that of the run or cannot be used, or the folder
+                cannot be written.
         """
         model = self.config.model
         base = load_structure(model.path, model.family, self.config.adapter.depth)
@@ -82,7 +82,8 @@ class TrainedModel:
 
         Raises:
             SamaraError: if there is a readout, which llama.cpp does not compute; if the base model
-                or the file is not the run's, or cannot be used; or if the folder cannot be written.
+                or the file is not that of the run, or cannot be used; or if the folder cannot be
+                written.
         """
         if self.layout.group(READOUT_GROUP) or not self.layout.group(ADAPTER_GROUP):
             raise ModelError(
@@ -108,8 +109,8 @@ class TrainedModel:
             folder: folder for the files; it must not exist.
 
         Raises:
-            SamaraError: if the base model is another one or cannot be used, or the folder cannot be
-                written.
+            SamaraError: if the base model is not that of the run or cannot be used, or the folder
+                cannot be written.
         """
         model = self.config.model
         depth = self.config.adapter.depth
@@ -125,12 +126,13 @@ class TrainedModel:
     def _check(self, base: BaseModel) -> None:
         if base.model_id != self.model_id:
             raise ModelError(
-                f"{base.folder}: is not the model of the run. That model's id begins with "
-                f"{self.model_id.hex()[:12]}; restore the files of that model, or name its folder"
+                f"{base.folder}: this is not the base model of the run. That model's id begins "
+                f"with {self.model_id.hex()[:12]}; restore the files of that model, or name its "
+                "folder"
             )
 
     def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:
-        """Write the readout and the model card; return the numbers that no file format can hold.
+        """Write the readout and the model card, and return the numbers that no file can hold.
 
         Raises:
             OSError: if the folder cannot be written.
@@ -154,7 +156,7 @@ class TrainedModel:
         return left_out
 
     def _left_out(self, groups: Collection[str]) -> LeftOut:
-        """Return the values of every tensor that is in none of the given groups, by its name."""
+        """Return the values of every tensor outside the given groups, by the tensor's name."""
         return {
             tensor.name: self.numbers[self.layout.tensor_slice(tensor.name)[0]].tolist()
             for tensor in self.layout.tensors
@@ -170,12 +172,12 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
         write: function that writes a folder.
 
     Raises:
-        SamaraError: if there are files in the folder, or it cannot be written.
+        SamaraError: if the folder is not empty or cannot be written.
     """
     unfinished = folder.with_name(folder.name + ".unfinished")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SamaraError(f"{folder}: is not an empty folder; name a new folder")
+            raise SamaraError(f"{folder}: this is not an empty folder; name a new folder")
         shutil.rmtree(unfinished, ignore_errors=True)
         make_folder(folder.parent)
         left_out = write(unfinished)

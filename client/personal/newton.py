@@ -1,7 +1,7 @@
 """The solver of private fits on phones: Newton's method in numpy, without scipy.
 
-The Hessian is never formed. Conjugate gradients need only its products with vectors, which cost as
-much as a gradient.
+The Hessian is never formed. Conjugate gradients need only products of the Hessian and a vector. A
+product costs as much as a gradient.
 """
 
 from abc import ABC, abstractmethod
@@ -58,7 +58,7 @@ class SoftmaxProblem(ABC):
         return self._loss(self._examples.offsets + self.added(numbers), numbers)
 
     def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
-        """Return the loss, its gradient, and a function that multiplies by its Hessian."""
+        """Return the loss, the gradient, and a function that multiplies a vector by the Hessian."""
         logits = self._examples.offsets + self.added(numbers)
         probabilities = np.exp(logits - log_sum_exp(logits))
         errors = probabilities.copy()
@@ -160,8 +160,7 @@ class _PenalizedFit(SoftmaxProblem):
 
 
 def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
-    """Return an approximate solution x of A·x = b for a positive definite A, by conjugate
-    gradients.
+    """Solve A·x = b approximately for a positive definite A, by conjugate gradients.
 
     Args:
         product: function that multiplies by A.
@@ -173,7 +172,7 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
     direction = residual.copy()
     square = norm**2
     for _ in range(2 * len(right)):
-        if square**0.5 <= min(1e-2, norm) * norm:  # the nearer the minimum, the more exact the step
+        if square**0.5 <= min(1e-2, norm) * norm:  # steps near the minimum are more exact
             break
         moved = product(direction)
         length = square / float(direction @ moved)
@@ -188,7 +187,7 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
 def _share_of_step(
     problem: SoftmaxProblem, numbers: Floats, step: Floats, loss: float, slope: float
 ) -> float:
-    """Return the largest of 1, ½, ¼ … times the step that decreases the loss; 0 if none does."""
+    """Return the largest of 1, ½, ¼ … by which the step lowers the loss, or 0 if none lowers it."""
     share = 1.0
     while share > _SMALLEST_STEP:
         if problem.loss(numbers - share * step) <= loss - _SUFFICIENT_DECREASE * share * slope:

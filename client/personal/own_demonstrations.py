@@ -27,7 +27,7 @@ class OwnDemonstrations:
     Args:
         task: task of prompts and answers.
         data: examples of the client.
-        tokenize: tokenization of the model that reads them.
+        tokenize: tokenization of the model that reads the demonstrations.
         count: maximum number of demonstrations before a prompt.
     """
 
@@ -70,7 +70,7 @@ class OwnDemonstrations:
         return vectorizer, vectorizer.fit_transform([one.text for one in self._examples])
 
     def _joined(self, demonstrations: Sequence[Example], text: str) -> str:
-        """Return a text after demonstrations; in a chat, they become earlier turns."""
+        """Return a text after demonstrations. In a chat, demonstrations become earlier turns."""
         if not self._task.chat:
             return "".join(demonstration(self._task, one) for one in demonstrations) + text
         turns: list[dict[str, str]] = []
@@ -90,12 +90,12 @@ def own_demonstrations(
     Args:
         task: task of the run.
         data: examples of the client.
-        tokenize: tokenization of the model that reads them.
+        tokenize: tokenization of the model that reads the demonstrations.
         count: maximum number of demonstrations before a prompt; 0 means none.
 
     Returns:
-        None if `count` is 0 or the task has no prompts: a classification compares labels, and plain
-        texts have no answers.
+        The retrieval; or None if `count` is 0, or the task has no prompts, because a classification
+        compares labels and plain texts have no answers.
     """
     if not count or not isinstance(task, GenerationTask) or task.is_plain_text:
         return None

@@ -51,7 +51,7 @@ class OwnText(NamedTuple):
 
     @classmethod
     def behind(cls, before: Sequence[int], tokens: Sequence[int]) -> Self:
-        """Return a text, given all preceding tokens; only the last ones are kept."""
+        """Return a text. Of all preceding tokens, only the last `ORDER` − 1 are kept."""
         return cls(tuple(before[max(0, len(before) - ORDER + 1) :]), tuple(tokens))
 
     def contexts(self) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -62,19 +62,19 @@ class OwnText(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """The owner's counts for n tokens of a text, after the last 0, 1, … tokens before each.
+    """The owner's counts for n tokens of a text, each after its last 0, 1, … preceding tokens.
 
     Attributes:
         shares: share of the token among all tokens that followed, float64 [n, ORDER].
-        ratios: number of tokens that followed, divided by the number of different ones, float64 [n,
-            ORDER]; 0 if none followed.
+        ratios: number of tokens that followed, divided by the number of different tokens, float64
+            [n, ORDER]; 0 if no token followed.
     """
 
     shares: Floats
     ratios: Floats
 
     def mixed(self, probabilities: Floats, share: float, trust: float) -> Floats:
-        """Return the probabilities of the tokens, mixed with the model's, float64 [n]."""
+        """Return the model's probabilities of the tokens, mixed with the owner's, float64 [n]."""
         for k, (shares, ratios) in enumerate(zip(self.shares.T, self.ratios.T, strict=True)):
             weight = _own_weight(k, ratios, share, trust)
             probabilities = (1 - weight) * probabilities + weight * shares
@@ -89,7 +89,7 @@ class OwnWords:
         texts: texts that are counted.
         share: weight a of the token frequencies without context.
         trust: factor t of the counts.
-        made_of: hashes in hex of the model and the texts by which share and trust were chosen.
+        made_of: hashes in hex of the model and the texts with which share and trust were chosen.
     """
 
     texts: tuple[OwnText, ...]
@@ -114,7 +114,7 @@ class OwnWords:
 
     @property
     def change_nothing(self) -> bool:
-        """Return whether the mixture equals the language model: share and trust are 0."""
+        """True if share and trust are 0, so that the mixture equals the language model."""
         return not (self.share or self.trust)
 
     def mix(self, probabilities: Floats, before: Sequence[int]) -> Floats:
@@ -143,8 +143,8 @@ class OwnWords:
         """Return a text's mean log-likelihood per token, and the share of likeliest tokens.
 
         Args:
-            logits: logits of the language model at the text's tokens, in several tensors of float32
-                [some, vocabulary].
+            logits: logits of the language model at the text's tokens, in parts of any length,
+                float32 [length, vocabulary].
             text: the text.
         """
         contexts = list(text.contexts())
@@ -189,7 +189,7 @@ class OwnWords:
 
 
 class _Followed(NamedTuple):
-    """The different tokens that follow a context, int64 [n], and how often, float64 [n]."""
+    """The different tokens that follow a context, int64 [n], and their counts, float64 [n]."""
 
     tokens: NDArray[np.int64]
     counts: Floats
@@ -230,8 +230,8 @@ def choose_own_words(
     Args:
         train: texts that are counted.
         validation: texts that choose the weights.
-        log_likelihoods: function that gives the language model's log-likelihood of each token of a
-            validation text, float64 [tokens], by its index.
+        log_likelihoods: function that returns the language model's log-likelihoods of a validation
+            text's tokens, float64 [tokens], by the text's index.
     """
     unmixed = OwnWords(tuple(train))
     if len(validation) < 2 or not train:
@@ -252,10 +252,13 @@ def choose_own_words(
 
 
 class OwnWordsFile(KeptFile[OwnWords | None]):
-    """The own words in a client's folder of a run; None if they are missing or damaged."""
+    """The file of own words in a client's folder of a run. A damaged file reads as None."""
 
     name = OWN_WORDS_FILE
-    damaged = "{file}: no own words: {problem}; they are left out until they are made again"
+    damaged = (
+        "{file}: the own words cannot be read: {problem}; the client does not use them until it "
+        "has made them again"
+    )
     is_needed = False
     error = LedgerError
     style: ClassVar = {}

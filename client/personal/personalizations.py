@@ -1,9 +1,9 @@
-"""The records of a client's personalizations in a run, in files that never leave the owner's
-device.
+"""The records of a client's personalizations in a run, which never leave the owner's device.
 
 A personalization is the private rounds, or the private fit, that a client takes from one state of
-the federation. The state is kept until they are finished, because new rounds of the federation
-change the client's session meanwhile. Each finished personalization is a line in a readable file.
+the federation. The state is kept until the personalization is finished, because new rounds of the
+federation change the client's session meanwhile. Each finished personalization is a line in a
+readable file.
 """
 
 import json
@@ -49,8 +49,8 @@ class StartState:
         state: int64 [d].
         digest: digest of the state, 32 bytes.
         first: number of the first private round from this state in the personal ledger; 0 before
-            it.
-        data: hash of the training examples when the private rounds began; empty before.
+            that round.
+        data: hash of the training examples when the private rounds began; empty before they begin.
         before: score of the personal model when the private rounds began; None without validation
             examples.
     """
@@ -78,7 +78,7 @@ class StartState:
         """Decode the content of a file from `encode`.
 
         Raises:
-            LedgerError: if it is damaged.
+            LedgerError: if the content is damaged.
         """
         line, _, numbers = data.partition(b"\n")
         try:
@@ -94,9 +94,7 @@ class StartState:
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"the stored state is damaged: {error!r}") from error
         if len(start.state) != layout.size or digest(layout.hash, start.state) != start.digest:
-            raise LedgerError(
-                "the stored state is damaged: the digest of its numbers is another one"
-            )
+            raise LedgerError("the stored state is damaged: the digest of its numbers differs")
         return start
 
 
@@ -106,7 +104,7 @@ class LatestStart(NamedTuple):
     Attributes:
         round: last round of the federation in the state.
         digest: digest of the state, 32 bytes.
-        data: hash of the training examples when the rounds began; empty before.
+        data: hash of the training examples when the rounds began; empty before they begin.
     """
 
     round: int
@@ -121,12 +119,13 @@ class Personalization:
     Attributes:
         global_round: last round of the federation in that state.
         global_digest: digest of that state in hex.
-        first: number of their first record in the personal ledger.
-        last: number of their last record in the personal ledger.
-        digest: digest of the private state after them in hex.
-        data: hash of the training examples when they began.
-        before: score of the personal model before them, under that state; None without examples.
-        after: score after them; None without examples.
+        first: number of the rounds' first record in the personal ledger.
+        last: number of the rounds' last record in the personal ledger.
+        digest: digest in hex of the private state after the rounds.
+        data: hash of the training examples when the rounds began.
+        before: score of the personal model before the rounds, under that state; None without
+            examples.
+        after: score of the personal model after the rounds; None without examples.
     """
 
     global_round: int
@@ -160,7 +159,7 @@ class Personalization:
 class _StartFile(KeptFile[StartState | None]):
     """File of a state from which private rounds are to be taken."""
 
-    damaged = "{file}: {problem}; the private rounds from it are left out"
+    damaged = "{file}: {problem}; the private rounds from this state are left out"
     is_needed = False
     error = LedgerError
 
@@ -196,32 +195,30 @@ class Personalizations:
 
     @property
     def begun(self) -> StartState | None:
-        """The state whose private rounds have begun but are not finished."""
+        """The state whose private rounds have begun but are not finished, or None."""
         start = self._read(_BEGUN)
         last = self.finished
         if start and last and last.first >= start.first:
-            self._delete(_BEGUN)  # a crash came between writing its line and deleting it
+            self._delete(_BEGUN)  # a crash came after its line was written
             return None
         following = start and self._read(_NEXT)
         if start and following and following.digest == start.digest:
-            self._delete(_NEXT)  # a crash came between beginning with it and deleting it
+            self._delete(_NEXT)  # a crash came after its rounds began
         return start
 
     @property
     def next(self) -> StartState | None:
-        """The next state to take private rounds from, after those that have begun."""
+        """The next state from which private rounds are due, after the begun rounds, or None."""
         return self._read(_NEXT)
 
     @property
     def has_unfinished(self) -> bool:
-        """Return whether private rounds from some state are not finished."""
+        """True if private rounds from some state are not finished."""
         return has_unfinished(self._folder)
 
     @property
     def latest(self) -> LatestStart | None:
-        """The latest state from which private rounds are, will be, or were taken; None if there is
-        none.
-        """
+        """The latest state from which private rounds were or will be taken, or None."""
         for name in (_NEXT, _BEGUN):
             if head := _read_head(self._folder / name):
                 return head
@@ -231,32 +228,32 @@ class Personalizations:
 
     @property
     def finished(self) -> Personalization | None:
-        """The latest finished personalization."""
+        """The latest finished personalization, or None."""
         every = read_personalizations(self._folder)
         return every[-1] if every else None
 
     def write_next(self, start: StartState) -> None:
-        """Store a state as the next to take private rounds from, replacing an earlier next one.
+        """Store the next state from which private rounds are due. Replace an earlier state.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         self._file(_NEXT).write(start)
 
     def begin(self, start: StartState) -> None:
-        """Store a state as the one whose private rounds have begun, and clear the next one.
+        """Store the state whose private rounds have begun, and delete the next state.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         self._file(_BEGUN).write(start)
         self._delete(_NEXT)
 
     def drop_begun(self) -> None:
-        """Drop the state whose private rounds have begun; recorded rounds stay.
+        """Delete the state whose private rounds have begun. Recorded rounds stay.
 
         Raises:
-            LedgerError: if it cannot be deleted.
+            LedgerError: if the state cannot be deleted.
         """
         self._delete(_BEGUN)
 
@@ -270,7 +267,7 @@ class Personalizations:
             after: final score of the personal model.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the file cannot be written.
         """
         done = Personalization(
             start.round,
@@ -287,7 +284,7 @@ class Personalizations:
 
     def _read(self, name: str) -> StartState | None:
         if (start := self._file(name).read()) is None:
-            self._delete(name)  # it is damaged
+            self._delete(name)  # a damaged file
         return start
 
     def _file(self, name: str) -> _StartFile:
@@ -338,7 +335,7 @@ def describe_personalizations(folder: Path) -> list[tuple[str, str, str, str, st
     Returns:
         For each run: its id in hex, the number of records, the federation's round from which the
         latest private rounds started, accuracy on the owner's validation examples before and after
-        them, and the round from which private rounds are running or waiting.
+        these rounds, and the round from which private rounds are running or waiting.
     """
     rows = []
     for own in sorted(folder.glob("runs/*/clients/*")):
@@ -366,7 +363,7 @@ def _shown(score: Score | None) -> str:
 
 
 def _read_head(file: Path) -> LatestStart | None:
-    """Return the facts in the first line of a state's file; None if there is no file."""
+    """Return the facts in the first line of a state's file, or None if it cannot be read."""
     try:
         with file.open("rb") as content:
             head = json.loads(content.readline(_MOST_HEAD_BYTES))
@@ -379,7 +376,7 @@ def _score(content: Any) -> Score | None:
     """Parse a score.
 
     Raises:
-        ValueError, KeyError, TypeError: if it is invalid.
+        ValueError, KeyError, TypeError: if the score is invalid.
     """
     if content is None:
         return None

@@ -1,10 +1,10 @@
 """The schedule of a client's private rounds: their start states and their times.
 
 A state of the federation from which private rounds are due is recorded as soon as the client has
-it. The private rounds start from exactly this state. A simulation takes them at once, and a live
-client takes them later in its idle time, so that the federation does not wait; both give the same
-bits. When the federation moves on, the private state p stays: the personal model is then the new w
-with p.
+it. The private rounds start from exactly this state. A simulation takes the rounds at once, and a
+live client takes them later in its idle time, so that the federation does not wait. Both ways give
+the same bits. When the federation moves on, the private state p stays: the personal model is then
+the new w with p.
 """
 
 from contextlib import closing
@@ -38,12 +38,13 @@ class Personalizer:
         terms: terms of the run on this client.
         run_id: run id, 8 bytes.
         folder: folder of the client's files in the run's folder.
-        snapshot_every: records between snapshots of the personal ledger; 0 for none.
+        snapshot_every: number of records between snapshots of the personal ledger; 0 for no
+            snapshots.
         runs: folder of all runs of the client, where an earlier run's label bias is looked up; None
             to start without one.
         common: int64 [d], common intercept in the present federation's state; None without one.
-            Private parts are fitted without it, and it is subtracted from them, so that it changes
-            no personal model.
+            Private parts are fitted to the state without this intercept. The intercept is then
+            subtracted from them, so that it changes no personal model.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class Personalizer:
 
     @property
     def is_due(self) -> bool:
-        """Return whether private rounds from some state are due."""
+        """True if private rounds from some state are due."""
         return self._files.has_unfinished
 
     def note(self, number: int, state: State, digest: bytes) -> bool:
-        """Store a state of the federation if private rounds from it are due; return whether so.
+        """Store a state of the federation if private rounds from it are due, and return whether so.
 
-        It replaces an earlier state whose private rounds have not begun.
+        The state replaces an earlier state whose private rounds have not begun.
 
         Args:
             number: last round of the federation in the state.
@@ -78,7 +79,7 @@ class Personalizer:
             digest: digest of the state, 32 bytes.
 
         Raises:
-            LedgerError: if it cannot be kept.
+            LedgerError: if the state cannot be stored.
         """
         self._subtract_common()
         if not self._terms.makes_personal_models or not self._is_due_from(number, digest):
@@ -87,10 +88,10 @@ class Personalizer:
         return True
 
     def take(self) -> bool:
-        """Take and record all private rounds that are due; return whether there were any.
+        """Take and record all private rounds that are due, and return whether there were any.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `take_next`.
+            TrainingError, ReplayError, LedgerError: as in `take_next`.
         """
         taken = 0
         while self.take_next():
@@ -98,13 +99,13 @@ class Personalizer:
         return taken > 0
 
     def take_next(self) -> bool:
-        """Take the private rounds that are due from one state; return whether there were any.
+        """Take the private rounds that are due from one state, and return whether there were any.
 
         An interruption leaves a ledger of whole rounds, from which the next call continues. A
         client without training examples waits until it has some.
 
         Raises:
-            TrainingError, ReplayError: those of `run_private_rounds` and `record_private_fit`;
+            TrainingError, ReplayError: as in `run_private_rounds` and `record_private_fit`. The
                 failed rounds are then left out.
             LedgerError: if the personal ledger cannot be read or written.
         """
@@ -120,7 +121,7 @@ class Personalizer:
             self._files.finish(start, ledger.position.round, ledger.digest, after)
             if (
                 start.first > 1
-            ):  # finished rounds need no step sizes; those of a run's first state stay
+            ):  # finished rounds need no step sizes, except those of a run's first state
                 step_size_file(ledger.folder, start.first).unlink(missing_ok=True)
         return True
 
@@ -139,7 +140,7 @@ class Personalizer:
             int64 [d].
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `take`.
+            TrainingError, ReplayError, LedgerError: as in `take`.
         """
         self._subtract_common()
         latest = self._files.latest
@@ -150,7 +151,7 @@ class Personalizer:
             return ledger.state
 
     def own_words(self, w: State, p: State) -> OwnWords | None:
-        """Return the client's own words for a personal model, and store them; None without any.
+        """Return and store the client's own words for a personal model, or return None without any.
 
         Stored own words for another model or from other texts are computed again.
 
@@ -159,7 +160,7 @@ class Personalizer:
             p: private state, int64 [d].
 
         Raises:
-            LedgerError: if they cannot be stored.
+            LedgerError: if the own words cannot be stored.
         """
         if not self._terms.has_own_words:
             return None
@@ -176,12 +177,12 @@ class Personalizer:
         return kept
 
     def _subtract_common(self) -> None:
-        """Subtract the common intercept from a private part that was fitted before it existed.
+        """Subtract the common intercept from a private part that is older than the intercept.
 
         This applies if the fit is the last record. The subtraction becomes a further record.
 
         Raises:
-            ReplayError, LedgerError: if it cannot be recorded.
+            ReplayError, LedgerError: if the subtraction cannot be recorded.
         """
         finished, begun = self._files.finished, self._files.begun
         if self._common is None or not (finished or begun):
@@ -190,7 +191,7 @@ class Personalizer:
             last = ledger.position.round
             if begun and self._is_earlier(begun.round) and last < begun.first:
                 self._files.drop_begun()
-            elif begun and self._is_earlier(begun.round):  # a crash came before it was finished
+            elif begun and self._is_earlier(begun.round):  # a crash came before the end
                 self._files.finish(begun, last, ledger.digest, None)
             finished = self._files.finished
             if finished and self._is_earlier(finished.global_round) and finished.last == last:
@@ -214,7 +215,7 @@ class Personalizer:
         return latest is None or latest.data not in ("", self._learner.data_hash(Split.TRAIN))
 
     def _begin(self, ledger: Ledger) -> StartState | None:
-        """Mark the next state to take private rounds from as begun and return it; None without any.
+        """Begin the private rounds from the next state. Return the state, or None without one.
 
         Private rounds that an earlier version began at the end of a run are continued.
         """
@@ -231,13 +232,13 @@ class Personalizer:
         return start
 
     def recorded_private_state(self, state: State) -> State:
-        """Return the private state in the personal ledger, int64 [d]; missing rounds are taken.
+        """Take missing private rounds, and return the recorded private state, int64 [d].
 
         Args:
             state: int64 [d], state of the federation after its last round.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `run_private_rounds` and
+            TrainingError, ReplayError, LedgerError: as in `run_private_rounds` and
                 `record_private_fit`.
         """
         with closing(self._open_ledger()) as ledger:
@@ -266,7 +267,7 @@ class Personalizer:
             raise
 
     def _score(self, w: State, p: State) -> Score | None:
-        """Return the score of a personal model on the validation examples; None without any."""
+        """Return the score of a personal model on the validation examples, or None without any."""
         if not self._learner.data_hash(Split.VALIDATION):
             return None
         model = composition(self._terms, self._learner.layout).model(w, p)

@@ -1,11 +1,12 @@
 """The private part of the method `readout`: an intercept and a readout, fitted by a solver.
 
-The loss is convex in these numbers, so a client needs no private rounds: it runs the model once per
-training example, and a solver does the rest. The result is recorded in the personal ledger as dense
-values and never fitted again. While the common model is trained, every client adds its own
-intercept to it, so that clients do not train it on their differing base rates. The common part of
-these intercepts is then missing in the common model. After the last round, clients therefore report
-their intercepts; the mean is added to the common model and subtracted from every private part.
+The loss is convex in these numbers, so a client needs no private rounds. The client runs the model
+once per training example, and a solver fits the numbers. The result is recorded in the personal
+ledger as dense values and never fitted again. While the common model is trained, every client adds
+its own intercept to this model, so that the model does not learn the clients' different base rates.
+The common part of these intercepts is then missing in the common model. After the last round,
+clients therefore report their intercepts. The mean is added to the common model and subtracted from
+every private part.
 """
 
 from collections.abc import Callable
@@ -36,8 +37,8 @@ from samara.shared.terms.run_terms import RunTerms
 def intercept_for_training(learner: Learner, state: State) -> State:
     """Return the private state that a client adds while training the common model, int64 [d].
 
-    It is the intercept that fits the client's training examples best. It depends only on them and
-    on the state, and nothing of it is stored.
+    This is the intercept that fits the client's training examples best. It depends only on these
+    examples and the state, and is not stored.
 
     Args:
         learner: model and examples of the client.
@@ -56,7 +57,7 @@ def report_intercept(
 ) -> Report:
     """Return the report on the intercept round: the client's intercept, by contrasts.
 
-    It is the intercept of a private part without a readout.
+    The intercept is that of a private part without a readout.
 
     Args:
         learner: model and examples of the client.
@@ -65,18 +66,20 @@ def report_intercept(
         state: int64 [d], state of the federation.
 
     Raises:
-        FrameError: if the run has no such round, or the instruction has no room for the intercept.
+        FrameError: if the run has no intercept round, or the instruction has no room for the
+            intercept.
         TrainingError: if the intercept cannot be fitted.
     """
     if not terms.intercept_round:
-        raise FrameError(f"a run of the method {terms.method} has no round of intercepts")
+        raise FrameError(f"a run of the method {terms.method} has no intercept round")
     fit, examples = _intercept_alone(learner, state)
     coordinates = _contrasts(examples) @ fit.intercept
     gradients = np.zeros((instruction.steps, instruction.queries))
     has_room = gradients.size >= len(coordinates)
     if not has_room or (terms.privacy is None and gradients.size != len(coordinates)):
         raise FrameError(
-            f"the round of intercepts has {gradients.size} numbers for {len(coordinates)}"
+            f"the intercept round has {gradients.size} numbers, but the intercept has "
+            f"{len(coordinates)}"
         )
     scale = instruction.queries / instruction.learning_rate if instruction.learning_rate else 0.0
     gradients.flat[: len(coordinates)] = -scale * coordinates
@@ -97,9 +100,9 @@ def record_private_fit(
     first: int = 1,
     common: State | None = None,
 ) -> State:
-    """Return the private state in a client's personal ledger, fitting it if it is missing.
+    """Return the private state in a client's personal ledger, after fitting it if it is missing.
 
-    A later fit is recorded as its difference from the previous one.
+    A later fit is recorded as its difference from the previous fit.
 
     Args:
         learner: model and examples of the client.
@@ -107,7 +110,7 @@ def record_private_fit(
         state: int64 [d], state of the federation.
         ledger: personal ledger of the client.
         first: number of the fit's record.
-        common: int64 [d], common intercept in the state of the federation; None if there is none.
+        common: int64 [d], common intercept in the state of the federation; None without one.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -138,8 +141,8 @@ def make_private_fit(
 ) -> State:
     """Return the private state that a client would have on top of a federation's state, int64 [d].
 
-    It consists of an intercept and, where possible, a readout. Nothing of it is recorded. A common
-    intercept does not change the sum of both states.
+    The private state consists of an intercept and, where possible, a readout. It is not recorded. A
+    common intercept does not change the sum of the federation's state and the private state.
 
     Raises:
         ConfigError: if this machine lacks the registered method.
@@ -165,12 +168,11 @@ def _without(common: State | None, state: State, fit: Callable[[State], State]) 
 
 
 def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
-    """Return the private numbers that a registered personalization computes for a client's
-    examples.
+    """Return the private numbers that a registered personalization computes from examples.
 
     Raises:
-        ConfigError: if this machine lacks it.
-        TrainingError: if it returns numbers that are not finite, or of another shape.
+        ConfigError: if this machine lacks the personalization.
+        TrainingError: if the numbers are not finite, or have the wrong shapes.
     """
     personalize: Personalization = extension("personalization", method)
     intercept, readout = (np.asarray(part, np.float64) for part in personalize(examples))
@@ -180,8 +182,8 @@ def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
     shapes = (intercept.shape, readout.shape)
     if shapes != wanted or not all(np.all(np.isfinite(part)) for part in (intercept, readout)):
         raise TrainingError(
-            f"personalization {method!r}: must give finite numbers of shapes {wanted[0]} and "
-            f"{wanted[1]}, and gave {shapes[0]} and {shapes[1]}"
+            f"personalization {method!r}: the function must return finite numbers of shapes "
+            f"{wanted[0]} and {wanted[1]}; it returned {shapes[0]} and {shapes[1]}"
         )
     return SoftmaxFit(intercept, readout)
 
@@ -192,7 +194,7 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
     Args:
         learner: model and examples of the client.
         state: int64 [d], state of the federation.
-        common: common intercept in that state; None if there is none.
+        common: int64 [d], common intercept in that state; None without one.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.

@@ -4,7 +4,7 @@ A private round is a round with a cohort of one, on its own track. It uses the s
 same exact replay, and a ledger that never leaves the client. The method
 (client/personal/methods.py) determines how the two states combine into the personal model. For
 tasks without fixed labels (texts, and rows with their own candidates), rounds that do not lower the
-loss on the client's validation examples are reverted; its model is then the global one.
+loss on the client's validation examples are reverted. The client's model is then the global model.
 """
 
 import logging
@@ -103,7 +103,7 @@ def open_personal_ledger(
         snapshot_every: number of records between snapshots; 0 for no snapshots.
 
     Raises:
-        LedgerError: if it cannot be opened.
+        LedgerError: if the ledger cannot be opened.
     """
     header = LedgerHeader(PERSONAL_TRACK, run_id, layout.hash)
     ledger = Ledger(personal_ledger(folder), header, layout, snapshot_every)
@@ -129,17 +129,17 @@ def run_private_rounds(
         state: int64 [d], state of the federation; it is not changed.
         ledger: personal ledger that records the rounds; recorded rounds are not repeated.
         first: number in the ledger of the first round from this state. Earlier records were taken
-            from other states. The private state continues from them; with `personal.retrain`, the
-            first record erases it instead.
-        began_with: initial values of a private state other than zero, recorded first.
+            from other states. The private state continues from these records. With
+            `personal.retrain`, the first record erases the private state instead.
+        began_with: initial values of the private state, recorded first; empty for zeros.
 
     Returns:
         int64 [d], for `Composition.model`.
 
     Raises:
         TrainingError: if a loss is not finite in the first round.
-        ReplayError: if the first round leaves the exact range. A later round that fails is
-            reverted, like a round after which the loss has risen.
+        ReplayError: if the first round leaves the exact range of the state. A later round that
+            fails is reverted, like a round after which the loss has risen.
         LedgerError: if the ledger cannot be written.
     """
     layout = learner.layout
@@ -203,8 +203,8 @@ def run_private_rounds(
         if undone.entries and not _has_lower_loss(learner, *models):
             private = apply(undone)
             log.info(
-                "client %d: private rounds do not lower the loss of its validation examples; they "
-                "are undone",
+                "client %d: its private rounds are undone, because they do not lower the loss of "
+                "its validation examples",
                 learner.client,
             )
     return private
@@ -213,9 +213,7 @@ def run_private_rounds(
 def _step_record(
     terms: RunTerms, layout: Layout, ledger: Ledger | None, first: int, recorded_rounds: int
 ) -> RecordedStepSize:
-    """Return the step sizes of the private rounds from a state, stored beside the ledger's
-    folder.
-    """
+    """Return the step sizes of the private rounds from a state, stored beside the ledger."""
     given = terms.private_learning_rate
     if given is None and terms.differences == "components":
         given = component_rate(layout, terms.private_rounds, _directions(terms, layout))
@@ -240,7 +238,7 @@ def _mixture_shrinks(
 def _private_instruction(
     terms: RunTerms, number: int, layout: Layout, state: NDArray[np.int64], size: StepSize
 ) -> TrainInstruction:
-    """Return the instruction of a private round; its seeds differ from the federation's."""
+    """Return the instruction of a private round. Its seeds differ from the federation's seeds."""
     return make_local_instruction(
         number,
         PERSONAL_TRACK,
@@ -260,8 +258,9 @@ def _private_instruction(
 
 
 def _directions(terms: RunTerms, layout: Layout) -> int:
-    """Return the number of directions in a step; with components, as many as fit, because none are
-    sent.
+    """Return the number of directions in a step.
+
+    With components, the number is limited only by memory, because directions are not sent.
     """
     if terms.differences == "components":
         return min(layout.size, max(1, MOST_OWN_NUMBERS // layout.size))
@@ -283,7 +282,7 @@ def _private_delta(
 
 
 def _has_lower_loss(learner: Learner, before: NDArray[np.int64], after: NDArray[np.int64]) -> bool:
-    """Return whether the second of two models has a lower validation loss; true without examples.
+    """Return whether the second model has a lower validation loss. Return True without examples.
 
     A few texts suffice, because their loss is a mean over many tokens.
     """
@@ -306,13 +305,13 @@ def _revert_or_erase(
     try:
         delta = revert_delta(number, PERSONAL_TRACK, token, reverted)
         check_fits(private, delta.changes)
-    except ReplayError:  # a shrink has rounded bits away; only the global model remains
+    except ReplayError:  # a shrink has rounded bits, so only the global model remains
         return RoundDelta(number, PERSONAL_TRACK, token, (), ERASURE)
     return delta
 
 
 def _observation(instruction: TrainInstruction, report: Report | None) -> Observation:
-    """Return the step size's observation of a private round; None stands for a failed round."""
+    """Return the step size's observation of a private round. A failed round has no report."""
     if report is None:
         return Observation(math.inf, 0.0, 0.0, 0.0, instruction.learning_rate, None, 0)
     squares = np.square(instruction.clipped(report.gradients))

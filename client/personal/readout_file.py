@@ -30,7 +30,7 @@ def write_readout(
 ) -> None:
     """Write a readout, with the label bias if there is one, as ``readout.safetensors``.
 
-    Its tensors are the matrix ``weight`` [labels, features] and the vector ``bias`` [labels], with
+    The tensors are the matrix ``weight`` [labels, features] and the vector ``bias`` [labels], with
     damping and contrasts merged. weight·h + bias is added to the base model's scores, where h is
     the representation (`samara.shared.model.readout.representations`).
 

@@ -137,7 +137,7 @@ class RuntimeLearner:
         return self._generations(split, self._data.in_split(split), hash_)
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Limit the number of evaluated examples of the given splits, and of no others."""
+        """Limit the number of evaluated examples of the given splits. Other splits get no limit."""
         self._data.most_evaluated = counts
 
     def take_passes(self) -> int:
@@ -152,11 +152,11 @@ class RuntimeLearner:
         return take_local_steps(self._runtime, self._data, instruction, state, mask, interrupted)
 
     def data_hash(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex; empty without any."""
+        """Return a hash of a split's examples in hex, or "" without examples."""
         return self._data.hash_of(split)
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state; None means the base model."""
+        """Return all examples of a split, scored under a state. None means the base model."""
         examples = self._data.tokenized(split)
         for part in examples.parts:
             self._runtime.prepare(part)
@@ -167,7 +167,7 @@ class RuntimeLearner:
         return self._scored(state, prepare_evaluated_examples(self._runtime, self._data, split))
 
     def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
-        """Return the base model's scores with in-context examples, float32 [n, 2]; None without."""
+        """Return the base model's scores with in-context examples, float32 [n, 2], or None."""
         runtime, data = self._runtime, self._data
         count = runtime.config.evaluate.retrieved
         own = own_demonstrations(runtime.task, data, runtime.tokenize, count)
@@ -177,7 +177,7 @@ class RuntimeLearner:
         return runtime.base_scores(prompts) if prompts else np.zeros((0, 2), np.float32)
 
     def own_words(self, state: State) -> OwnWords | None:
-        """Return the client's own words beside the model under a state; None without texts."""
+        """Return the client's own words for the model under a state, or None without texts."""
         if not isinstance(self._runtime.task, GenerationTask):
             return None
         validation = self._data.tokenized(Split.VALIDATION).prompts
@@ -233,7 +233,7 @@ class RuntimeLearner:
 
 
 def own_text(prompt: Prompt) -> OwnText:
-    """Return the answer of a prompt of a generation."""
+    """Return the answer in a generation's prompt, with its preceding tokens."""
     before = prompt.sequences[0][: prompt.supervised[0][0] + 1]
     return OwnText.behind(before, prompt.targets[0])
 

@@ -1,8 +1,8 @@
 """Exact fits of a client's additions to a model's scores: an intercept per label, and a readout.
 
 The loss is convex, so a solver finds its only minimum from a few examples, without seeds or
-learning rates: L-BFGS (`samara.client.personal.lbfgs`), or Newton's method on phones. The strength
-of the penalties is chosen by cross-validation on the client's own training examples.
+learning rates. The solver is L-BFGS (`samara.client.personal.lbfgs`), or Newton's method on phones.
+Cross-validation on the client's own training examples chooses the strength of the penalties.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,8 +90,7 @@ def log_sum_exp(logits: Floats) -> Floats:
 
 
 def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
-    """Return the fit that a client uses while training the common model: an intercept, and no
-    readout.
+    """Return the fit of an intercept alone, which a client uses while training the common model.
 
     Raises:
         TrainingError: if a score is not finite, or the solver does not converge.
@@ -102,10 +101,10 @@ def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> Softm
 def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
     """Return the fit of an intercept and a readout with penalties chosen by cross-validation.
 
-    The penalty of the intercept, which has only one number per label, is the one with the lowest
-    loss on held-out examples. The penalty of the readout, which has hundreds of numbers, is the
-    strongest one whose loss exceeds the lowest by at most one standard error of the difference. A
-    client with few examples thus gets a readout only where it demonstrably helps.
+    The intercept has only one number per label. Its penalty is the candidate with the lowest loss
+    on held-out examples. The readout has hundreds of numbers. Its penalty is the strongest
+    candidate whose loss exceeds the lowest loss by at most one standard error of the difference. So
+    a client with few examples gets a readout only if the readout demonstrably helps.
 
     Args:
         examples: training examples of a client, at least one.
@@ -134,7 +133,7 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
 
 
 def mean_squared_norm(examples: Examples) -> float:
-    """Return the mean squared norm of the features; 1 if it cannot serve as a divisor."""
+    """Return the mean squared norm of the features, or 1 if the mean is 0 or not finite."""
     found = float(np.mean(np.sum(examples.features**2, axis=1)))
     return found if found and np.isfinite(found) else 1.0
 
@@ -163,7 +162,7 @@ def held_out_losses(
 
 
 def strongest_within_one_error(losses: Sequence[Floats]) -> int:
-    """Return the index of the first losses that are not clearly worse than the lowest.
+    """Return the index of the first losses that are not clearly higher than the lowest losses.
 
     Args:
         losses: losses of the same n examples under each choice, float64 [n]; the strongest penalty
@@ -190,8 +189,8 @@ def fit_under_prior(
     """Return the fit under Gaussian priors on the additions to the log-odds of two labels.
 
     The added log-odds of two labels are the difference of two scores, so their variance is twice
-    that of a contrast. The prior's term, a sum of squares divided by 2·variance, belongs to the
-    total loss of n examples and is divided by n for the mean loss.
+    that of a contrast. The term of the prior is a sum of squares divided by 2·variance. This term
+    belongs to the total loss of n examples, and is divided by n for the mean loss.
 
     Args:
         solve: solver.
@@ -212,11 +211,13 @@ def fit_under_prior(
 
 
 def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
-    """Return examples with at most n features, and the orthonormal basis [n, features] of these
-    features.
+    """Return n examples with at most n features, and the features' orthonormal basis.
 
     The optimal V lies in the span of the examples' features, because its squared norm is penalized.
-    The basis is None if there are no more features than examples.
+    The basis is [n, features], or None if there are no more features than examples.
+
+    Raises:
+        TrainingError: if a feature is not finite.
     """
     if examples.features.shape[1] <= len(examples.labels):
         return examples, None
@@ -227,6 +228,6 @@ def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
 
 
 def _folds(labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the examples in up to `FOLDS` folds, with each label dealt evenly among them."""
+    """Return the indices of the examples in up to `FOLDS` folds. Labels are spread evenly."""
     order = np.argsort(labels, kind="stable")
     return [np.sort(order[first::FOLDS]) for first in range(min(FOLDS, len(order)))]

@@ -1,4 +1,4 @@
-"""The model of a run as stored in a client's folder, readable while its trainer runs."""
+"""The model of a run as stored in a client's folder, readable while the client's trainer runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class ClientModel:
     """The states of a client in a run.
 
     Attributes:
-        run: the run.
+        run: run that the client has joined.
         config: settings of the run on this client, with paths of this machine.
         client: client index.
         session: session with the global state.
@@ -66,8 +66,8 @@ class ClientModel:
         session = SessionFolder(folder).read_session(joined.run_id)
         if session is None:
             raise TrainerError(
-                f"{joined.folder}: the session is missing or damaged; a new one is made when the "
-                "server next asks this client"
+                f"{joined.folder}: the session is missing or damaged; wait until the client "
+                "answers the server again, which makes a new session"
             )
         config = with_device_settings(joined.config, device_config)
         config = with_local_blobs(config, BlobStore(folder / BLOBS_FOLDER))
@@ -85,7 +85,7 @@ class ClientModel:
         """The client's personal model, of global and private state.
 
         Raises:
-            SamaraError: if a file that the adapter needs is missing or a different one.
+            SamaraError: if a file that the adapter needs is missing or has changed.
         """
         layout = self.run.layout
         state = composition(self.config.terms, layout).model(self.session.state, self.private)
@@ -101,7 +101,10 @@ class ClientModel:
         if self.private is None:
             return f"The global model after {rounds}; client {self.client} has no private round."
         if not self.private.any():
-            return f"The global model after {rounds}; client {self.client} has kept nothing else."
+            return (
+                f"The global model after {rounds}; the private part of client {self.client} is "
+                "zero."
+            )
         digest = self.session.digest.hex()[:12]
         return (
             f"The personal model of client {self.client}: the global model after {rounds} (digest "
@@ -118,7 +121,7 @@ def read_model_in_use(
         client_folder: folder of the client.
         device_config: the device's settings. They may name another base model than the run's.
         client: client index.
-        run: beginning of the id of another run, in hex.
+        run: beginning of the id of another run, in hex; empty for the run in use.
 
     Raises:
         SamaraError: if there is no such run, or its files are damaged.

@@ -42,7 +42,10 @@ class ValidationLosses:
     by_examples: tuple[QualityByExamples, ...] = ()
 
     def is_better_than(self, other: "ValidationLosses") -> bool:
-        """Return whether the mean loss on common examples is lower; true without such examples."""
+        """Return whether the mean loss on common examples is lower than the other's.
+
+        Without common examples, the result is True.
+        """
         common = self.losses.keys() & other.losses.keys()
         ours, theirs = (sum(one.losses[key] for key in common) for one in (self, other))
         return not common or ours < theirs
@@ -57,7 +60,7 @@ class ValidationFile(KeptFile[ValidationLosses | None]):
     """The file of a run's personal model losses, in the run's folder; None without losses."""
 
     name = VALIDATION_FILE
-    damaged = "{file}: {problem}; it is written anew"
+    damaged = "{file}: {problem}; the file is written again"
     is_needed = False
     style: ClassVar = {"indent": 1}
 
@@ -92,7 +95,9 @@ def find_unevaluated_runs(client_folder: Path) -> list[bytes]:
 
 
 def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:
-    """Return the folder of the run whose model is in use; the latest run if none has private parts.
+    """Return the folder of the run whose model is in use.
+
+    If no run has a private part, this is the latest run.
 
     Args:
         client_folder: folder of the client.
@@ -121,14 +126,14 @@ def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:
 
 
 def describe_model_in_use(client_folder: Path) -> str:
-    """Return a sentence on the model in use; empty if there is no personal model."""
+    """Return a sentence about the model in use, or an empty text without a personal model."""
     if not run_folders(client_folder):
         return ""
     in_use = find_run_in_use(client_folder)
     losses = ValidationFile(in_use).read()
     if losses is None:
         return ""
-    text = f"model in use: that of run {in_use.name}"
+    text = f"model in use: the model of run {in_use.name}"
     if losses.losses:
         text += f", loss {losses.mean:.3f} on {len(losses.losses)} different validation examples"
     latest = run_folders(client_folder)[0]
@@ -140,7 +145,7 @@ def describe_model_in_use(client_folder: Path) -> str:
 
 
 def quality_of_model_in_use(client_folder: Path) -> tuple[QualityByExamples, ...]:
-    """Return the quality of the model in use by number of training examples; empty if unknown."""
+    """Return the quality of the model in use by number of training examples, or () if unknown."""
     if not run_folders(client_folder):
         return ()
     losses = ValidationFile(find_run_in_use(client_folder)).read()

@@ -27,7 +27,8 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
     """Evaluate a run's personal model on the validation examples, and store the losses.
 
     This function does nothing if the model has no private part or another base model than the
-    loaded one, or if model and examples were already evaluated. The training thread calls it.
+    loaded one, or if the model was already evaluated on the same examples. The training thread
+    calls this function.
 
     Args:
         resident: the resident trainer.
@@ -69,7 +70,7 @@ def _quality_by_examples(
 ) -> tuple[QualityByExamples, ...]:
     """Return the quality by number of training examples.
 
-    The result is empty if it would take more forward passes, or no solver fits the private part.
+    The result is empty if it needs further forward passes, or if no solver fits the private part.
     """
     if model.config.method != "readout" or not runtime.has_readout_alone:
         return ()

@@ -38,8 +38,8 @@ from samara.shared.tasks.kinds import ClassificationTask, GenerationTask
 from samara.shared.tasks.rows import Example, read_prompt, read_question
 
 _CUT = (
-    "the prompt is longer than this run's models read (model.max-length, less the answer's tokens);"
-    " a part of it, usually the beginning, was left out"
+    "the prompt is longer than this run allows (model.max-length minus the answer's tokens); a "
+    "part of the prompt, usually the beginning, was left out"
 )
 
 
@@ -105,7 +105,7 @@ class Prompted(NamedTuple):
 
 
 class PersonalModels:
-    """The models of the runs of a resident trainer; used between forward passes of training.
+    """The models of a resident trainer's runs, for use between forward passes of training.
 
     Args:
         resident: the resident trainer.
@@ -117,11 +117,11 @@ class PersonalModels:
         self._models: RunModels | None = None
 
     def of(self, run: str = "") -> RunModels:
-        """Return the models of a run, reading changed files again.
+        """Return the models of a run, and read the run's files again if they have changed.
 
         Args:
-            run: first digits of a run id, in hexadecimal; empty for the run in use, among runs with
-                the loaded base model.
+            run: first digits of a run id, in hexadecimal; empty for the run in use among the runs
+                with the loaded base model.
 
         Raises:
             UnknownModelError: if no run or several runs match.
@@ -136,7 +136,7 @@ class PersonalModels:
         return self._models
 
     def _find_run(self, run: str) -> Path | None:
-        """Return the folder of a run; None if no run is named and none has a state yet."""
+        """Return the folder of a run, or None if no run is named and no run has a state yet."""
         try:
             if run:
                 folder = find_run_folder(self._resident.folder, run.lower())
@@ -214,9 +214,10 @@ def continue_prompt(
         models: models of a run.
         name: name of the model.
         prompt: text to continue.
-        messages: messages of a conversation, each with ``role`` and ``content``. If there are any,
-            they are the prompt, in the run's task format if the task generates answers.
-        sampling: sampling options and end of the text; `max_tokens` 0 means as many as fit.
+        messages: messages of a conversation, each with ``role`` and ``content``. If there are
+            messages, they replace `prompt`, in the run's task format if the task generates answers.
+        sampling: sampling options and end of the text. If `max_tokens` is 0, the model's context is
+            the limit.
 
     Raises:
         UnknownModelError: if there is no such model.
@@ -226,8 +227,8 @@ def continue_prompt(
     if base.family != "causal":
         kind = {"masked": "masked LM", "encoder": "sentence encoder"}[base.family]
         raise QuestionError(
-            f"{base.folder.name} is a {kind}, which cannot continue a text; classify, or load a "
-            "causal model"
+            f"{base.folder.name} is a {kind}, which cannot continue a text; ask for a "
+            "classification, or load a causal LM"
         )
     adapter, task, note = models.adapter(name), runtime.task, ""
     if messages and isinstance(task, GenerationTask) and not task.is_plain_text:
@@ -249,8 +250,8 @@ def continue_prompt(
     chosen = replace(sampling, max_tokens=sampling.max_tokens or room)
     if name != BASE and not runtime.layout.adapter_element_count:
         note = (
-            "this run trains a readout, which changes the scores of labels alone; the text is the "
-            "base model's"
+            "this run trains a readout, which changes only the scores of labels; the base model "
+            "wrote this text"
         )
     own = models.own_words if name == PERSONAL else None
     mix = None if own is None else own.mix_logits
@@ -260,10 +261,9 @@ def continue_prompt(
 def _tokens_of_task(
     models: RunModels, task: GenerationTask, messages: Sequence[Mapping[str, str]]
 ) -> tuple[list[int], bool]:
-    """Return a prompt's tokens in the format of the run's task, on which its models were trained.
+    """Return a prompt's tokens in the format of the run's task, and whether the prompt was cut.
 
-    A prompt that is too long is cut in the same way as in training. The second value says whether
-    it was cut.
+    A prompt that is too long is cut in the same way as in training.
 
     Raises:
         QuestionError: if the task reads other fields, or the chat template refuses the messages.
@@ -281,7 +281,7 @@ def _tokens_of_task(
 
 
 def _fields_of(task: GenerationTask, text: str) -> str | dict[str, str]:
-    """Return the fields of a JSON object if the task reads several; otherwise the text."""
+    """Return a JSON object's fields if the task reads several fields, otherwise the text."""
     if len(task.fields) == 1:
         return text
     try:
@@ -292,10 +292,13 @@ def _fields_of(task: GenerationTask, text: str) -> str | dict[str, str]:
 
 
 def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the tokens of a prompt; at least one.
+    """Return the tokens of a prompt, at least one.
 
     The tokenizer's chat template formats messages. Without a template, their contents are joined by
     line breaks.
+
+    Raises:
+        QuestionError: if the template refuses the messages, or the prompt has no tokens.
     """
     begin = [token for token in (tokenizer.bos_token_id,) if token is not None]
     if messages and tokenizer.chat_template:
@@ -303,7 +306,7 @@ def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, 
             prompt = tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # a template may raise any error
             raise QuestionError(f"the model's chat template refuses these messages: {error}") from (
                 error
             )
@@ -312,12 +315,14 @@ def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, 
         prompt = "\n".join(message["content"] for message in messages)
     tokens = begin + list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
     if not tokens:
-        raise QuestionError("the prompt is empty, and the model has no token that begins a text")
+        raise QuestionError(
+            "the prompt is empty, and the model has no token that begins a text; write a prompt"
+        )
     return tokens
 
 
 def _row(models: RunModels, question: str | Mapping[str, str], number: int) -> Mapping[str, str]:
-    """Return a question as the fields of a row; plain texts have none.
+    """Return a question as the fields of a row. A task of plain texts has no fields.
 
     Raises:
         QuestionError: if the question is a text and the task reads several fields.
@@ -336,7 +341,7 @@ def _row(models: RunModels, question: str | Mapping[str, str], number: int) -> M
 
 
 def label_names(models: RunModels) -> tuple[str, ...]:
-    """Return the labels of a classification; empty for other tasks."""
+    """Return the labels of a classification, or () for other tasks."""
     task = models.runtime.task
     return tuple(w.strip() for w in task.words) if isinstance(task, ClassificationTask) else ()
 

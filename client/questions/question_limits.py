@@ -13,4 +13,4 @@ MAX_STOPS, MAX_STOP_BYTES = 16, 256
 """Maximum number of stop texts in a question, and maximum size of each in bytes."""
 MAX_TEMPERATURE = 2.0
 MOST_QUESTIONS = 8
-"""Maximum number of open questions at a time; further questions are refused."""
+"""Maximum number of open questions at a time. Further questions are refused."""

@@ -28,10 +28,10 @@ class QuestionRunner:
         self._free = BoundedSemaphore(MOST_QUESTIONS)
 
     def run(self, steps: Iterator[Part], is_wanted: Callable[[], bool]) -> Iterator[Part]:
-        """Yield the results of a question's steps; the steps run ahead of the reader.
+        """Yield the results of a question's steps. The steps do not wait for the reader.
 
         Args:
-            steps: the steps; each runs in the answering thread.
+            steps: steps of the question, which run in the answering thread.
             is_wanted: function that returns whether anyone still waits for the answer.
 
         Raises:
@@ -79,7 +79,7 @@ class _Question(Generic[Part]):
         self._opened, self._worker = opened, worker
 
     def take_step(self) -> None:
-        """Take a step, and submit the next one."""
+        """Take a step, and submit the next step."""
         end: object = _END
         try:
             if self._is_wanted():

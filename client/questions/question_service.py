@@ -115,7 +115,7 @@ class QuestionService(PersonalModelServicer):  # type: ignore[misc]
                 yield part
 
     def _answer(self, steps: Callable[[], Iterator[Part]], context: Any) -> Iterator[Part]:
-        """Yield the results of a question's steps; an error ends the call with its status."""
+        """Yield the results of a question's steps. An error ends the call with its gRPC status."""
         try:
             yield from self._runner.run(steps(), context.is_active)
         except SamaraError as error:
@@ -140,7 +140,7 @@ def _questions(request: ClassifyRequest) -> list[_Text]:
     """
     questions = request.questions
     if not 0 < len(questions) <= MAX_TEXTS:
-        raise QuestionError(f"{len(questions)} texts; give 1 to {MAX_TEXTS} at a time")
+        raise QuestionError(f"the request has {len(questions)} texts; give 1 to {MAX_TEXTS} texts")
     return [_question(question) for question in questions]
 
 
@@ -150,9 +150,9 @@ def _question(question: Question) -> _Text:
         len(name.encode()) + len(value.encode()) for name, value in fields.items()
     )
     if size > MAX_TEXT_BYTES:
-        raise QuestionError(f"a text has {size} bytes; give at most {MAX_TEXT_BYTES}")
+        raise QuestionError(f"a text has {size} bytes; give at most {MAX_TEXT_BYTES} bytes")
     if fields and question.text:
-        raise QuestionError("a question has text and fields; give one of them")
+        raise QuestionError("a question has a text and fields; give only one of the two")
     return fields or question.text
 
 
@@ -167,7 +167,7 @@ def _model_names(names: Sequence[str]) -> list[str]:
         if name not in MODELS:
             raise UnknownModelError(f"there is no model {name!r}; ask one of {', '.join(MODELS)}")
     if len(set(names)) < len(names):
-        raise QuestionError("a model is named twice; name each once")
+        raise QuestionError("a model is named twice; name each model once")
     return list(names) or [PERSONAL]
 
 
@@ -175,15 +175,15 @@ def _messages(request: GenerateRequest) -> list[dict[str, str]]:
     """Return the messages of a request.
 
     Raises:
-        QuestionError: if the text is missing or too long.
+        QuestionError: if the request has both a prompt and messages, or the text is too long.
     """
     messages = [{"role": m.role, "content": m.content} for m in request.messages]
     if messages and request.prompt:
-        raise QuestionError("a question has a prompt and messages; give one of them")
+        raise QuestionError("a question has a prompt and messages; give only one of the two")
     texts = [request.prompt, *(text for message in messages for text in message.values())]
     size = sum(len(text.encode()) for text in texts)
     if size > MAX_TEXT_BYTES:
-        raise QuestionError(f"the prompt has {size} bytes; give at most {MAX_TEXT_BYTES}")
+        raise QuestionError(f"the prompt has {size} bytes; give at most {MAX_TEXT_BYTES} bytes")
     return messages
 
 
@@ -195,9 +195,11 @@ def _sampling(request: GenerateRequest) -> Sampling:
     """
     temperature, top_p, stop = request.temperature, request.top_p or 1.0, tuple(request.stop)
     if not 0 <= temperature <= MAX_TEMPERATURE:  # also refuses NaN
-        raise QuestionError(f"temperature is {temperature:g}; give 0 to {MAX_TEMPERATURE:g}")
+        raise QuestionError(
+            f"temperature is {temperature:g}; give a value from 0 to {MAX_TEMPERATURE:g}"
+        )
     if not (math.isfinite(top_p) and 0 < top_p <= 1):
-        raise QuestionError(f"top_p is {top_p:g}; give a share above 0 and up to 1")
+        raise QuestionError(f"top_p is {top_p:g}; give a value above 0 and up to 1")
     too_long = any(not text or len(text.encode()) > MAX_STOP_BYTES for text in stop)
     if len(stop) > MAX_STOPS or too_long:
         raise QuestionError(

@@ -13,10 +13,10 @@ from samara.shared.model.scorers import Scorer
 
 
 def cache_key(kind: str, **inputs: object) -> bytes:
-    """Return 32 bytes that change with every input of a cached value.
+    """Return a 32-byte hash of all inputs of a cached value.
 
     Args:
-        kind: kind of the value, with the version of its computation and format.
+        kind: kind of the value, including the version of its computation and file format.
         inputs: everything that the value depends on: JSON values, bytes and tensors.
     """
     content = json.dumps([kind, inputs], sort_keys=True, default=_as_json)
@@ -24,11 +24,11 @@ def cache_key(kind: str, **inputs: object) -> bytes:
 
 
 def model_inputs(base: BaseModel) -> dict[str, object]:
-    """Return everything that a model's outputs depend on besides its input.
+    """Return the properties of a model and a machine that decide the model's outputs.
 
     The last bits of outputs depend on library versions, on the device and, on a CPU, on its
-    instruction set. They also depend on the number of torch's threads. This number may change after
-    loading, so callers add it to the inputs where it matters.
+    instruction set. The outputs also depend on the number of torch's threads. This number may
+    change after loading, so callers add the number themselves if it matters.
     """
     quantized_by = ["bitsandbytes"] if base.quantization != "none" else []
     return {
@@ -44,7 +44,7 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
 
 
 def scorer_inputs(scorer: Scorer) -> dict[str, object]:
-    """Return everything that the scores of prompts depend on besides the model."""
+    """Return the properties of a scorer that decide the scores of prompts."""
     own: dict[str, object] = {
         name: value
         for name, value in vars(scorer).items()

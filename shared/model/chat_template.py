@@ -1,4 +1,4 @@
-"""A model's chat template: formatting the messages of a chat, and the end of an answer."""
+"""A model's chat template: the format of a chat's messages, and the end of an answer."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ class ChatTemplate:
         stop: text that ends an answer.
 
     Raises:
-        ModelError: if there is no template, or the template does not place an answer after the
-            messages.
+        ModelError: if the tokenizer has no template, or if the template does not place an answer
+            directly after the messages.
     """
 
     def __init__(self, base: BaseModel) -> None:
@@ -31,20 +31,20 @@ class ChatTemplate:
         self._folder = base.folder
         if not self._tokenizer.chat_template:
             raise ModelError(
-                f"{base.folder}: its tokenizer has no chat template; choose a model for chats, or "
+                f"{base.folder}: the tokenizer has no chat template; choose a model for chats, or "
                 "turn the messages into prompts and responses and choose the task `responses`"
             )
         before = self._render(_PROBE)
         whole = self._render([*_PROBE, {"role": ANSWERING, "content": _ANSWER}], ends=True)
         if not whole.startswith(before + _ANSWER):
             raise ModelError(
-                f"{base.folder}: its chat template does not put an answer directly after its "
-                "beginning; choose another model, or the task responses"
+                f"{base.folder}: the chat template does not put an answer directly after the "
+                "generation prompt; choose another model, or the task `responses`"
             )
         self.stop = whole[len(before) + len(_ANSWER) :].rstrip("\n")
 
     def text(self, chat: str) -> str:
-        """Return the text before an answer, given the preceding messages as JSON.
+        """Return the text before an answer, without a BOS token, for preceding messages as JSON.
 
         Raises:
             ModelError: if the template refuses these messages.
@@ -60,13 +60,13 @@ class ChatTemplate:
         the answer begins.
 
         Raises:
-            ModelError: if the template does not write such a message exactly once.
+            ModelError: if the template changes or repeats the message.
         """
         parts = self._render([{"role": "user", "content": _MESSAGE}]).split(_MESSAGE)
         if len(parts) != 2:
             raise ModelError(
-                f"{self._folder}: its chat template changes messages or repeats them; set form to "
-                "plain"
+                f"{self._folder}: the chat template changes or repeats messages; set `form` to "
+                "`plain`"
             )
         return parts[0], parts[1]
 
@@ -75,11 +75,11 @@ class ChatTemplate:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not ends
             )
-        # A template may raise anything, from its own functions or from Jinja.
+        # A template's own functions and Jinja raise errors of any type.
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(
-                f"{self._folder}: its chat template refuses messages of {roles} ({error}); correct "
-                "the rows, or choose another model"
+                f"{self._folder}: the chat template refuses messages with the roles {roles} "
+                f"({error}); correct the rows, or choose another model"
             ) from error
         return text

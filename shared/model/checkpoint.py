@@ -1,9 +1,9 @@
 """Loading a safetensors checkpoint directly into a network, one tensor at a time.
 
 The network is built with its parameters on the meta device, where they take no memory. Each tensor
-of the checkpoint is then read separately, quantized or assigned, and dropped. So at most one tensor
-exists in full precision beside the quantized model. If blocks are streamed, only the other tensors
-are loaded.
+of the checkpoint is then read separately, and either quantized or assigned to the network. So at
+most one tensor exists in full precision beside the quantized model. If blocks are streamed, only
+the tensors outside the blocks are loaded.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def load_quantized(
     device: torch.device,
     is_cut: bool = False,
 ) -> None:
-    """Load a network whose parameters are on the meta device, quantizing the layers of its blocks.
+    """Load the weights of a network on the meta device, and quantize its blocks' linear layers.
 
     Quantized layers replace the linear layers of the blocks. Embeddings, norms and the head keep
     the compute type.
@@ -63,10 +63,11 @@ def load_quantized(
         folder: folder with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
         device: torch device of the network.
-        is_cut: whether the checkpoint has further blocks, which are skipped.
+        is_cut: whether the checkpoint has more blocks than the network. These are skipped.
 
     Raises:
-        ModelError: if a tensor is missing, has another shape, or is not finite.
+        ModelError: if a tensor is missing, is not finite, or has a different shape than in the
+            network.
     """
     files = _files_of(network, blocks, folder, is_cut)
     network.tie_weights()
@@ -106,20 +107,20 @@ def load_outside_blocks(
     device: torch.device,
     is_cut: bool = False,
 ) -> list[dict[str, CheckpointEntry]]:
-    """Load a network whose parameters are on the meta device, except for its blocks.
+    """Load the weights outside the blocks of a network on the meta device.
 
     Args:
         network: transformers network made by `empty_network`.
         blocks: transformer blocks of the network; their parameters stay on the meta device.
         folder: folder with ``model.safetensors``, or with shards and their index.
-        device: torch device of the other tensors.
-        is_cut: whether the checkpoint has further blocks, which are skipped.
+        device: torch device of the tensors outside the blocks.
+        is_cut: whether the checkpoint has more blocks than the network. These are skipped.
 
     Returns:
-        For each block, the checkpoint entry of each parameter by its name in the block.
+        For each block, a dictionary from a parameter's name in the block to its checkpoint entry.
 
     Raises:
-        ModelError: if a tensor is missing or has another shape.
+        ModelError: if a tensor is missing, or has a different shape than in the network.
     """
     files = _files_of(network, blocks, folder, is_cut)
     network.tie_weights()
@@ -132,8 +133,8 @@ def load_outside_blocks(
         names = {name: f"{prefixes[id(block)]}.{name}" for name, _ in block.named_parameters()}
         if absent := [whole for whole in names.values() if whole not in checkpoint_names]:
             raise ModelError(
-                f"{folder}: the checkpoint has {shown(absent)} of a block under other names, which "
-                "streamed loading cannot follow; set model.stream = off"
+                f"{folder}: streamed loading cannot find the tensors {shown(absent)} of a block, "
+                "because the checkpoint uses other names; set model.stream = off"
             )
         keys = {name: checkpoint_names[whole] for name, whole in names.items()}
         inside.append({name: CheckpointEntry(files[key], key) for name, key in keys.items()})
@@ -155,17 +156,23 @@ def quantize_block(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Quantize a block's linear layers and return its tensors on the CPU.
+    """Read a block from its checkpoint, and quantize its linear layers.
 
     Args:
-        block: block with its parameters on the meta device; it is not changed.
-        entries: checkpoint entries of its parameters.
+        block: block with its parameters on the meta device. The function does not change the block.
+        entries: checkpoint entries of the block's parameters, by name in the block.
         quantization: nf4 or int8.
         dtype: compute type, and the type of tensors that are not quantized.
         device: torch device that quantizes the layers.
 
+
+    Returns:
+        The block's tensors on the CPU, by name: the parameters outside its linear layers, and the
+        buffers of the quantized layers.
+
     Raises:
-        ModelError: if a tensor cannot be read, has another shape, or is not finite.
+        ModelError: if a tensor cannot be read, is not finite, or has a different shape than in the
+            block.
     """
     layers = {name: module for name, module in block.named_modules() if _is_linear(module)}
     files = {entry.key: entry.file for entry in entries.values()}
@@ -201,7 +208,7 @@ def replace_with_empty_quantized_layers(
 
     Args:
         block: block with its parameters on the meta device.
-        tensors: result of `quantize_block`, on the meta device.
+        tensors: tensors returned by `quantize_block`, moved to the meta device.
         quantization: nf4 or int8.
         dtype: compute type.
     """
@@ -226,13 +233,13 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _weight(layer: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a layer's weight as [out, in]; transformers' Conv1D stores it transposed."""
+    """Return a layer's weight as [out, in]. Transpose the weight of a transformers Conv1D."""
     _check_shape(name, layer.weight, tensor)  # type: ignore[arg-type]
     return tensor if isinstance(layer, nn.Linear) else tensor.t().contiguous()
 
 
 def _files_of(network: Any, blocks: nn.ModuleList, folder: Path, is_cut: bool) -> dict[str, Path]:
-    """Return the file of each tensor of a checkpoint, without the tensors of skipped blocks."""
+    """Return the file of each tensor of a checkpoint, except for the tensors of skipped blocks."""
     files = _files(folder)
     if not is_cut:
         return files
@@ -251,8 +258,8 @@ def _files(folder: Path) -> dict[str, Path]:
     checkpoint = find_checkpoint(folder)
     if checkpoint is None or "safetensors" not in checkpoint.name:
         raise ModelError(
-            f"{folder}: quantized or streamed loading needs model.safetensors; save the model "
-            "once with save_pretrained"
+            f"{folder}: quantized or streamed loading needs model.safetensors; load the model and "
+            "save it with save_pretrained"
         )
     files: dict[str, Path] = {}
     for file in weight_files(folder):
@@ -274,8 +281,8 @@ def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
     Args:
         files: file of each tensor.
         key: name of the tensor.
-        as_mapped: whether to give the tensor the memory alignment that `from_pretrained` would give
-            it; the last bits of a product depend on the alignment.
+        as_mapped: whether to align the tensor in memory as `from_pretrained` would. The last bits
+            of a product depend on the alignment.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -289,7 +296,7 @@ def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
 
 
 def _copy_with_alignment(mapped: Tensor) -> Tensor:
-    """Copy a tensor to memory with the same alignment to cache lines."""
+    """Copy a tensor to new memory, and keep its alignment to cache lines."""
     memory = torch.empty(mapped.nbytes + _CACHE_LINE, dtype=torch.uint8)
     start = (mapped.data_ptr() - memory.data_ptr()) % _CACHE_LINE
     copy = memory[start : start + mapped.nbytes].view(mapped.dtype).view(mapped.shape)

@@ -1,6 +1,6 @@
-"""Checks that a checkpoint holds a network, and the names and ties of its tensors.
+"""Checks of a checkpoint's completeness, and the names and ties of its tensors.
 
-All ways of loading use them: whole in memory, quantized, or with streamed blocks.
+All ways of loading use these checks: whole in memory, quantized, or with streamed blocks.
 """
 
 import re
@@ -15,14 +15,14 @@ from samara.shared.errors import ModelError
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias", "embed_out": "lm_head"}
 _UNUSED = "pooler"
-"""BERT's pooler, which no scorer uses and checkpoints of masked LMs lack."""
+"""Name of BERT's pooler. No scorer uses the pooler, and checkpoints of masked LMs lack it."""
 _TABLES = (
     re.compile(r"(^|\.)position_ids$"),
     re.compile(r"(^|\.)(rotary_emb|rotary_pos_emb)\.inv_freq$"),
 )
-"""Names of tables that older checkpoints store, and that networks compute today."""
+"""Name patterns of tables that older checkpoints contain. Networks now compute these tables."""
 _MASKS = re.compile(r"(attn|attention)\.(masked_)?bias$")
-"""Names of causal masks in older checkpoints."""
+"""Name pattern of causal masks in older checkpoints."""
 _IN_A_STACK = re.compile(r"(^|\.)\d+\.[^.]+\.")
 """Pattern for the name of a tensor in a numbered layer with submodules."""
 _SHOWN = 5
@@ -35,7 +35,16 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 def check_names(
     network: Any, folder: Path, files: dict[str, Path], groups: list[list[str]]
 ) -> dict[str, str]:
-    """Check that a checkpoint is whole; return its name for each of a network's tensors.
+    """Check that a checkpoint is complete, and match its tensors with those of a network.
+
+    Args:
+        network: transformers network.
+        folder: folder of the checkpoint.
+        files: file of each tensor of the checkpoint, by the tensor's name.
+        groups: groups of names that share one parameter, from `tied_groups`.
+
+    Returns:
+        The name in the checkpoint of each tensor of the network.
 
     Raises:
         ModelError: as in `check_complete`.
@@ -62,11 +71,12 @@ def _renaming(network: Any, own: Collection[str]) -> Callable[[str], str]:
     """Return the function that maps names in a checkpoint to names in a network.
 
     A checkpoint may have been saved with or without the head, and so with or without the body's
-    prefix. Some names have also changed over time; transformers knows these since version 5.
+    prefix. Some names have also changed over time. Since version 5, transformers contains a list of
+    these changes.
 
     Raises:
-        ModelError: raised by the returned function, if a tensor must be computed from several in
-            the checkpoint.
+        ModelError: raised by the returned function, if a tensor of the network must be computed
+            from several tensors of the checkpoint.
     """
     prefix = f"{network.base_model_prefix}."
 
@@ -89,8 +99,8 @@ def _renaming(network: Any, own: Collection[str]) -> Callable[[str], str]:
             return placed(key)
         if pattern is not None:
             raise ModelError(
-                f"{key} is stored in another form than the model computes with, which quantized "
-                "and streamed loading cannot change; set model.quantization = none and "
+                f"{key} is stored in a different form than the model uses, and quantized or "
+                "streamed loading cannot convert it; set model.quantization = none and "
                 "model.stream = off"
             )
         return placed(name)
@@ -118,11 +128,11 @@ def tied_groups(network: nn.Module) -> list[list[str]]:
 
 
 def tie(network: nn.Module, groups: list[list[str]], held: Collection[str]) -> None:
-    """Tie the tensors of each group, unless the checkpoint holds different values for them.
+    """Tie the tensors of each group, unless the checkpoint contains different values for them.
 
     Args:
-        network: network whose tensors are read.
-        groups: groups of names of tensors that the network's class ties.
+        network: network with the loaded tensors, changed in place.
+        groups: groups of names that share one parameter, from `tied_groups`.
         held: names of tensors in the checkpoint.
     """
     for group in groups:
@@ -142,20 +152,20 @@ def check_complete(
     unexpected: Collection[str],
     misshapen: Mapping[str, Shapes],
 ) -> None:
-    """Check that a checkpoint holds exactly the tensors that a network computes with.
+    """Check that a checkpoint contains exactly the tensors that a network uses.
 
-    The checkpoint may also hold heads that the network lacks, and tensors that the network's class
-    ignores.
+    The checkpoint may also contain heads that the network lacks, and tensors that the network's
+    class ignores.
 
     Args:
         network: transformers network.
         folder: folder of the checkpoint.
         missing: names of the network's tensors that the checkpoint lacks.
-        unexpected: names in the checkpoint without a tensor in the network.
-        misshapen: tensors with a different shape, by name.
+        unexpected: names of the checkpoint's tensors that the network lacks.
+        misshapen: the two shapes of each tensor whose shapes differ, by name.
 
     Raises:
-        ModelError: naming the tensors.
+        ModelError: if a tensor is missing, unexpected or misshapen. The message names the tensors.
     """
     computed = [*_TABLES, *_patterns(network, "_keys_to_ignore_on_load_missing")]
     lacking = [
@@ -165,8 +175,9 @@ def check_complete(
     ]
     if lacking:
         raise ModelError(
-            f"{folder}: the checkpoint lacks {shown(lacking)}, or calls them otherwise; download "
-            "the whole model with its own config.json, whose architectures say what the model is"
+            f"{folder}: the checkpoint lacks {shown(lacking)}, or uses other names for them; "
+            "download the whole model with its own config.json, which names the model's class "
+            "under architectures"
         )
     for name, shapes in sorted(misshapen.items()):
         if not _is_unused(name):
@@ -188,8 +199,9 @@ def check_complete(
     ]
     if foreign:
         raise ModelError(
-            f"{folder}: the checkpoint also holds {shown(foreign)}, which the model of its "
-            "config.json does not have; config.json and weights belong to different models"
+            f"{folder}: the checkpoint also contains {shown(foreign)}, and the model of its "
+            "config.json lacks them; config.json and weights belong to different models; download "
+            "both again"
         )
 
 
@@ -197,7 +209,7 @@ def fill_unused(network: nn.Module, names: Collection[str]) -> None:
     """Fill the unused tensors of a pooler with zeros, because a checkpoint may lack them.
 
     Args:
-        network: network whose tensors are read.
+        network: network to change.
         names: names of all tensors missing in the checkpoint.
     """
     for name, parameter in list(network.named_parameters()):
@@ -207,7 +219,7 @@ def fill_unused(network: nn.Module, names: Collection[str]) -> None:
 
 
 def _patterns(network: nn.Module, attribute: str) -> Iterator[re.Pattern[str]]:
-    """Yield the name patterns that a class ignores."""
+    """Yield the name patterns in an attribute of a network's class."""
     for pattern in getattr(network, attribute, None) or ():
         yield re.compile(pattern)
 
@@ -229,7 +241,7 @@ def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> 
 
 
 def shown(names: Collection[str]) -> str:
-    """Return the first names as text for a message."""
+    """Return the first names in natural order, as text for a message."""
     in_order = sorted(names, key=_natural)
     return ", ".join(in_order[:_SHOWN]) + " and more" * (len(names) > _SHOWN)
 
@@ -240,7 +252,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def replace_tensor(network: nn.Module, name: str, value: Tensor) -> None:
-    """Replace a parameter or a buffer."""
+    """Replace a parameter or a buffer of a network."""
     parent, _, child = name.rpartition(".")
     module = network.get_submodule(parent)
     tensors: dict[str, Any] = module._parameters if child in module._parameters else module._buffers
@@ -250,6 +262,7 @@ def replace_tensor(network: nn.Module, name: str, value: Tensor) -> None:
 def of_another_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> ModelError:
     """Return the error for a tensor whose shape differs between checkpoint and network."""
     return ModelError(
-        f"{name} is {list(stored)} in the checkpoint and the model's configuration says "
-        f"{list(expected)}; config.json and weights belong to different models"
+        f"{name} has the shape {list(stored)} in the checkpoint and {list(expected)} in the "
+        "model's configuration; config.json and weights belong to different models; download both "
+        "again"
     )

@@ -1,4 +1,4 @@
-"""Damaged or misplaced model files, with the same error messages on every path."""
+"""Checks and error messages for damaged or misplaced model files."""
 
 import json
 import zipfile
@@ -12,14 +12,16 @@ _FIRST_BYTES = 512
 
 
 def damaged(file: Path, reason: str) -> ModelError:
-    """Return the error for an unreadable file, which names the file's content if possible.
+    """Return the error for a file that cannot be read.
+
+    The message names the file's wrong content if the function recognizes it.
 
     Args:
         file: path of the file; it may be missing.
-        reason: error of its reader.
+        reason: error message of the library that read the file.
     """
     if not file.is_file():
-        return ModelError(f"{file}: is missing, a part of the model; download the model again")
+        return ModelError(f"{file}: this file of the model is missing; download the model again")
     if (content := _other_content(file)) is not None:
         return ModelError(f"{file}: cannot be loaded: {content}")
     if (needed := _needed_bytes(file)) > (size := file.stat().st_size):
@@ -34,10 +36,10 @@ def damaged(file: Path, reason: str) -> ModelError:
 
 
 def check_content(file: Path) -> None:
-    """Check that a file is not empty, and is neither a Git LFS pointer nor a web page.
+    """Check that a file is not empty, not a Git LFS pointer and not a web page.
 
     Raises:
-        ModelError: naming the remedy.
+        ModelError: if the check fails. The message names the remedy.
     """
     if _other_content(file) is not None:
         raise damaged(file, "")
@@ -47,7 +49,7 @@ def read_json(file: Path) -> Any:
     """Read a JSON file of a model.
 
     Raises:
-        ModelError: if it is damaged.
+        ModelError: if the file is missing or damaged.
     """
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -59,10 +61,10 @@ def stored_types(file: Path) -> dict[str, str]:
     """Return the type of each tensor in a file, without reading the tensors.
 
     Args:
-        file: file in safetensors, or a pickled state dict.
+        file: safetensors file or pickled state dict.
 
     Raises:
-        ModelError: if it is damaged.
+        ModelError: if the file is missing or damaged.
     """
     import torch
     from safetensors import safe_open
@@ -75,12 +77,12 @@ def stored_types(file: Path) -> dict[str, str]:
         maps = zipfile.is_zipfile(file)
         tensors = torch.load(file, map_location="meta", weights_only=True, mmap=maps)
         return {name: str(tensor.dtype) for name, tensor in tensors.items()}
-    except Exception as error:  # of many types: a pickle may fail anywhere
+    except Exception as error:  # Damaged pickles raise errors of many types.
         raise damaged(file, str(error) or type(error).__name__) from error
 
 
 def _needed_bytes(file: Path) -> int:
-    """Return the length of a safetensors file according to its header; 0 without a header."""
+    """Return the length of a safetensors file according to its header, or 0 without a header."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(length) if length < file.stat().st_size else b""
@@ -94,19 +96,19 @@ def _needed_bytes(file: Path) -> int:
 
 
 def _other_content(file: Path) -> str | None:
-    """Describe wrong content of a file, with the remedy."""
+    """Return a description of a file's wrong content and the remedy, or None."""
     with file.open("rb") as stream:
         first = stream.read(_FIRST_BYTES)
     if not first:
         return "it is empty; download the model again"
     if first.startswith(_POINTER):
         return (
-            "it is a pointer of Git LFS, not the file itself; run git lfs pull in its folder, or "
-            "download the model again"
+            "it is a Git LFS pointer instead of the file; run git lfs pull in the model's folder, "
+            "or download the model again"
         )
     if first.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return (
-            "it is a web page, perhaps one to sign in; download the model again, after accepting "
-            "its terms where it has some"
+            "it is a web page, perhaps a sign-in page; accept the model's terms if it has any, and "
+            "download the model again"
         )
     return None

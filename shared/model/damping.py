@@ -1,10 +1,11 @@
 """The damping of a readout: φ(h) = C^(−1/4)·(h − μ), scaled so that the mean of |φ|² is 1.
 
 μ and C are the mean and the covariance of the representations of other texts. A few directions hold
-most of the variance of representations. The loss changes much faster along these directions, and so
-they limit the step size for all others. Dividing by the fourth root of C halves this difference on
-a logarithmic scale. C is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), because
-there may be fewer texts than features. The symmetric root is unique.
+most of the variance of representations. The loss changes much faster along these directions than
+along the others. So these directions limit the step size for all directions. Dividing by the fourth
+root of C halves this difference on a logarithmic scale. C is shrunk towards a multiple of the
+identity (Ledoit and Wolf, 2004), because there may be fewer texts than features. The root is the
+symmetric one, because only that root is unique.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from samara.shared.tasks.kinds import ChoiceTask, Task
 from samara.shared.tasks.rows import Example
 
 RANDOM_TEXTS = 256
-"""Number of random-token texts."""
+"""Number of texts of random tokens."""
 RANDOM_SEED = 0
 VERSION = 1
 """Version of the computation from random tokens to a damping."""
@@ -70,7 +71,7 @@ def measure_damping(representations: NDArray[np.float32]) -> tuple[Damping, floa
     """Return the damping derived from texts' representations, and their effective rank.
 
     Args:
-        representations: float32 [n, features].
+        representations: one row per text, float32 [n, features].
 
     Raises:
         ModelError: if the representations are not finite, or are all equal.
@@ -115,7 +116,7 @@ def shrunk_covariance(centered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def damping_recipe(damping: str) -> DampingRecipe:
-    """Return the part of a value of ``adapter.damping`` that clients must agree on.
+    """Return the recipe for a value of ``adapter.damping``, which is the same for all clients.
 
     Raises:
         ConfigError: if the value names a missing file.
@@ -147,7 +148,7 @@ def load_damping(
         represent: function that returns the representations of prompts, float32 [n, features].
 
     Raises:
-        ConfigError: if a file cannot be read or written, or belongs to another model.
+        ConfigError: if the damping's file cannot be read or written, or belongs to another model.
         ModelError: if the representations are not finite.
     """
     if damping == "none":
@@ -163,8 +164,8 @@ def load_damping(
             write_once(file, encode_damping(measured, base, len(texts), rank))
         except OSError as error:
             raise ConfigError(
-                f"{file}: cannot be written: {error.strerror}; make room, or set adapter.damping "
-                "to none"
+                f"{file}: cannot be written: {error.strerror}; free disk space, or set "
+                "adapter.damping to none"
             ) from error
     return read_damping(file, base)
 
@@ -172,7 +173,7 @@ def load_damping(
 def texts_to_measure(
     damping: str, base: BaseModel, prompts: Callable[[], list[Prompt]]
 ) -> list[Prompt]:
-    """Return the random texts that `load_damping` would measure; none if it would read a file.
+    """Return the random texts that `load_damping` would measure, or none if it would read a file.
 
     Args:
         damping, base, prompts: as for `load_damping`.
@@ -197,7 +198,7 @@ def encode_damping(damping: Damping, base: BaseModel, texts: int, rank: float) -
         damping: damping of the model.
         base: model.
         texts: number of measured texts.
-        rank: effective rank of their representations.
+        rank: effective rank of the texts' representations.
     """
     metadata = {
         "format": _FORMAT,
@@ -222,15 +223,17 @@ def read_damping(file: Path, base: BaseModel) -> Damping:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{file}: cannot be read as a damping: {error}; {remedy}") from error
     if metadata.get("format") != _FORMAT:
-        raise ConfigError(f"{file}: not a damping of this version of Samara; {remedy}")
+        raise ConfigError(f"{file}: this is not a damping of this version of Samara; {remedy}")
     size = base.features
     if metadata.get("model_id") != base.model_id.hex() or mean.shape != (size,):
-        raise ConfigError(f"{file}: a damping of another model than {base.folder}; {remedy}")
+        raise ConfigError(
+            f"{file}: this damping belongs to another model than {base.folder}; {remedy}"
+        )
     numbers = [mean, root]
     if root.shape != (size, size) or any(
         t.dtype != torch.float32 or not bool(torch.isfinite(t).all()) for t in numbers
     ):
-        raise ConfigError(f"{file}: damaged; {remedy}")
+        raise ConfigError(f"{file}: this damping is damaged; {remedy}")
     return Damping(mean, root)
 
 

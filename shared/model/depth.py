@@ -1,7 +1,7 @@
 """Loading only the lowest blocks of a model, up to a depth.
 
 A middle state of a language model can tell more about an example than the last state, which
-predicts the next token. A cut model counts as another model, with its own id.
+predicts the next token. A cut model has a different model id than the whole model.
 """
 
 import hashlib
@@ -18,14 +18,15 @@ from samara.shared.settings.sections import AT_A_DEPTH, lowest_blocks
 
 
 def blocks_at(depth: str, folder: Path) -> int:
-    """Return the number of blocks to load from a model folder; 0 for all.
+    """Return the number of blocks to load from a model folder, or 0 for all.
 
     Args:
         depth: as in `lowest_blocks`.
         folder: model folder.
 
     Raises:
-        ModelError: if the model has fewer blocks, or its configuration does not state their number.
+        ModelError: if the model has fewer blocks than the depth requires, or its configuration does
+            not state their number.
     """
     if not depth:
         return 0
@@ -35,20 +36,20 @@ def blocks_at(depth: str, folder: Path) -> int:
         return 0
     if count is None:
         raise ModelError(
-            f"{folder / 'config.json'}: does not state the number of blocks, so the model cannot "
-            f"be read at depth {depth}; set adapter.layers to readout"
+            f"{folder / 'config.json'}: num_hidden_layers is missing, so the model cannot be read "
+            f"at depth {depth}; set adapter.layers to readout"
         )
     return lowest_blocks(depth, count, family)
 
 
 def count_blocks(folder: Path) -> int | None:
-    """Return the number of blocks of the whole model in a folder; None if it is not stated."""
+    """Return the number of blocks of the whole model, or None if it is not configured."""
     count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
     return count if isinstance(count, int) else None
 
 
 def cut_config(settings: Any, blocks: int) -> None:
-    """Cut a transformers configuration, with its per-block lists, to the lowest blocks."""
+    """Reduce a transformers configuration, in place, to the lowest blocks of its network."""
     text = settings.get_text_config()
     whole = text.num_hidden_layers
     lists = {name: value for name, value in vars(text).items() if isinstance(value, list)}
@@ -59,7 +60,7 @@ def cut_config(settings: Any, blocks: int) -> None:
 
 
 def cut_id(model_id: bytes, blocks: int) -> bytes:
-    """Return the id of a model cut to its lowest blocks, 32 bytes.
+    """Return the 32-byte id of a model that is cut to its lowest blocks.
 
     Args:
         model_id: id of the whole model.
@@ -71,7 +72,7 @@ def cut_id(model_id: bytes, blocks: int) -> bytes:
 
 
 def is_above(network: nn.Module, blocks: nn.ModuleList) -> Callable[[str], bool]:
-    """Return a predicate on names of tensors: whether a tensor's block was cut off.
+    """Return a function that tells from a tensor's name whether the tensor's block was cut off.
 
     Args:
         network: the cut network.

@@ -1,10 +1,10 @@
 """The dual-forwarding LoRA-FA of P-RGE's Algorithm 1, which keeps every perturbed B.
 
 An inference engine can neither reset a random seed nor change its weights. So the adapter keeps B +
-ε·z and B − ε·z of every query. From the difference of the two, and the last step's projected
-gradients, the adapter computes the update of the step (P-RGE, section 3.3). Its cost is 2·q copies
-of B, and rounding errors that grow with every step. `Perturbations`, with one master copy, and
-exact replay avoid both.
+ε·z and B − ε·z of every query. It computes the update of a step from the differences of these pairs
+and the projected gradients of the step (P-RGE, section 3.3). The method needs memory for 2·q copies
+of B, and its rounding errors grow with every step. `Perturbations` avoids both costs with one
+master copy and exact replay.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class DualForwarding:
 
     Attributes:
         layout: names and shapes of the tensors.
-        b: float32 [signs, q, d], the perturbed adapters, + first.
+        b: perturbed adapters, float32 [signs, q, d]; the sign + comes first.
     """
 
     layout: Layout
@@ -56,12 +56,12 @@ class DualForwarding:
         epsilon: float,
         directions: NDArray[np.int16] | Tensor,
     ) -> "DualForwarding":
-        """Return the next step's adapters (Algorithm 1, lines 2–6).
+        """Return the perturbed adapters of the next step (Algorithm 1, lines 2–6).
 
         Args:
             gradients: projected gradients of the last step, float32 [q].
             learning_rate: η.
-            epsilon: ε of the last step and the next.
+            epsilon: ε, the same in the last and the next step.
             directions: directions of the next step, int16 [q, d].
         """
         difference = (self.b[0] - self.b[1]) / 2
@@ -78,16 +78,16 @@ class DualForwarding:
 
     @property
     def count(self) -> int:
-        """The number of perturbations, P: signs · q."""
+        """The number of perturbations, P = signs · q."""
         return self.b.shape[0] * self.b.shape[1]
 
     @property
     def clients(self) -> int:
-        """The number of clients, 1."""
+        """The number of clients, always 1."""
         return 1
 
     def select(self, signs: slice, queries: slice) -> "DualForwarding":
-        """Return the perturbations for some signs and queries."""
+        """Return the perturbations of the given signs and queries."""
         return DualForwarding(self.layout, self.b[signs, queries])
 
     def tensor(self, name: str) -> Tensor:

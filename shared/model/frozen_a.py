@@ -20,7 +20,7 @@ def frozen_matrices(layout: Layout, in_features: Sequence[int]) -> list[NDArray[
 
 
 def frozen_a(seed: int, rank: int, features: int) -> NDArray[np.float32]:
-    """Return the frozen matrix A of a layer, float32 [rank, in], entries N(0, 1/in)."""
+    """Return the frozen matrix A of a layer, float32 [rank, in], with entries from N(0, 1/in)."""
     numbers = normals(np.array([seed], np.uint64), rank * features, Domain.LORA_A)
     scale = np.float32(2.0**-DIRECTION_BITS / math.sqrt(features))
     return (numbers.astype(np.float32) * scale).reshape(rank, features)

@@ -31,15 +31,16 @@ def write_gguf_adapter(
 ) -> None:
     """Write an adapter as ``adapter.gguf``, and a ``Modelfile`` for Ollama.
 
-    llama.cpp reorders the rows of some weights, such as those of q and k for rotary positions.
-    The function finds the order by comparing each adapted weight with the same weight in the file.
+    llama.cpp reorders the rows of some weights, such as those of q and k for rotary positions. The
+    function compares each adapted weight with the same weight in the file to find the order.
 
     Args:
         base: base model with its weights, not quantized.
         model_file: GGUF file of the base model, in any quantization.
-        layout: layout of the adapter; a label bias is its only possible tensor outside the model.
+        layout: layout of the adapter. It may contain no tensor outside the model except a label
+            bias.
         numbers: trained numbers, float32 [d].
-        folder: folder for the files; it is created if it is missing.
+        folder: folder for the files, created if it is missing.
         trained_a: A of every adapted layer, float32 [r, in]; None for the frozen matrices.
 
     Raises:
@@ -64,8 +65,8 @@ def write_gguf_adapter(
         order = _row_order(base, layer.module, tensors.get(place))
         if order is None:
             raise ModelError(
-                f"{model_file}: its {place} is not {layer.name} of {base.folder}; give the GGUF "
-                "file of the run's base model"
+                f"{model_file}: the tensor {place} differs from {layer.name} of {base.folder}; "
+                "give the GGUF file of the run's base model"
             )
         writer.add_tensor(f"{place}.lora_a", np.ascontiguousarray(layer.a))
         writer.add_tensor(f"{place}.lora_b", np.ascontiguousarray(layer.b[order]))
@@ -88,28 +89,31 @@ def gguf_use(model_file: Path, folder: Path) -> str:
 def _places(
     base: BaseModel, model_file: Path, architecture: str, names: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return the name in a GGUF file of each adapted layer's weight."""
+    """Return the names that the adapted layers' weights have in a GGUF file, by layer name."""
     import gguf
 
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if architecture not in known:
         raise ModelError(
             f"{model_file}: the package gguf does not know the architecture {architecture!r}; "
-            "install a newer one"
+            "install a newer version of gguf"
         )
     table = gguf.get_tensor_name_map(known[architecture], len(base.blocks))
     body = next(name for name, module in base.network.named_modules() if module is base.body)
     found = {name: table.get_name(f"{body}.{name}" if body else name) for name in names}
     if unknown := [name for name, place in found.items() if place is None]:
         raise ModelError(
-            f"{model_file}: a GGUF file of {architecture} has no place for {unknown[0]}; adapt "
+            f"{model_file}: a GGUF file of {architecture} has no tensor for {unknown[0]}; adapt "
             "other layers (adapter.projections), or export the merged model"
         )
     return {name: f"{place}.weight" for name, place in found.items()}
 
 
 def _row_order(base: BaseModel, module: Any, tensor: Any) -> NDArray[np.int64] | None:
-    """Return a module's rows in the order of a GGUF tensor; None if the weights differ."""
+    """Return the row indices that put a module's weight in the order of a GGUF tensor.
+
+    The result is None if the weights differ.
+    """
     from gguf.quants import dequantize
 
     if tensor is None:

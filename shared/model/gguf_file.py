@@ -1,4 +1,4 @@
-"""GGUF files, the models of llama.cpp and Ollama, dequantized once into a folder."""
+"""Conversion of GGUF files, the models of llama.cpp and Ollama, to folders with float32 weights."""
 
 import hashlib
 import logging
@@ -17,13 +17,13 @@ _WEIGHTS_PER_SECOND = 1e7
 """Number of weights that a core dequantizes and writes per second, rounded down to a power of
 ten."""
 _MISSING = (
-    "{file}: GGUF files are read with the package gguf ({error}); install samara-fl[gguf], or give "
-    "the folder of the original model"
+    "{file}: GGUF files need the package gguf ({error}); install samara-fl[gguf], or give the "
+    "folder of the original model"
 )
 
 
 def find_converted_folder(file: Path) -> Path:
-    """Return the folder with the model of a GGUF file, in this machine's cache.
+    """Return the folder in this machine's cache that contains the model of a GGUF file.
 
     The first call dequantizes the weights to float32 and writes them. The folder is named after the
     file's SHA-256, which is also the model id. So the id does not depend on the version of
@@ -46,14 +46,14 @@ def find_converted_folder(file: Path) -> Path:
             _move_once(Path(unfinished), folder)
     except OSError as error:
         raise ModelError(
-            f"{folder}: the model of {file} cannot be written: {error.strerror}; make room, or set "
-            "XDG_CACHE_HOME to a folder with more"
+            f"{folder}: the model of {file} cannot be written: {error.strerror}; free disk space, "
+            "or set XDG_CACHE_HOME to a folder on another disk"
         ) from error
     return folder
 
 
 def converted_model_id(folder: Path) -> bytes | None:
-    """Return the id of a model converted from a GGUF file, 32 bytes; None for other folders."""
+    """Return the 32-byte id of a model converted from a GGUF file, or None for other folders."""
     if folder.parent != cache_folder("gguf"):
         return None
     return bytes.fromhex(folder.name)
@@ -63,7 +63,9 @@ def _hash_of(file: Path) -> str:
     try:
         with file.open("rb") as stream:
             if stream.read(len(_MAGIC)) != _MAGIC:
-                raise ModelError(f"{file}: is no GGUF file; give a .gguf file or a model folder")
+                raise ModelError(
+                    f"{file}: this is not a GGUF file; give a .gguf file or a model folder"
+                )
             stream.seek(0)
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
@@ -88,7 +90,7 @@ def _convert(file: Path, folder: Path) -> None:
             )
     except OSError:
         raise
-    except Exception as error:  # of many types
+    except Exception as error:  # transformers raises errors of many types
         raise ModelError(f"{file}: transformers cannot read this GGUF file: {error}") from error
     _forget_quantization(network)
     network.save_pretrained(folder)
@@ -96,7 +98,7 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def read_gguf(file: Path) -> Any:
-    """Open a GGUF file; returns a `gguf.GGUFReader`.
+    """Open a GGUF file with `gguf.GGUFReader`.
 
     Raises:
         ModelError: if the file is damaged or not a GGUF file, or the package gguf is missing.
@@ -109,15 +111,17 @@ def read_gguf(file: Path) -> Any:
         raise ModelError(_MISSING.format(file=file, error=error)) from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # of many types
-        raise ModelError(f"{file}: is damaged; download it again ({error})") from error
+    except Exception as error:  # gguf raises errors of many types
+        raise ModelError(
+            f"{file}: this GGUF file is damaged ({error}); download it again"
+        ) from error
 
 
 def _announce(file: Path) -> None:
     """Log the model's size in float32, and the expected duration of the conversion."""
     weights = sum(int(tensor.n_elements) for tensor in read_gguf(file).tensors)
     log.warning(
-        "%s: %d MB of GGUF become %d MB of float32 in %s, once; about %d s",
+        "%s: converting %d MB of GGUF once to %d MB of float32 in %s; this takes about %d s",
         file,
         file.stat().st_size / 1e6,
         4 * weights / 1e6,
@@ -127,7 +131,7 @@ def _announce(file: Path) -> None:
 
 
 def _forget_quantization(network: Any) -> None:
-    """Make transformers save a dequantized model as a plain one."""
+    """Make transformers save a dequantized model as a plain model."""
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config
     network.hf_quantizer = None
@@ -135,7 +139,7 @@ def _forget_quantization(network: Any) -> None:
 
 
 def _move_once(unfinished: Path, folder: Path) -> None:
-    """Move a finished folder into place, unless another process was faster."""
+    """Move a finished folder into place, unless another process has already created it."""
     for file in unfinished.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

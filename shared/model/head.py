@@ -14,7 +14,7 @@ from samara.shared.model.loading import BaseModel
 from samara.shared.model.products import Linear
 
 VOCABULARY_TILE_BYTES = 32 * 2**20
-"""Largest size in bytes of the logits that exist at a time."""
+"""Largest size of the logits in memory at one time, in bytes."""
 
 
 def log_likelihoods(
@@ -28,9 +28,10 @@ def log_likelihoods(
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
-        lengths: int64 [m], tokens of each sequence.
-        supervised: positions that are read, for each sequence.
+        hidden: hidden states of m sequences for each of P perturbations, [P·m, S, hidden], ordered
+            by perturbation.
+        lengths: number of tokens of each sequence, int64 [m].
+        supervised: for each sequence, the positions whose hidden states are used.
         tokens: w tokens for each of these positions, in this order.
 
     Returns:
@@ -51,9 +52,10 @@ def word_logits(
     supervised: Sequence[Sequence[int]],
     words: Sequence[int],
 ) -> Tensor:
-    """Return the logits of w words at every supervised position, from only their rows of the head.
+    """Return the logits of w words at every supervised position.
 
-    At one position these logits equal the log-likelihoods plus a constant shared by all words.
+    Only the words' rows of the head are used. At each position, the logits equal the
+    log-likelihoods plus one constant for all words.
 
     Args:
         base: the model, whose head has `separate_rows`.
@@ -72,8 +74,8 @@ def word_logits(
 def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
     """Return whether the head computes each word's logit from that word's row alone.
 
-    The function tests this on two hidden states. It is false for heads that depend on the size of
-    the vocabulary, or have quantized weights.
+    The function tests this on two hidden states. The result is False for heads that depend on the
+    size of the vocabulary, or have quantized weights.
     """
     linear = base.network.get_output_embeddings()
     if type(linear) not in (nn.Linear, Linear):
@@ -84,7 +86,7 @@ def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
     try:
         with _only_rows(base, words):
             alone = _head(base, hidden)
-    except RuntimeError:  # something with the vocabulary's size is added to the logits
+    except RuntimeError:  # The network adds a tensor of the vocabulary's size to the logits.
         return False
     exact = linear.weight.dtype == torch.float32
     return whole.shape == alone.shape and torch.allclose(
@@ -117,18 +119,19 @@ def mean_log_likelihoods(
     targets: Sequence[Sequence[int]],
     counts: Sequence[int],
 ) -> Tensor:
-    """Return the mean log-likelihood per token of every sequence's targets, row by row.
+    """Return the mean log-likelihood per target token of every sequence, grouped by row.
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
-        lengths: int64 [m], tokens of each sequence.
-        supervised: positions that are read, for each sequence.
+        hidden: hidden states of m sequences for each of P perturbations, [P·m, S, hidden], ordered
+            by perturbation.
+        lengths: number of tokens of each sequence, int64 [m].
+        supervised: for each sequence, the positions whose hidden states are used.
         targets: token at each of these positions, for each sequence.
-        counts: number of sequences of each row.
+        counts: number of sequences of each of n rows.
 
     Returns:
-        float32 [P, n, most sequences of a row], padded with −∞.
+        float32 [P, n, largest number of sequences of a row], padded with −∞.
     """
     wanted = [[token] for tokens in targets for token in tokens]
     picked = log_likelihoods(base, hidden, lengths, supervised, wanted)[..., 0]
@@ -145,13 +148,14 @@ def token_predictions(
     supervised: Sequence[Sequence[int]],
     tokens: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-likelihood of one token per position, and whether it is the likeliest token.
+    """Return the log-likelihood of one token per position, and whether that token is the likeliest.
 
     Args:
         base: the model.
-        hidden: [P·m, S, hidden], m sequences per perturbation, ordered by perturbation.
-        lengths: int64 [m], tokens of each sequence.
-        supervised: positions that are read, for each sequence.
+        hidden: hidden states of m sequences for each of P perturbations, [P·m, S, hidden], ordered
+            by perturbation.
+        lengths: number of tokens of each sequence, int64 [m].
+        supervised: for each sequence, the positions whose hidden states are used.
         tokens: token for each of these positions, in this order.
 
     Returns:
@@ -201,8 +205,8 @@ def _logits_with_tokens(
 def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
     """Yield the logits of hidden states [n, hidden], float32 [positions, vocabulary] per tile.
 
-    The vocabulary is long, so the logits of only a few positions exist at a time (P-RGE, appendix
-    A.8).
+    The vocabulary is large, so only a few positions' logits are in memory at one time (P-RGE,
+    appendix A.8).
     """
     tile = max(1, VOCABULARY_TILE_BYTES // (4 * base.vocabulary))
     for part in torch.split(hidden, tile):
@@ -210,23 +214,28 @@ def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
 
 
 def _head(base: BaseModel, hidden: Tensor) -> Tensor:
-    """Apply the network's own head to hidden states [n, hidden]; returns float32 [n, vocabulary].
+    """Return the logits of hidden states [n, hidden] from the network's own head.
 
     The network is called with a stand-in for its body that returns these states. So all operations
     after the body are applied, as in the model's own class.
+
+    Returns:
+        float32 [n, vocabulary].
     """
     flat = hidden[:, None]
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
     with _replace_body_output(base.body, flat) as calls:
         logits: Tensor = base.network(input_ids=ids).logits
     if not calls:
-        raise ModelError(f"{base.folder}: its head does not call the body that was found")
+        raise ModelError(
+            f"{base.folder}: the head does not call the model's body; choose another model"
+        )
     return logits[:, 0].float()
 
 
 @contextmanager
 def _replace_body_output(body: nn.Module, hidden: Tensor) -> Iterator[list[None]]:
-    """Make the body return these hidden states; yield a list that gets an entry at each call."""
+    """Make the body return the given hidden states, and yield a list with one entry per call."""
     output = _output_class()(last_hidden_state=hidden)
     calls: list[None] = []
 
@@ -243,9 +252,9 @@ def _replace_body_output(body: nn.Module, hidden: Tensor) -> Iterator[list[None]
 
 @cache
 def _output_class() -> Any:
-    """Return the class of a body's output in which everything but the hidden states is None.
+    """Return a class for a body's output in which all fields except the hidden states are None.
 
-    Some heads pass on further outputs, such as a state or the choice of experts.
+    Some heads read further fields, such as a state or the choice of experts.
     """
     from transformers.modeling_outputs import BaseModelOutput
 

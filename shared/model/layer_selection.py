@@ -9,7 +9,7 @@ from samara.shared.model.quantized import QuantizedLinear
 from samara.shared.settings.sections import AdapterSettings
 
 ADVICE = "adapter_projections"
-"""Key of config.json with the linear layers that the model's authors recommend for adaptation."""
+"""Key in config.json for the linear layers that the model's authors recommend to adapt."""
 _QUERY_AND_VALUE = (
     ("q_proj", "v_proj"),
     ("query", "value"),
@@ -26,7 +26,8 @@ def adapted_layers(base: BaseModel, settings: AdapterSettings) -> dict[str, nn.M
     """Return the linear layers of the body that the settings select, by name.
 
     Raises:
-        ModelError: if no layer matches, naming the candidates, or if a named block does not exist.
+        ModelError: if a named block does not exist, or if no layer matches. The message then names
+            the candidates.
     """
     chosen = chosen_blocks(settings.inner_layers, len(base.blocks))
     if not chosen:
@@ -40,7 +41,7 @@ def chosen_blocks(layers: str, count: int) -> list[int]:
     """Return the indices of the blocks that a value of ``adapter.layers`` selects, ascending.
 
     Args:
-        layers: the value, without the word for the readout; empty for no block.
+        layers: value without the word `readout`; empty for no block.
         count: number of blocks.
 
     Raises:
@@ -57,7 +58,8 @@ def chosen_blocks(layers: str, count: int) -> list[int]:
         chosen = sorted({int(index) for index in layers.split(",")})
     if chosen[0] < 0 or chosen[-1] >= count:
         raise ModelError(
-            f"adapter.layers = {layers}: the model has {count} blocks, 0 to {count - 1}"
+            f"adapter.layers = {layers}: the model has only {count} blocks, 0 to {count - 1}; "
+            "select some of these"
         )
     return chosen
 
@@ -68,7 +70,7 @@ def _name_of(body: nn.Module, wanted: nn.Module) -> str:
 
 
 def features(module: nn.Module) -> tuple[int, int]:
-    """Return (in, out) of a linear layer; transformers' Conv1D keeps its weight transposed."""
+    """Return the numbers of input and output features of a linear layer or transformers Conv1D."""
     if isinstance(module, nn.Linear | QuantizedLinear):
         return module.in_features, module.out_features
     weight = module.weight
@@ -77,7 +79,7 @@ def features(module: nn.Module) -> tuple[int, int]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer: plain, quantized, or GPT-2's transposed layer."""
+    """Return whether a module is a plain or quantized linear layer, or a transformers Conv1D."""
     return isinstance(module, nn.Linear | QuantizedLinear) or type(module).__name__ == "Conv1D"
 
 
@@ -87,8 +89,8 @@ def _advised_projections(base: BaseModel) -> str:
         return "auto"
     if not isinstance(advice, list) or not all(isinstance(name, str) for name in advice):
         raise ModelError(
-            f"{base.folder / 'config.json'}: {ADVICE} is {advice!r} and must be a list of names; "
-            "correct it, or set adapter.projections"
+            f"{base.folder / 'config.json'}: {ADVICE} is {advice!r}, but must be a list of names; "
+            "correct the file, or set adapter.projections"
         )
     return ",".join(advice)
 
@@ -110,7 +112,7 @@ def _select_layers(
     if not wanted or wanted - endings:
         missing = ", ".join(sorted(wanted - endings)) or "query and value projections"
         raise ModelError(
-            f"{folder}: no linear layer called {missing}; "
-            f"set adapter.projections to some of: {', '.join(sorted(endings))}"
+            f"{folder}: the selected blocks have no linear layer called {missing}; set "
+            f"adapter.projections to some of: {', '.join(sorted(endings))}"
         )
     return {name: module for name, module in linear.items() if name.rpartition(".")[2] in wanted}

@@ -1,4 +1,4 @@
-"""Memory accounting for tensors created by operations, until they are freed."""
+"""Accounting of the memory that tensors occupy from their creation until they are freed."""
 
 import threading
 import weakref
@@ -16,7 +16,7 @@ class MemoryAccount:
     """The live tensor storages, counted across threads.
 
     Args:
-        limit: most bytes; None for no limit.
+        limit: largest total size in bytes; None for no limit.
 
     Attributes:
         bytes: total size of the storages that are alive now.
@@ -83,7 +83,7 @@ class CountedTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among an operation's values, also from lists."""
+    """Yield the tensors in an operation's arguments or results, including those in nested lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -34,8 +34,8 @@ from samara.shared.model.tokenizer import load_tokenizer
 silence_libraries()  # transformers imports the noisy libraries when it loads a model
 
 _IDS: dict[int, int] = {}
-"""One shared integer object per token id; separate objects for all tokens of a data set would be
-millions."""
+"""One shared integer object per token id. Without sharing, a data set's tokens would need millions
+of objects."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -45,7 +45,7 @@ class BaseModel:
     """A frozen model with its tokenizer.
 
     Attributes:
-        folder: folder from which it was read.
+        folder: folder from which the model was read.
         model_id: hash of config, weight and tokenizer files, 32 bytes.
         family: family of the model, which decides the scoring of labels.
         network: transformers model in evaluation mode, on its torch device.
@@ -68,7 +68,7 @@ class BaseModel:
     verdicts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_sharing_weights(self) -> "BaseModel":
-        """Copy the modules but share weights and settings, so that two threads can run them."""
+        """Return a copy that shares weights but not modules, so that two threads can run both."""
         weights = [*self.network.parameters(), *self.network.buffers()]
         settings = [own.config for own in self.network.modules() if hasattr(own, "config")]
         shared = {id(each): each for each in (*weights, *settings)}
@@ -128,7 +128,7 @@ class BaseModel:
 
     @property
     def padding(self) -> int:
-        """The padding token: the tokenizer's own, if it has an embedding."""
+        """The id of the tokenizer's padding token, or 0 if this token has no embedding."""
         token: int = self.tokenizer.pad_token_id or 0
         return token if token < self.vocabulary else 0
 
@@ -136,8 +136,8 @@ class BaseModel:
     def body(self) -> nn.Module:
         """The part below the head: the innermost model that holds all blocks.
 
-        This is usually transformers' ``base_model``; OPT's head calls the decoder inside it
-        directly.
+        This is usually transformers' ``base_model``. For OPT, it is the decoder inside
+        ``base_model``, because OPT's head calls the decoder directly.
         """
         return body_of(self.network)
 
@@ -152,7 +152,7 @@ class BaseModel:
 
 
 def _hidden_size(network: Any) -> int:
-    """Return the size of a last hidden state, which OPT projects to the size of embeddings."""
+    """Return the size of a last hidden state. OPT projects this state to the size of embeddings."""
     config = network.config.get_text_config()
     size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
     return size
@@ -169,9 +169,9 @@ def load_base_model(
     """Load a model with all parameters frozen.
 
     Args:
-        path: a folder as `save_pretrained` writes it, a name on the Hugging Face hub, or
+        path: folder written by `save_pretrained`, GGUF file, name on the Hugging Face hub, or
             `EMBEDDED_MODEL`.
-        family: causal, masked, encoder, or auto to detect it.
+        family: causal, masked or encoder; auto detects the family.
         device: torch device of the model.
         quantization: quantization of the linear layers in the blocks. A quantized model is loaded
             tensor by tensor, and never completely in full precision.
@@ -179,8 +179,8 @@ def load_base_model(
         depth: number or share of the lowest blocks to load; empty for all.
 
     Raises:
-        ModelError: if the folder is missing, incomplete or damaged; if bitsandbytes is needed but
-            unusable.
+        ModelError: if the folder is missing, incomplete or damaged, or if quantization fails
+            because bitsandbytes is unusable.
     """
     torch_device = check_torch_device(device)
 
@@ -210,8 +210,8 @@ def load_without_blocks(
         depth: as in `load_base_model`.
 
     Returns:
-        The model and, for each block, the checkpoint entry of each parameter by its name in the
-        block.
+        The model, and for each block a dictionary from a parameter's name in the block to its
+        checkpoint entry.
 
     Raises:
         ModelError: as in `load_base_model`, and if the checkpoint is not in safetensors files.
@@ -242,7 +242,8 @@ def check_torch_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ModelError(
-            f"model.torch-device = {name}: torch has no such device here ({reason}); set it to cpu"
+            f"model.torch-device = {name}: torch cannot use this device here ({reason}); set "
+            "model.torch-device = cpu"
         ) from error
     return device
 
@@ -267,7 +268,7 @@ def _load(
         network = network_of(folder, known_family, blocks)
     except ModelError:
         raise
-    except Exception as error:  # of many types
+    except Exception as error:  # transformers raises errors of many types
         raise ModelError(
             f"{folder}: cannot be loaded as a {known_family} model: {error}"
         ) from error
@@ -338,7 +339,7 @@ def _network(
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused by name below
+                ignore_mismatched_sizes=True,  # check_complete refuses them by name
             )
         unexpected = found["unexpected_keys"]
         if blocks:
@@ -358,7 +359,7 @@ def _network(
 
 
 def _empty(folder: Path, family: Family, dtype: torch.dtype, blocks: int) -> Any:
-    """Make the network of a folder with its parameters on the meta device."""
+    """Create the network of a model folder with its parameters on the meta device."""
     network = empty_network(_config(folder, blocks), family, dtype)
     if blocks:
         _cut_blocks(network, folder, blocks)
@@ -401,7 +402,7 @@ def empty_network(
         settings: configuration.
         family: model family.
         dtype: type of the parameters.
-        include_buffers: whether the buffers, too, are on the meta device, which gives no values.
+        include_buffers: whether the buffers are also on the meta device, and so have no values.
     """
     from accelerate import init_empty_weights
 

@@ -1,10 +1,10 @@
 """LoRA-FA: y = W·x + (alpha / r)·B·A·x with A frozen and only B trained.
 
-LoRA-FA is Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023), as used by P-RGE
-(section 3.3). A forward pass holds the rows of P perturbations in one batch. In the first adapted
-layer the perturbations share W·x and A·x. Only the last small product, one batched matmul with B ±
-ε·z, differs for each perturbation. LoRA also trains A: perturbed adapters with a tensor for a
-layer's A replace the frozen one, and only W·x is shared.
+LoRA-FA comes from Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023). P-RGE uses
+it too (section 3.3). A forward pass holds the rows of P perturbations in one batch. In the first
+adapted layer the perturbations share W·x and A·x. Only the last small product, one batched matmul
+with B ± ε·z, differs between perturbations. LoRA also trains A. If the perturbed adapters contain a
+tensor for a layer's A, this tensor replaces the frozen A, and the perturbations share only W·x.
 
 The perturbed matrices B have two sources. `samara.shared.model.perturbations` keeps one master copy
 of B, and computes the perturbed matrices during the forward pass (P-RGE, section 3.2).
@@ -44,8 +44,9 @@ READOUT = "readout"
 class LoRAFALinear(nn.Module):
     """A frozen linear layer with the perturbed adapters of a pass.
 
-    Shapes: x [P·C·n, …, in], ordered by perturbation and then by client, maps to [P·C·n, …, out]; A
-    [r, in], or [P·C, r, in] if it is trained; B [P·C, out, r].
+    A pass holds n rows for each of P perturbations of each of C clients. The input x is [P·C·n, …,
+    in], ordered by perturbation and then by client. The output is [P·C·n, …, out]. A is [r, in], or
+    [P·C, r, in] if A is trained. B is [P·C, out, r].
     """
 
     a: TorchTensor
@@ -55,7 +56,7 @@ class LoRAFALinear(nn.Module):
         self.base = base
         self.register_buffer("a", a, persistent=False)
         self.name = name
-        self._adapter = [adapter]  # in a list, so that it is not registered as a submodule
+        self._adapter = [adapter]  # torch registers no submodule inside a list
 
     @property
     def adapter(self) -> "Adapter":
@@ -64,14 +65,15 @@ class LoRAFALinear(nn.Module):
 
     @property
     def a_name(self) -> str:
-        """The name of the layer's A among the tensors of adapters that train it."""
+        """The name of the layer's A among the tensors of adapters that train A."""
         return f"{self.name}.A"
 
     def forward(self, x: TorchTensor) -> TorchTensor:
-        """Compute W·x + scale·B·(A·x) with the B, and a trained A, of each row's perturbation.
+        """Compute W·x + scale·B·(A·x) with the perturbed B, and trained A, of each row.
 
-        In layers with the pass's first adapted input, the rows of all perturbations are equal. W·x
-        is then computed only for the rows of one perturbation, and so is A·x with a frozen A.
+        If x is the input of the pass's first adapted layer, the rows of all perturbations are
+        equal. W·x and, with a frozen A, A·x are then computed only for the rows of one
+        perturbation.
         """
         perturbations = self.adapter.perturbations
         if perturbations is None:
@@ -98,7 +100,8 @@ class LoRAFALinear(nn.Module):
 
         Args:
             x: all rows, as in `forward`.
-            distinct: `x`, or its rows of one perturbation if those of the others are equal.
+            distinct: `x`, or only the rows of one perturbation if all perturbations have equal
+                rows.
             perturbations: perturbed adapters of the pass.
         """
         groups = perturbations.count * perturbations.clients
@@ -120,7 +123,7 @@ class LoRAFALinear(nn.Module):
 
 @dataclass(eq=False)
 class ForwardPass:
-    """The state of a forward pass that may be suspended while others run.
+    """The state of a forward pass that may be suspended while other passes run.
 
     Attributes:
         perturbations: perturbed adapters of the pass.
@@ -132,16 +135,16 @@ class ForwardPass:
 
 
 class Adapter:
-    """LoRA-FA on selected layers of a base model, which is inactive outside a forward pass.
+    """LoRA-FA on selected layers of a base model. The adapter is inactive outside a forward pass.
 
     Attributes:
         layout: names and shapes of the trained tensors.
         first_block: index of the lowest adapted block; without an adapted block, the number of
             blocks. The blocks below this index are the trunk.
-        basis: basis of the adapters' tensors; None if there is none.
-        start: initial weights of the adapter; None for the base model.
+        basis: basis of the adapters' tensors; None without a basis.
+        start: initial weights of the adapter; None to start from the base model.
         packs: whether several sequences may share a row of a forward pass.
-        perturbations: perturbed adapters of the current pass, if any.
+        perturbations: perturbed adapters of the current pass; None outside a pass.
     """
 
     def __init__(
@@ -192,21 +195,21 @@ def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
         labels: number of scores of a row, for label bias and readout; 0 if this number varies.
 
     Raises:
-        ModelError: if no layer matches, naming the candidates; if a named block does not exist; or
-            if the basis or the start cannot be read or belongs to another model or adapter.
+        ModelError: if no layer matches, or a named block does not exist; or if the basis or the
+            start cannot be read or belongs to another model or adapter.
         ConfigError: if a label bias or a readout is requested without labels, or the readout's
             damping file cannot be read.
     """
     if settings.label_bias and labels < 2:
         raise ConfigError(
-            "adapter.label-bias: the task's rows do not choose between the same labels; "
-            "set it to false, or choose a classification"
+            "adapter.label-bias: the task's rows do not choose between the same labels; set "
+            "adapter.label-bias = false, or choose a classification task"
         )
     if settings.has_readout and labels < 2:
         raise ConfigError(
             f"adapter.layers = {settings.layers}: the task's rows do not choose between the same "
-            "labels, so every query of a readout would pay for the whole vocabulary; set it to "
-            "top:1, or choose a classification"
+            "labels, so every query of a readout would compute scores for the whole vocabulary; "
+            "set adapter.layers = top:1, or choose a classification task"
         )
     layers = adapted_layers(base, settings)
     tensors = [
@@ -253,18 +256,19 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
     ):
         if origin != expected:
             raise ModelError(
-                f"adapter.basis: it was made for {name} {origin[:12]}, but the run has "
-                f"{expected[:12]}; write one for these settings with samara adapter basis"
+                f"adapter.basis: this basis was made for {name} {origin[:12]}, but the run has "
+                f"{name} {expected[:12]}; write a basis for these settings with samara adapter "
+                "basis"
             )
     if basis.element_count != layout.adapter_element_count:
         raise ModelError(
-            f"adapter.basis: it is for {basis.element_count:,} elements, but the adapter has "
-            f"{layout.adapter_element_count:,}; write one with samara adapter basis"
+            f"adapter.basis: this basis is for {basis.element_count:,} elements, but the adapter "
+            f"has {layout.adapter_element_count:,}; write a basis with samara adapter basis"
         )
 
 
 def empty_adapter(first_block: int = 0) -> tuple[Adapter, Perturbations]:
-    """Return an adapter without tensors, and its only state.
+    """Return an adapter without tensors, and its unperturbed state.
 
     Args:
         first_block: index of the block that counts as the lowest adapted block.

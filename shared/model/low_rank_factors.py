@@ -19,8 +19,8 @@ class LowRankFactors(NamedTuple):
     Attributes:
         name: name of the layer in the model's body.
         module: the layer.
-        a: float32 [r, in].
-        b: float32 [out, r].
+        a: A, float32 [r, in].
+        b: B, float32 [out, r].
     """
 
     name: str
@@ -49,7 +49,10 @@ def low_rank_factors(
     names = [tensor.name for tensor in layout.tensors if tensor.group == ADAPTER_GROUP]
     modules = dict(base.body.named_modules())
     if missing := [name for name in names if name not in modules]:
-        raise ModelError(f"{base.folder}: has no {missing[0]}; the adapter is of another model")
+        raise ModelError(
+            f"{base.folder}: this model has no layer {missing[0]}; the adapter belongs to another "
+            "model"
+        )
     sizes = [features(modules[name])[0] for name in names]
     matrices = frozen_matrices(layout, sizes) if trained_a is None else trained_a
     for name, a in zip(names, matrices, strict=True):

@@ -20,11 +20,11 @@ def merge_adapter(
 ) -> None:
     """Add (alpha / r)·B·A to the weight of every adapted layer, in place.
 
-    Up to rounding, the model then computes the same as with a separate adapter (Hu et al., LoRA,
-    2021, section 4.1).
+    Up to rounding, the model then returns the same outputs as with a separate adapter (Hu et al.,
+    LoRA, 2021, section 4.1).
 
     Args:
-        base: model without adapters inside, not quantized.
+        base: unquantized model without injected adapters.
         layout: layout of the adapter; only its tensors inside the model are merged.
         numbers: elements of all tensors, float32 [elements].
         trained_a: A of every adapted layer, float32 [r, in]; None for the frozen matrices.

@@ -1,4 +1,4 @@
-"""Folders of base models: finding them, selecting their files, and hashing these."""
+"""Folders of base models: finding a folder, selecting its files, and hashing the files."""
 
 import hashlib
 from collections.abc import Collection, Iterator
@@ -57,12 +57,12 @@ def find_model_folder(path: str) -> Path:
     folder = _resolve(path)
     if not (folder / "config.json").is_file():
         raise ModelError(
-            f"{folder}: no config.json; model.path must be a Hugging Face model folder"
+            f"{folder}: there is no config.json; set model.path to a Hugging Face model folder"
         )
     if find_checkpoint(folder) is None:
         raise ModelError(
-            f"{folder}: no weights (model.safetensors, or its parts and their index); download the "
-            "whole model"
+            f"{folder}: there are no weights (model.safetensors, or its parts and their index); "
+            "download the whole model"
         )
     check_config(folder)
     return folder
@@ -81,7 +81,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     checkpoint = find_checkpoint(folder)
     if checkpoint is None:
-        raise ModelError(f"{folder}: no weights; download the whole model")
+        raise ModelError(f"{folder}: there are no weights; download the whole model")
     if checkpoint.suffix != ".json":
         return [checkpoint]
     return sorted({folder / part for part in read_index(checkpoint).values()})
@@ -91,7 +91,7 @@ def read_index(index: Path) -> dict[str, str]:
     """Read the file name of each tensor from the index of a sharded checkpoint.
 
     Raises:
-        ModelError: if it is damaged.
+        ModelError: if the index is missing or damaged.
     """
     content = read_json(index)
     try:
@@ -101,10 +101,10 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def check_files(folder: Path) -> None:
-    """Check that the model's files are of the type that their names say.
+    """Check that the contents of the model's files match the files' names.
 
     Raises:
-        ModelError: if one is missing, damaged or quantized.
+        ModelError: if a file is missing, damaged or quantized.
     """
     for file in (folder / name for name in _JSON):
         if file.is_file():
@@ -113,10 +113,10 @@ def check_files(folder: Path) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Check that a checkpoint's files are whole and hold floating-point weights.
+    """Check that a checkpoint's files are complete and contain floating-point weights.
 
     Raises:
-        ModelError: if one is missing, damaged or quantized.
+        ModelError: if a file is missing, damaged or quantized.
     """
     for index in (folder / name for name in _CHECKPOINTS if name.endswith(".json")):
         for part in sorted(set(read_index(index).values())) if index.is_file() else ():
@@ -131,10 +131,10 @@ def check_weights(folder: Path) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Check that the tokenizer's files are of the type that their names say.
+    """Check that the contents of the tokenizer's files match the files' names.
 
     Raises:
-        ModelError: if one is damaged, or the tokenizer needs custom code.
+        ModelError: if a file is damaged, or the tokenizer needs custom code.
     """
     for file in _tokenizer_files(folder):
         check_content(file)
@@ -156,15 +156,16 @@ def check_config(folder: Path) -> None:
         raise damaged(folder / "config.json", "no JSON object")
     if (folder / _ADAPTER).is_file():
         raise ModelError(
-            f"{folder}: holds an adapter of PEFT ({_ADAPTER}), which would be loaded too; "
-            "merge it into its base model and save that, or give the folder of the base model"
+            f"{folder}: the folder contains a PEFT adapter ({_ADAPTER}), which transformers would "
+            "load too; merge the adapter into its base model and save the result, or give the base "
+            "model's folder"
         )
     if (method := _quantization_method(folder, config)) is not None:
         raise _quantized_already(folder, method)
     if name := config.get("transformers_weights"):
         raise ModelError(
-            f"{folder / 'config.json'}: names weights of another file ({name}); save the model "
-            "once with save_pretrained"
+            f"{folder / 'config.json'}: transformers_weights names another file ({name}); load the "
+            "model and save it with save_pretrained"
         )
     _check_code(folder / "config.json", config, "", "architectures")
 
@@ -172,9 +173,8 @@ def check_config(folder: Path) -> None:
 def _quantized_already(folder: Path, method: str) -> ModelError:
     """Return the error for a model whose weights are quantized in its files."""
     return ModelError(
-        f"{folder}: its weights are quantized already ({method}); give the original model in "
-        "model.path, and set model.quantization = nf4 or int8 to have it quantized when it is "
-        "loaded"
+        f"{folder}: the weights are already quantized ({method}); set model.path to the original "
+        "model, and model.quantization to nf4 or int8"
     )
 
 
@@ -215,7 +215,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the name of a model's quantization method, or None."""
+    """Return the name of a model's quantization method, or None if the model is not quantized."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _QUANTIZATION_KEYS:
             if settings := part.get(key):
@@ -225,7 +225,7 @@ def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _check_code(file: Path, settings: Any, auto_class: str, class_key: str) -> None:
-    """If a folder contains code for its model class, check that transformers has this class too."""
+    """Check that transformers has the model's class if the folder contains code for this class."""
     code = settings.get("auto_map") if isinstance(settings, dict) else None
     if not code or (auto_class and isinstance(code, dict) and auto_class not in code):
         return
@@ -238,8 +238,8 @@ def _check_code(file: Path, settings: Any, auto_class: str, class_key: str) -> N
         known = known and settings.get("model_type") in transformers.CONFIG_MAPPING
     if not known:
         raise ModelError(
-            f"{file}: the model needs code from its own folder (auto_map), and Samara runs none; "
-            "choose a model whose classes are part of transformers"
+            f"{file}: the model needs code from its own folder (auto_map), which Samara does not "
+            "run; choose a model whose classes are part of transformers"
         )
 
 
@@ -255,7 +255,7 @@ def _resolve(path: str) -> Path:
         if folder.suffix == ".gguf":
             return find_converted_folder(folder)
         raise ModelError(
-            f"{path}: is a file; give the model's folder or a .gguf file in model.path"
+            f"{path}: this is a file; set model.path to the model's folder or a .gguf file"
         )
     if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
         raise ModelError(f"{path}: there is no such model folder; check model.path")
@@ -263,7 +263,7 @@ def _resolve(path: str) -> Path:
 
 
 def _download(name: str) -> Path:
-    """Download only the required files of a model; return their folder."""
+    """Download the required files of a model, and return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -278,8 +278,8 @@ def _download(name: str) -> Path:
             asked |= wanted
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         raise ModelError(
-            f"{name}: neither a folder nor a model that the Hugging Face hub could deliver; "
-            "check model.path, or download the model and give its folder"
+            f"{name}: this is neither a folder nor a model that can be downloaded from the Hugging "
+            "Face hub; check model.path, or download the model and give its folder"
         ) from error
     return folder
 
@@ -296,13 +296,14 @@ def _missing_files(folder: Path) -> Iterator[str]:
 
 
 def find_embedded_model() -> Path:
-    """Return the folder of the embedded model, a small one that is part of Samara's package.
+    """Return the folder of the embedded model, a small model inside Samara's package.
 
     Raises:
-        ModelError: if it is missing.
+        ModelError: if the model is missing.
     """
     if not (_EMBEDDED_FOLDER / "model.safetensors").is_file():
         raise ModelError(
-            f"{_EMBEDDED_FOLDER}: has no embedded model; install Samara again, or set model.path"
+            f"{_EMBEDDED_FOLDER}: the embedded model is missing; install Samara again, or set "
+            "model.path"
         )
     return _EMBEDDED_FOLDER

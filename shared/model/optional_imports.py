@@ -9,9 +9,9 @@ import torch
 
 @contextmanager
 def triton_hidden() -> Iterator[None]:
-    """Hide triton from imports where torch has no GPU.
+    """Prevent imports of triton inside the context if torch has no GPU.
 
-    If triton is installed, transformers imports it together with torch's compiler. Triton takes 70
+    If triton is installed, transformers imports it together with torch's compiler. Triton needs 70
     MiB of memory and compiles only for GPUs.
     """
     if torch.cuda.is_available() or "triton" in sys.modules:

@@ -1,8 +1,8 @@
-"""Export of an adapter as a LoRA or prefix of PEFT, which transformers' tools can read.
+"""Export of an adapter or a prefix to PEFT's files, which transformers' tools can read.
 
 LoRA-FA is a LoRA with a frozen A. The export generates A from the layout's seed. B holds the
 trained numbers, and alpha / r has the same meaning in LoRA-FA and LoRA. If A was trained too, the
-caller passes it.
+caller passes the trained A.
 """
 
 import inspect
@@ -27,7 +27,7 @@ _COUNTS_OF_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "mo
 _NAMES_OF_EXPERTS = "gate_proj", "up_proj", "down_proj"
 _STATE_SPACES = "falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"
 _NAMES_IN_STATE_SPACES = "out_proj", "conv1d"
-"""Layers that PEFT refuses to adapt in models with state spaces."""
+"""Names of layers that PEFT refuses to adapt in state-space models."""
 _TASK_TYPES = {"causal": "CAUSAL_LM", "masked": None, "encoder": "FEATURE_EXTRACTION"}
 
 
@@ -80,7 +80,7 @@ def write_peft_adapter(
 
 
 def _task_type(base: BaseModel) -> str | None:
-    """Return PEFT's task type for a model; None if the model takes no `inputs_embeds`."""
+    """Return PEFT's task type for a model, or None if the model does not accept `inputs_embeds`."""
     takes_embeddings = "inputs_embeds" in inspect.signature(base.network.forward).parameters
     return _TASK_TYPES[base.family] if takes_embeddings else None
 
@@ -91,14 +91,14 @@ def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
     refused = [n for n in names if n.rpartition(".")[2] in _NAMES_IN_STATE_SPACES]
     if refused and base.network.config.model_type in _STATE_SPACES:
         raise ModelError(
-            f"{base.folder}: PEFT adapts no {refused[0]} of a state-space model; export the whole "
-            "model, or adapt other layers"
+            f"{base.folder}: PEFT does not adapt {refused[0]} of a state-space model; export the "
+            "whole model, or adapt other layers"
         )
     has_experts = any(hasattr(config, name) for name in _COUNTS_OF_EXPERTS)
     if has_experts and (taken := [n for n in names if n.rpartition(".")[2] in _NAMES_OF_EXPERTS]):
         raise ModelError(
-            f"{base.folder}: PEFT mistakes {taken[0]} for a part of the model's experts, and would "
-            "load another adapter; export the whole model, or adapt only the attention"
+            f"{base.folder}: PEFT would mistake {taken[0]} for a part of the model's experts and "
+            "load a different adapter; export the whole model, or adapt only the attention"
         )
 
 
@@ -110,14 +110,15 @@ def write_peft_prefix(
     Args:
         base: base model of the prefix; only its structure is used.
         name: path or name of the base model, for PEFT's configuration.
-        prefix: keys and values of every layer, float32 [2·layers, heads, m, features of a head].
+        prefix: keys and values of m tokens in every layer, float32 [2·layers, heads, m, features of
+            a head].
         folder: folder for the files; it is created if it is missing.
 
     Raises:
         OSError: if the folder cannot be written.
     """
     parts, heads, length, head_features = prefix.shape
-    # a row of PEFT's embedding is a token: key and value for each layer, head by head
+    # Each row of PEFT's embedding is one token: key and value of each layer, head by head.
     embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
     settings = {
         "peft_type": "PREFIX_TUNING",

@@ -22,16 +22,16 @@ from samara.shared.protocol.start import Start, read_start
 from samara.shared.settings.sections import AdapterSettings
 
 STATE_LIMIT = 2**62
-"""Exclusive limit of the absolute numbers of a state or start, in units of a state."""
+"""Exclusive limit of the absolute values in a state or start, in units of a state."""
 
 
 @dataclass(frozen=True, eq=False)
 class WeightMap:
     """The map from a state and its directions to the weights of forward passes.
 
-    Every conversion of a state to weights uses it. The state has as many numbers as the layout has
-    coordinates (`Layout.size`), and the weights have as many as its tensors have elements
-    (`Layout.element_count`). Without a basis these numbers are equal.
+    Every conversion of a state to weights uses this class. The state has `Layout.size` numbers, one
+    for each coordinate. The weights have `Layout.element_count` numbers, one for each element of
+    the tensors. Without a basis, these two counts are equal.
 
     Attributes:
         start: initial weights, in units of a state, that are added to every state; None for no
@@ -64,8 +64,8 @@ class WeightMap:
             z: int16 [..., size], in units of 2⁻¹¹; a tensor may be on the torch device already.
 
         Returns:
-            Without a basis the same int16 numbers; with a basis float32 [..., elements], in the
-            same units.
+            Directions in units of 2⁻¹¹: without a basis the same int16 numbers, with a basis
+            float32 [..., elements].
         """
         on_device = torch.as_tensor(z).to(self.torch_device)
         if self.basis is None:
@@ -75,7 +75,7 @@ class WeightMap:
         return torch.cat([lifted, on_device[..., size:].to(torch.float32)], dim=-1)
 
     def gradient(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert a gradient of the weights, float64 [elements], to one of the state, [size]."""
+        """Convert a gradient of the weights, [elements], to that of the state, float64 [size]."""
         if self.basis is None:
             return elements
         end = self.basis.element_count
@@ -126,14 +126,14 @@ class PerturbedAdapters(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
+        """The number of perturbations of a client, P = signs · q, or 1 without directions."""
 
     @property
     def clients(self) -> int:
         """The number of clients that share the pass, C; usually 1."""
 
     def select(self, signs: slice, queries: slice) -> "PerturbedAdapters":
-        """Return the perturbations for some signs and queries."""
+        """Return the perturbations of some signs and queries."""
 
     def tensor(self, name: str) -> TorchTensor:
         """Return one tensor of all perturbations, [P·C, rows, columns], clients innermost."""
@@ -145,8 +145,8 @@ class Perturbations:
 
     Only the unperturbed adapters B and the directions z are stored. Perturbed tensors are computed
     when a layer needs them. The rows of a pass are ordered by sign, then by query, then by client,
-    with equal numbers of rows. Rows of several clients are computed like rows of several queries:
-    small products with different B after the shared W·x and A·x.
+    and each combination has the same number of rows. Rows of several clients are computed like rows
+    of several queries: small products with different B after the shared W·x and A·x.
 
     Attributes:
         layout: names and shapes of the tensors.
@@ -154,7 +154,7 @@ class Perturbations:
         directions: z in units of 2⁻¹¹, int16 [q, d], or float32 if they are lifted from a basis;
             [C, q, d] for C clients; None evaluates the center alone.
         epsilon: size of the perturbation, ε.
-        signs: s, +1 and −1, or one of them.
+        signs: the values of s: +1 and −1, or only one of these.
     """
 
     layout: Layout
@@ -184,7 +184,7 @@ class Perturbations:
 
     @property
     def count(self) -> int:
-        """The number of perturbations of a client, P: signs · q, or 1 without directions."""
+        """The number of perturbations of a client, P = signs · q, or 1 without directions."""
         return len(self.signs) * self.queries or 1
 
     @property
@@ -193,7 +193,7 @@ class Perturbations:
         return len(self.center) if self.center.ndim == 2 else 1
 
     def select(self, signs: slice, queries: slice) -> Self:
-        """Return the perturbations for some signs and queries; there must be directions."""
+        """Return the perturbations of some signs and queries. Directions are required."""
         assert self.directions is not None
         some = self.directions[..., queries, :]
         return replace(self, directions=some, signs=self.signs[signs])

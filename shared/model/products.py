@@ -1,11 +1,11 @@
 """Matrix products on a CPU with the faster of torch's two libraries.
 
 torch gives float32 products to MKL, which uses only AVX2 on processors not made by Intel. oneDNN,
-also part of torch, uses all instruction sets: on a core of an AMD EPYC with AVX-512 it is twice as
-fast (docs/measurements/one-device-costs.md). oneDNN spends more time on the preparation of a
-product, so small products stay with torch's choice. It caches one preparation of half a MiB for
-each set of shapes. The default limit is 1,024 preparations, but the passes of a micro-batch need
-about ten.
+also part of torch, uses all instruction sets. On a core of an AMD EPYC with AVX-512, oneDNN is
+twice as fast as MKL (docs/measurements/one-device-costs.md). oneDNN spends more time than MKL on
+the preparation of a product, so small products use torch's default. oneDNN caches one preparation
+of half a MiB for each set of shapes. The default limit is 1,024 preparations, but the passes of a
+micro-batch need about ten.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The parts of a causal LM's prompt around a text, in the task's form.
 
 The form ``chat`` follows the training of instruct models. The text is a user's message in the
-model's own chat template, and the label word or candidate is in the answer to it. The whole
+model's own chat template, and the label word or candidate is in the model's answer. The whole
 sentences of the question are also part of the message. An unfinished sentence, which the label word
 completes, begins the answer.
 """
@@ -48,7 +48,7 @@ class PromptFrame:
     def ids(
         self, base: BaseModel, text: str, limit: int, cut: Span | None, keep_end: bool = False
     ) -> Ids:
-        """Return the tokens before an answer.
+        """Return the tokens of a prompt up to its answer.
 
         Args:
             base: model with the tokenizer.
@@ -101,9 +101,8 @@ def text_frame(base: BaseModel) -> PromptFrame:
 def first_tokens(base: BaseModel, form: Form) -> Ids:
     """Return the tokens that begin a text outside a chat.
 
-    With ``plain`` the tokenizer decides: the tokens are those it places before a text. With
-    ``auto`` the only token is the BOS token, if the tokenizer has one; this is the behaviour of
-    versions without forms.
+    With ``plain``, these are the tokens that the tokenizer places before a text. With ``auto``, the
+    only token is the BOS token if the tokenizer has one, as in versions without forms.
     """
     if form == AUTO_FORM:
         bos = base.tokenizer.bos_token_id
@@ -122,10 +121,10 @@ def check_form(base: BaseModel, task: Task) -> None:
     """Check that a task in the form of a chat has a causal language model.
 
     Raises:
-        TaskError: if the task is a chat, and the model cannot answer.
+        TaskError: if the form is chat, and the model is not a causal LM.
     """
     if form_of(task) == CHAT and base.family != "causal":
         raise TaskError(
-            f"task {task.name} is asked as a chat, and {base.folder} is no causal LM; set form to "
-            "plain"
+            f"task {task.name} has the form of a chat, but {base.folder} is not a causal LM; set "
+            "`form` to `plain`"
         )

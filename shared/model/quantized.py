@@ -1,10 +1,10 @@
 """Linear layers with weight-only quantization, multiplied in the compute type.
 
 NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), and INT8 stores one scale per
-output. Both use the formats of bitsandbytes and dequantize a whole weight matrix once per pass,
-however many rows the pass has (P-RGE, appendix A.5). Inputs are never quantized. With rounded
-activations, as in bitsandbytes' own 8-bit layer on CUDA, the loss would be a step function of a
-small perturbation.
+output. Both layers use the formats of bitsandbytes. They dequantize a whole weight matrix once per
+pass, regardless of the number of rows (P-RGE, appendix A.5). Inputs are never quantized. With
+rounded activations, as in bitsandbytes' own 8-bit layer on CUDA, the loss would be a step function
+of a small perturbation.
 """
 
 from abc import ABC, abstractmethod
@@ -24,10 +24,9 @@ NF4_BLOCK = 64
 
 _MISSING = (
     "model.quantization needs bitsandbytes, which cannot be used here ({error}). Install it with "
-    "pip install 'samara-fl[quantized]'. On a Jetson that is not enough: the index's aarch64 "
-    "wheels are built for server ARM and fail at the first kernel launch. Build bitsandbytes there "
-    "with -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or take the Jetson "
-    "AI Lab's build"
+    "pip install 'samara-fl[quantized]'. On a Jetson, the aarch64 wheels of the package index fail "
+    "at the first kernel launch, because they are built for server ARM. Build bitsandbytes there "
+    "with -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or use the Jetson AI Lab's build"
 )
 
 
@@ -108,13 +107,15 @@ _LAYERS: dict[str, type[QuantizedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linea
 def quantize_linear(
     weight: Tensor, bias: Tensor | None, quantization: Quantization, dtype: torch.dtype
 ) -> QuantizedLinear:
-    """Make a quantized layer from a full weight [out, in], on the weight's torch device.
+    """Quantize a weight [out, in], and return its layer on the weight's torch device.
 
     Raises:
         ModelError: if the weight has entries that are not finite.
     """
     if not bool(torch.isfinite(weight).all()):
-        raise ModelError("a weight holds numbers that are not finite; download the model again")
+        raise ModelError(
+            "a weight of the model contains numbers that are not finite; download the model again"
+        )
     return _LAYERS[quantization](weight, bias, dtype)
 
 
@@ -125,7 +126,7 @@ def empty_quantized_linear(
     quantization: Quantization,
     dtype: torch.dtype,
 ) -> QuantizedLinear:
-    """Make a quantized layer without weights; its tensors are assigned later.
+    """Create a quantized layer without weights. The caller assigns its tensors later.
 
     Args:
         out_features: size of the output.
@@ -144,10 +145,10 @@ def empty_quantized_linear(
 
 
 def check_quantization(device: torch.device) -> None:
-    """Check that bitsandbytes works on a torch device, by using both formats once.
+    """Check that bitsandbytes works on a torch device by quantizing a small matrix in both formats.
 
     Raises:
-        ModelError: if bitsandbytes is missing or fails; the message names the extra and the builds
+        ModelError: if bitsandbytes is missing or fails. The message names the extra, and the builds
             for Jetson boards.
     """
     weight = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)

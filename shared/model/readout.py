@@ -45,11 +45,11 @@ class Readout:
         self._to_measure = to_measure
 
     def texts_to_measure(self) -> Sequence[Prompt]:
-        """Return the texts on which the damping would be measured; none after it was loaded."""
+        """Return the texts for measuring the damping, or none if the damping is already loaded."""
         return self._to_measure() if self._damping is None else ()
 
     def load_damping(self) -> Damping:
-        """Return the damping, loading or measuring it at the first call."""
+        """Return the damping. The first call loads or measures it."""
         if self._damping is None:
             self._damping = self._load().to(self._device)
         return self._damping
@@ -64,7 +64,7 @@ class Readout:
 
         Returns:
             float32 [P, C·n, labels]. If the features are equal under all perturbations, the scores
-            of a label are contiguous in memory, which makes the computation of losses faster.
+            of a label are contiguous in memory, which speeds up the computation of losses.
         """
         count, clients = perturbations.count, perturbations.clients
         weights = perturbations.tensor(READOUT).view(count, clients, -1, features.shape[-1])
@@ -103,9 +103,9 @@ def representations(
 ) -> Tensor:
     """Return the representation of each prompt, from which its scores are computed.
 
-    For a sentence encoder it is the pooled, normalised vector. Otherwise it is the last hidden
-    state at the first supervised position of the first sequence: at the mask of a masked LM, or at
-    the last position before a causal LM's answer.
+    For a sentence encoder, the representation is the pooled, normalised vector. Otherwise it is the
+    last hidden state at the first supervised position of the first sequence: at the mask of a
+    masked LM, or at the last position before a causal LM's answer.
 
     Args:
         scorer: scorer of the model's family.

@@ -1,6 +1,6 @@
-"""Replay on a GPU by a Triton kernel; each program holds a block of the state in registers.
+"""Replay on a GPU by a Triton kernel whose programs hold blocks of the state in registers.
 
-It needs the extra ``samara-fl[cuda]``. Triton's built-in Philox gives the same bits as
+This module needs the extra ``samara-fl[cuda]``. Triton's built-in Philox gives the same bits as
 `directions.philox4x32`.
 """
 
@@ -18,7 +18,8 @@ _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
     "rademacher": {"SIGNS": True, "COUNTERS": 64, "ROWS": 32, "WORD": 64},
 }
-"""Shape of a block: counters, rows of 256 elements per word, elements from one word to the next."""
+"""Shape of a block for each distribution. COUNTERS is the number of Philox counters, ROWS the
+number of elements from a counter's word, and WORD the distance between words in elements."""
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def _fold(
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """Compute a block of Σ c·z over n seeds."""
+    """Compute a block of Σ c·z over n seeds, for a state of d elements."""
     block = tl.program_id(0)
     total0 = tl.zeros((ROWS, COUNTERS), tl.int64)
     total1, total2, total3 = total0, total0, total0
@@ -135,7 +136,7 @@ class CudaBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """Add Σ c·z, which is summed on the GPU, to the state in place."""
+        """Compute Σ c·z on the GPU, and add it to the state in place."""
         if distribution == "orthogonal":
             self._others.fold(state, seeds, coefficients, distribution)
             return
@@ -159,7 +160,7 @@ class CudaBackend:
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """Return `directions` as a tensor on the GPU."""
+        """Return the result of `directions` as a tensor on the GPU."""
         if distribution == "orthogonal":
             made = self._others.directions(seeds, count, distribution, first)
             return torch.from_numpy(made).to(self.device)

@@ -55,7 +55,7 @@ def philox4x32(
     k1 = torch.bitwise_right_shift(seeds, _WORD_BITS) & _LOW_WORD
     for _ in range(10):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        # only words that are multiplied need their high bits cleared in between
+        # Between rounds, only the words that are multiplied need cleared high bits.
         c0, c1, c2, c3 = (
             (torch.bitwise_right_shift(product1, _WORD_BITS) ^ c1 ^ k0) & _LOW_WORD,
             product1,
@@ -74,7 +74,7 @@ def directions(
     distribution: Distribution,
     first: int = 0,
 ) -> torch.Tensor:
-    """Return the directions z of n seeds in the element order of the format.
+    """Return the directions z of n seeds in the protocol's order of elements.
 
     Args:
         seeds: bits of the seeds, int64 [n].
@@ -89,7 +89,7 @@ def directions(
         int16 [n, count]; multiply by 2⁻¹¹.
 
     Raises:
-        ReplayError: if orthogonal directions are too long, or only a part is requested.
+        ReplayError: if orthogonal directions are too long, or only a part of them is requested.
     """
     if distribution == "orthogonal":
         check_whole(count, first)
@@ -184,7 +184,7 @@ class TorchBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """Add Σ c·z, which is summed on the torch device, to the state in place."""
+        """Compute Σ c·z on the torch device, and add it to the state in place."""
         total = torch.zeros(len(state), dtype=torch.int64, device=self.device)
         keys, factors = self._bits(seeds), torch.from_numpy(coefficients).to(self.device)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
@@ -207,7 +207,7 @@ class TorchBackend:
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """Return `directions` as a tensor on the backend's torch device."""
+        """Return the result of `directions` as a tensor on the backend's torch device."""
         return directions(self._bits(seeds), self._table, count, distribution, first)
 
     def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
@@ -229,7 +229,8 @@ def draw_directions(
         seeds: seeds, uint64 [n].
         count: number of elements.
         distribution: distribution of the directions.
-        first: index of the first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal ones.
+        first: index of the first element, a multiple of `WHOLE_BLOCKS`; 0 for orthogonal
+            directions.
         device: torch device of the result.
 
     Returns:
@@ -242,11 +243,11 @@ def draw_directions(
 
 
 def backend_for(device: torch.device, threads: int = 0) -> Backend:
-    """Return the backend that the environment forces, or else the fastest one for a model's device.
+    """Return the backend that the environment forces, or the fastest backend for a model's device.
 
     Args:
         device: torch device of the model.
-        threads: most threads of a call on the CPU; 0 lets the backend choose.
+        threads: largest number of CPU threads of a call; 0 lets the backend choose.
 
     Raises:
         ReplayError: if the forced backend does not exist or cannot be loaded.
@@ -262,8 +263,8 @@ def backend_for(device: torch.device, threads: int = 0) -> Backend:
         except ImportError as error:
             if forced:
                 raise ReplayError(
-                    f"{BACKEND_VARIABLE}=cuda: triton cannot be loaded: {error}; "
-                    "pip install 'samara-fl[cuda]'"
+                    f"{BACKEND_VARIABLE}=cuda: triton cannot be loaded: {error}; run pip install "
+                    "'samara-fl[cuda]'"
                 ) from error
             return TorchBackend(device)
     return default_backend(threads)

@@ -1,10 +1,10 @@
-"""Scorers: convert text to prompts, and the body's output to scores.
+"""Scorers, which convert texts to prompts and the body's output to scores.
 
-Every family of models and kind of task has its scorer. A causal LM gives the log-likelihood of the
-label words after the question, of a row's candidates, or of the given answer. A masked LM gives the
-log-likelihood of the label words at the mask. A sentence encoder gives the cosine to the label
-prompts, divided by a temperature. A scorer runs no blocks: a forward engine passes it the body's
-output.
+Every pair of a model family and a kind of task has its scorer. The scores of a causal LM are the
+log-likelihoods of the label words after the question, of a row's candidates, or of the given
+answer. The scores of a masked LM are the log-likelihoods of the label words at the mask. The scores
+of a sentence encoder are the cosines to the label prompts, divided by a temperature. A scorer does
+not run the blocks: a forward engine passes the body's output to the scorer.
 """
 
 from abc import ABC, abstractmethod
@@ -87,7 +87,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example; an example that is too long loses tokens of its text only.
+        """Tokenize an example. Only the text of an example that is too long is shortened.
 
         Args:
             text: text of an `Example`.
@@ -110,7 +110,7 @@ class Scorer(ABC):
         """
 
     def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute scores as log-likelihoods; `scores` may omit a row's common constant."""
+        """Compute scores as log-likelihoods, with the common constant that `scores` may omit."""
         return self.scores(hidden, lengths, prompts)
 
     def width(self, prompts: Sequence[Prompt]) -> int:
@@ -123,8 +123,8 @@ class Scorer(ABC):
     def _remaining_tokens(self, used: int, by: str) -> int:
         if self.max_length <= used:
             raise TaskError(
-                f"task {self._name}: {by} alone takes {used} tokens and "
-                f"max-length is {self.max_length}; raise model.max-length"
+                f"task {self._name}: {used} tokens are needed for {by} alone, but the limit is "
+                f"{self.max_length}; raise model.max-length"
             )
         return self.max_length - used
 
@@ -133,8 +133,8 @@ class CausalScorer(Scorer):
     """Scores each label word by its mean log-likelihood per token after the question.
 
     Args:
-        compares: whether a row's scores are only compared with each other; a constant that they
-            share is then omitted.
+        compares: whether a row's scores are only compared with each other. The scorer then omits
+            their common constant.
 
     Attributes:
         frame: prompt frame of the task.
@@ -181,7 +181,7 @@ class _ContinuationScorer(Scorer):
         super().__init__(base, task, max_length)
         self._frame, eos = frame, base.tokenizer.eos_token_id
         self._around = max(1, frame.token_count(base))
-        # Something must precede the first scored token.
+        # The first scored token needs a preceding token.
         self._begin: Ids = () if eos is None else (eos,)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -194,13 +194,17 @@ class _ContinuationScorer(Scorer):
         stem = self._frame.ids(self.base, text.rstrip(" "), limit, cut, keep_end=True)
         if not (stem or self._begin):
             raise TaskError(
-                f"task {self._name}: its texts begin with the answer, and the tokenizer of "
+                f"task {self._name}: the prompts begin with the answer, and the tokenizer of "
                 f"{self.base.folder} has no token that begins a text; put a text before the answer"
             )
         return stem or self._begin
 
     def answer_tokens(self, text: str, answer: str) -> Ids:
-        """Return the tokens that an answer adds to a text; raises a TaskError if there are none."""
+        """Return the tokens that an answer adds to a text.
+
+        Raises:
+            TaskError: if the answer adds no tokens.
+        """
         words = text.rstrip().rfind(" ") + 1
         tokens = continuation_tokens(self.base, text[words:], answer)
         if not tokens:
@@ -248,7 +252,7 @@ class GenerationScorer(_ContinuationScorer):
         self._chat = ChatTemplate(base) if task.chat else None
         self.stop = self._chat.stop if self._chat else task.stop
         self.most_tokens, self.is_plain_text = task.tokens, task.is_plain_text
-        if self.is_plain_text:  # a window has as much text before it
+        if self.is_plain_text:  # half of a sequence is context before a window
             self.most_tokens = max(1, min(task.tokens, self.max_length // 2))
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
@@ -266,11 +270,11 @@ class GenerationScorer(_ContinuationScorer):
         return replace(_continued(stem, [tokens]), target_bytes=len(answer.encode()))
 
     def width(self, prompts: Sequence[Prompt]) -> int:
-        """Return the number of scores of a row: two."""
+        """Return 2, the number of scores of a row."""
         return 2
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute mean log-likelihoods per token, and the shares of tokens that are likeliest."""
+        """Compute mean log-likelihoods per token, and the shares of the likeliest tokens."""
         tokens = [token for prompt in prompts for token in prompt.targets[0]]
         predictions = token_predictions(self.base, hidden, lengths, _supervised(prompts), tokens)
         counts = [len(prompt.targets[0]) for prompt in prompts]
@@ -312,14 +316,16 @@ class MaskedScorer(Scorer):
         words = word_tokens(task, partial(continuation_tokens, base, task.question_before_word))
         if long := [w for w, t in zip(task.words, words, strict=True) if len(t) > 1]:
             raise TaskError(
-                f"task {task.name}: a masked LM needs label words of one token and "
-                f"{', '.join(long)} has more; choose other words"
+                f"task {task.name}: a masked LM needs label words of one token, but these have "
+                f"more: {', '.join(long)}; choose other words"
             )
         self._words = [word[0] for word in words]
         self._by_rows = compares and separate_rows(base, self._words)
         mask = base.tokenizer.mask_token
         if mask is None:
-            raise ModelError(f"{base.folder}: its tokenizer has no mask token; get the model's own")
+            raise ModelError(
+                f"{base.folder}: the tokenizer has no mask token; use the model's own tokenizer"
+            )
         self._before = mask if task.word_is_inside else task.question_before_word + mask
         self._after = task.question_after_word
 
@@ -328,7 +334,8 @@ class MaskedScorer(Scorer):
         before = self._before
         after = self._after
         mask = self.base.tokenizer.mask_token_id
-        if answers:  # the text after the word, at most half of all if text precedes it
+        # Text after the word gets at most half of the tokens if text precedes the word.
+        if answers:
             room = self._remaining_tokens(len(self._ids(before, special=True)) + 1, "the mask")
             after = truncate(self.base, answers[0], max(1, room // 2) if text else room, None)
         limit = self._remaining_tokens(len(self._ids(before + after, special=True)), "the question")
@@ -365,7 +372,7 @@ class EncoderScorer(Scorer):
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Tokenize the text alone, with the tokenizer's special tokens."""
-        limit = self._remaining_tokens(len(self._ids("", special=True)), "nothing")
+        limit = self._remaining_tokens(len(self._ids("", special=True)), "special tokens")
         return Prompt((self._ids(truncate(self.base, text, limit, cut), special=True),), ((),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -413,12 +420,12 @@ def scorer_for(
     Args:
         base: the model.
         task: the task.
-        max_length: most tokens of a sequence.
+        max_length: largest number of tokens of a sequence.
         body: function that runs the model's body.
         compares: whether the scores of a row are only compared with each other.
 
     Raises:
-        TaskError, ModelError: as `_scorer_of_family` does.
+        TaskError, ModelError: as in `_scorer_of_family`.
     """
     check_form(base, task)
     scorer = _scorer_of_family(base, task, max_length, body, compares)
@@ -431,9 +438,9 @@ def _scorer_of_family(
     """Create the scorer for a model's family and a task's kind.
 
     Raises:
-        TaskError: if the family cannot do such a task, or the task's label words do not suit the
-            tokenizer.
-        ModelError: if the tokenizer lacks what the family needs.
+        TaskError: if the family does not support the kind of task, or the tokenizer does not suit
+            the task's label words.
+        ModelError: if the tokenizer lacks a token that the family needs.
     """
     if not isinstance(task, ClassificationTask):
         if base.family != "causal":
@@ -447,8 +454,8 @@ def _scorer_of_family(
         return GenerationScorer(base, task, max_length)
     if task.word_is_inside and base.family != "masked":
         raise TaskError(
-            f"task {task.name} has its label word inside the text, which only a masked LM can fill "
-            f"in, and {base.folder} is not a masked LM; give the task a question after the text"
+            f"task {task.name} has its label word inside the text, but {base.folder} is not a "
+            "masked LM and cannot fill it in; write the task's question after the text"
         )
     if base.family == "encoder":
         return EncoderScorer(base, task, max_length, body)

@@ -26,8 +26,8 @@ class Module(NamedTuple):
     """A module of a sentence encoder.
 
     Attributes:
-        kind: class name, with the package unless it is sentence-transformers.
-        folder: folder of its files.
+        kind: class name, preceded by the package unless this is sentence-transformers.
+        folder: folder of the module's files.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Module(NamedTuple):
 
 
 def module_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of the modules after a sentence encoder's network, present or missing.
+    """Yield the files of the modules after a sentence encoder's network, including missing files.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -54,7 +54,7 @@ def dense_weights(folder: Path) -> Path:
 
 
 def hashed_module_files(folder: Path) -> list[Path]:
-    """Return the module files that a model id depends on: none for plain mean or cls pooling.
+    """Return the module files that decide a model id, or none for plain mean or cls pooling.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -79,7 +79,7 @@ def module_folders(folder: Path) -> list[Path]:
 
 
 def list_modules(folder: Path) -> list[Module]:
-    """Return the modules of a sentence encoder, in order; empty if the folder lists none.
+    """Return the modules of a sentence encoder in order, or none if the folder has no list of them.
 
     Raises:
         ModelError: if the list is damaged.
@@ -94,7 +94,7 @@ def list_modules(folder: Path) -> list[Module]:
         ]
     except (KeyError, TypeError) as error:
         raise ModelError(
-            f"{file}: is no list of modules with path and type; download the model again"
+            f"{file}: this is not a list of modules with path and type; download the model again"
         ) from error
 
 
@@ -108,7 +108,7 @@ def _kind(class_name: str) -> str:
 def read_settings(
     folder: Path, name: str = MODULE_SETTINGS, required: bool = False
 ) -> dict[str, Any]:
-    """Read the settings of a module; empty if it has no settings file.
+    """Read the settings of a module. A missing optional file means no settings.
 
     Args:
         folder: folder of the module.
@@ -123,7 +123,9 @@ def read_settings(
         return {}
     settings = read_json(file)
     if not isinstance(settings, dict):
-        raise ModelError(f"{file}: no settings of a module; download the model again")
+        raise ModelError(
+            f"{file}: this file contains no settings of a module; download the model again"
+        )
     return settings
 
 
@@ -146,7 +148,8 @@ def read_modes(folder: Path) -> tuple[str, ...]:
     unknown = [mode for mode in modes if mode not in _KEYS.values()]
     if unknown or not modes:
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: pooling by {', '.join(unknown) or 'nothing'}; choose a "
-            f"sentence encoder with one or several of {', '.join(_KEYS.values())}"
+            f"{folder / MODULE_SETTINGS}: Samara does not support pooling by "
+            f"{', '.join(unknown) or 'nothing'}; choose a sentence encoder with one or several of "
+            f"{', '.join(_KEYS.values())}"
         )
     return modes

@@ -1,7 +1,7 @@
 """Pooling of a sentence encoder, and the modules applied to the pooled vector.
 
-Every supported module computes as in sentence-transformers. Others are refused with an error that
-names the module.
+Every supported module computes the same function as in sentence-transformers. An unsupported module
+causes an error that names it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from samara.shared.model.sentence_modules import (
 
 _VECTOR = "sentence_embedding"
 _REMEDY = (
-    "Samara computes a Transformer, a Pooling, Dense and Normalize; choose another sentence encoder"
+    "Samara supports Transformer, Pooling, Dense and Normalize; choose another sentence encoder"
 )
 
 
@@ -37,8 +37,9 @@ class Dense(nn.Module):
         in_features: size of the input.
         out_features: size of the output.
         bias: whether the layer has a bias.
-        activation: function of the layer's output.
-        use_residual: whether the input, projected if its size differs, is added.
+        activation: activation function, which is applied to the layer's output.
+        use_residual: whether the input is added to the output, after a projection if their sizes
+            differ.
     """
 
     def __init__(
@@ -167,7 +168,9 @@ _MODES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def load_pooling(folder: Path, features: int) -> SentencePooling:
-    """Load the modules after a sentence encoder; without a list of modules, mean pooling.
+    """Load the modules after a sentence encoder's network.
+
+    Without a list of modules, the pooling is the mean of the hidden states.
 
     Args:
         folder: folder of the model.
@@ -180,12 +183,13 @@ def load_pooling(folder: Path, features: int) -> SentencePooling:
     if not modules:
         if (folder / "1_Pooling").is_dir() and not (folder / MODULE_LIST).is_file():
             raise ModelError(
-                f"{folder}: has a pooling and no {MODULE_LIST}; download the whole model"
+                f"{folder}: there is a folder 1_Pooling, but no {MODULE_LIST}; download the whole "
+                "model"
             )
         return SentencePooling()
     _check_network(folder, modules[0])
     if len(modules) < 2 or modules[1].kind != "Pooling":
-        raise ModelError(f"{folder / MODULE_LIST}: no Pooling behind the Transformer; {_REMEDY}")
+        raise ModelError(f"{folder / MODULE_LIST}: no Pooling follows the Transformer; {_REMEDY}")
     modes = read_modes(modules[1].folder)
     size = features * len(modes)
     behind = list[nn.Module]()
@@ -193,7 +197,9 @@ def load_pooling(folder: Path, features: int) -> SentencePooling:
         if kind == "Dropout":  # no effect outside training
             continue
         if kind not in ("Dense", "Normalize"):
-            raise ModelError(f"{folder / MODULE_LIST}: has a module {kind}; {_REMEDY}")
+            raise ModelError(
+                f"{folder / MODULE_LIST}: the module {kind} is not supported; {_REMEDY}"
+            )
         settings = read_settings(place, required=kind == "Dense")
         _check_names(place, settings)
         if kind == "Normalize":
@@ -208,10 +214,10 @@ def _check_network(folder: Path, first: Module) -> None:
     """Check that the network reads a sentence as the folder's text model does.
 
     Raises:
-        ModelError: naming what differs.
+        ModelError: if a setting differs. The message names the setting.
     """
     if first.kind != "Transformer":
-        raise ModelError(f"{folder / MODULE_LIST}: begins with a module {first.kind}; {_REMEDY}")
+        raise ModelError(f"{folder / MODULE_LIST}: the first module is {first.kind}; {_REMEDY}")
     if first.folder != folder:
         raise ModelError(
             f"{first.folder}: the text model of the sentence encoder is in this folder, but must "
@@ -233,13 +239,14 @@ def _check_network(folder: Path, first: Module) -> None:
     model = read_settings(folder, "config_sentence_transformers.json")
     if (kind := model.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise ModelError(
-            f"{folder}: is a {kind}, not a sentence encoder; choose a sentence encoder"
+            f"{folder}: the model is a {kind}, not a sentence encoder; choose a sentence encoder"
         )
     prompt = (model.get("prompts") or {}).get(model.get("default_prompt_name"))
     if prompt:
         raise ModelError(
-            f"{folder / 'config_sentence_transformers.json'}: puts {prompt!r} before every text; "
-            "set default_prompt_name to null, and write this prompt into the text of the task"
+            f"{folder / 'config_sentence_transformers.json'}: this model puts {prompt!r} before "
+            "every text; set default_prompt_name to null, and write this prompt into the text of "
+            "the task"
         )
 
 
@@ -263,13 +270,13 @@ def _load_dense(folder: Path, settings: dict[str, Any], size: int) -> Dense:
         dense.load_state_dict(_read_tensors(file))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(
-            f"{folder}: its weights do not match its {MODULE_SETTINGS} ({error}); download the "
-            "model again"
+            f"{folder}: the weights do not match {MODULE_SETTINGS} ({error}); download the model "
+            "again"
         ) from error
     if in_features != size:
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: takes {in_features} numbers, but the module before it "
-            f"gives {size}; download the model again"
+            f"{folder / MODULE_SETTINGS}: in_features = {in_features}, but the module before it "
+            f"returns {size} numbers; download the model again"
         )
     return dense
 
@@ -284,7 +291,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _activation(folder: Path, name: Any) -> nn.Module:
-    """Return an activation by the name of its torch class; the identity for an empty name."""
+    """Return the activation with the name of a torch class, or the identity if the name is None."""
     if name is None:
         return nn.Identity()
     kind: Any = getattr(nn, str(name).rpartition(".")[2], None)
@@ -294,7 +301,7 @@ def _activation(folder: Path, name: Any) -> nn.Module:
         function = None
     if not isinstance(function, nn.Module) or function.state_dict():
         raise ModelError(
-            f"{folder / MODULE_SETTINGS}: has the activation {name}, but only functions of "
-            "torch.nn without weights are supported; choose another sentence encoder"
+            f"{folder / MODULE_SETTINGS}: the activation is {name}, but Samara supports only "
+            "functions of torch.nn without weights; choose another sentence encoder"
         )
     return function

@@ -18,10 +18,10 @@ from samara.shared.model.damaged_files import read_json
 Family = Literal["causal", "masked", "encoder"]
 
 creating_network = threading.RLock()
-"""Held while transformers creates a network.
+"""Lock that a thread holds while transformers creates a network.
 
-It replaces functions of torch and of all networks meanwhile, for every thread; two threads that
-overlap would leave them replaced.
+Meanwhile, transformers replaces functions of torch and of all networks for every thread. If two
+threads overlapped, these functions would stay replaced.
 """
 
 
@@ -38,8 +38,8 @@ def detect_family(folder: Path) -> Family:
         architecture = str(settings["architectures"][0])
     except (KeyError, TypeError, IndexError) as error:
         raise ModelError(
-            f"{folder / 'config.json'}: does not name an architecture; add the class "
-            'of the model, such as "architectures": ["LlamaForCausalLM"]'
+            f"{folder / 'config.json'}: the file does not name an architecture; add "
+            'the model\'s class, such as "architectures": ["LlamaForCausalLM"]'
         ) from error
     is_causal, is_masked = (architecture in names for names in _classes_with_a_head())
     if is_causal and is_masked:  # XLM is both, according to its configuration
@@ -94,8 +94,8 @@ def loader_for(settings: Any, family: Family) -> Any:
         return transformers.AutoModelForTextEncoding  # AutoModel would add the decoder
     if getattr(settings, "is_encoder_decoder", False):
         raise ModelError(
-            f"{kind.__name__.removesuffix('Config')} has an encoder and a decoder, which are not "
-            "adapted together; choose a causal LM, a masked LM or a sentence encoder"
+            f"{kind.__name__.removesuffix('Config')} has an encoder and a decoder, and Samara "
+            "cannot adapt such models; choose a causal LM, a masked LM or a sentence encoder"
         )
     loader: Any = {
         "causal": transformers.AutoModelForCausalLM,
@@ -115,8 +115,9 @@ def loader_for(settings: Any, family: Family) -> Any:
 def body_of(network: Any) -> nn.Module:
     """Return the part of a network below the head: the innermost model that embeds its tokens.
 
-    This is usually transformers' ``base_model``. OPT's head calls the decoder inside it directly,
-    and a model for text and pictures contains its text model beside its picture model.
+    This is usually transformers' ``base_model``. For OPT, it is the decoder inside ``base_model``,
+    because OPT's head calls the decoder directly. For a model of text and pictures, it is the text
+    model inside ``base_model``.
     """
     body: nn.Module = network.base_model
     embeddings = _embeddings(network)
@@ -151,7 +152,9 @@ def blocks_of(body: nn.Module, folder: Path) -> nn.ModuleList:
     """
     lists = list(_outermost_lists(body))
     if not lists:
-        raise ModelError(f"{folder}: no list of transformer blocks found in the model")
+        raise ModelError(
+            f"{folder}: the model has no list of transformer blocks; choose another model"
+        )
     return max(lists, key=len)
 
 

@@ -23,23 +23,24 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # of many types, with advice about other libraries
+    # transformers raises errors of many types, with advice about other libraries
+    except Exception as error:
         if any(folder.glob("*token*")) or any(folder.glob("vocab*")):
-            raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
+            raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
         raise ModelError(
-            f"{folder}: it has no tokenizer; copy tokenizer.json and tokenizer_config.json of the "
-            "model beside its weights"
+            f"{folder}: there is no tokenizer; copy the model's tokenizer.json and "
+            "tokenizer_config.json to this folder"
         ) from error
     if not tokenizer.is_fast:
         raise ModelError(
-            f"{folder}: its tokenizer has no tokenizer.json; save it once as a fast tokenizer"
+            f"{folder}: there is no tokenizer.json; save the tokenizer as a fast tokenizer"
         )
     if read_settings(folder, NETWORK_SETTINGS).get("do_lower_case"):
         normalizer = tokenizer.backend_tokenizer.normalizer
         if normalizer is None or normalizer.normalize_str("A") != "a":
             raise ModelError(
-                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, but the tokenizer does not "
-                "lower the case; save the tokenizer with a normalizer that does, or set it to "
-                "false"
+                f"{folder / NETWORK_SETTINGS}: do_lower_case = true, but the tokenizer keeps "
+                "capital letters; save the tokenizer with a normalizer that lowers the case, or "
+                "set do_lower_case = false"
             )
     return tokenizer

@@ -30,7 +30,8 @@ def truncate(
             text = text[:kept] + text[end:]
             cut = (start, kept)
         elif keep_end:
-            # Tokens of a single character share its offsets; the text still gets shorter.
+            # Several tokens of one character have equal offsets, so at least one character is
+            # removed.
             text = text[max(1, offsets[excess][0]) :]
             cut = None
         else:

@@ -17,7 +17,7 @@ def cut_into_windows(examples: Sequence[Example], scorer: GenerationScorer) -> l
 
     Args:
         examples: examples whose answer is the text; short examples stay unchanged.
-        scorer: scorer of their task and model.
+        scorer: scorer of the examples' task for the model.
     """
     return [window for example in examples for window in _windows(example, scorer)]
 
@@ -49,7 +49,7 @@ def _windows(example: Example, scorer: GenerationScorer) -> Iterator[Example]:
 
 
 def _before_white_space(text: str, start: int, end: int) -> int:
-    """Return the last position in the window, up to `end`, between a word and white space."""
+    """Return the last position between a word and white space in text[start:end + 1], or `end`."""
     for position in range(end, start, -1):
         if text[position].isspace() and not text[position - 1].isspace():
             return position if text[start:position].strip() else end

@@ -25,12 +25,12 @@ def word_tokens(task: ClassificationTask, tokens_of: Callable[[str], Ids]) -> li
         tokens_of: function that returns the tokens of a word.
 
     Raises:
-        TaskError: if two label words become the same tokens.
+        TaskError: if a label word has no tokens, or two label words have the same tokens.
     """
     words = [tokens_of(word) for word in task.words]
     if len(set(words)) < len(words) or not all(words):
         raise TaskError(
-            f"task {task.name}: label words {', '.join(task.words)} are not "
-            "different after tokenization; choose other words"
+            f"task {task.name}: the label words {', '.join(task.words)} do not have different "
+            "tokens; choose other words"
         )
     return words

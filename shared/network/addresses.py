@@ -23,7 +23,8 @@ def parse_address(address: str, option: str = "--superlink") -> tuple[str, int]:
     match = _ADDRESS.fullmatch(address)
     if not match or not 0 < int(match[2]) < 2**16:
         raise ConfigError(
-            f"{option} {address}: write it as host:port, e.g. example.org:8000; ports end at 65535"
+            f"{option} {address}: this is not host:port; write for example example.org:8000, with "
+            "a port up to 65535"
         )
     return match[1].strip("[]"), int(match[2])
 
@@ -39,8 +40,8 @@ def check_host(name: str, option: str) -> None:
     except ValueError:
         if not _HOST.fullmatch(name):
             raise ConfigError(
-                f"{option} {name}: is no host name; write it without scheme, port and blanks, e.g. "
-                "server.example; a name with non-ASCII letters in its xn-- form"
+                f"{option} {name}: this is not a host name; write the name without scheme, port "
+                "and spaces, e.g. server.example, and non-ASCII letters in xn-- form"
             ) from None
 
 
@@ -56,7 +57,7 @@ def parse_origin(text: str, option: str) -> str:
     """
     if not _ORIGIN.fullmatch(text):
         raise ConfigError(
-            f"{option} {text}: write it as browsers do, e.g. https://phones.example; http is for "
-            "localhost alone"
+            f"{option} {text}: this is not an origin; write for example https://phones.example, or "
+            "http only for localhost"
         )
     return text.rstrip("/")

@@ -24,7 +24,7 @@ _GIVEN_NAMES = "names.txt"
 _AUTHORITY = "Samara run"
 _AUTHORITY_TIME, _SERVER_TIME = timedelta(days=10 * 365), timedelta(days=365)
 RENEWAL_TIME = timedelta(days=30)
-"""Lifetime left at which a server's certificate is renewed."""
+"""Remaining lifetime at which a server's certificate is renewed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TlsFiles:
     Attributes:
         certificate: certificate of the server, valid for the names that clients use.
         key: private key of the certificate.
-        authority: certificate with which clients verify the server's.
+        authority: certificate with which clients verify the server's certificate.
     """
 
     certificate: Path
@@ -43,7 +43,7 @@ class TlsFiles:
 
 
 def make_certificates(folder: Path, names: Sequence[str]) -> TlsFiles:
-    """Return the paths of a server's TLS files; create or renew the certificate if needed.
+    """Create or renew a server's TLS files if necessary, and return their paths.
 
     A server's certificate is valid for a year. It is renewed in its last 30 days, or if it lacks
     one of the names. The authority's key stays the same as long as the folder exists, so that
@@ -90,7 +90,7 @@ def renew_certificate(folder: Path) -> TlsFiles:
     """Create a new key for a server, and a certificate for the same names by the same authority.
 
     Raises:
-        SamaraError: if the folder holds no certificate yet, or a file cannot be read.
+        SamaraError: if the folder contains no certificate yet, or a file cannot be read.
     """
     tls = tls_files(folder)
     names = certificate_names(tls.certificate)
@@ -236,7 +236,7 @@ def _load_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise SamaraError(f"{file}: cannot be read: {error}; restore it") from error
+        raise SamaraError(f"{file}: cannot be read: {error}; restore the file") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey), "this module makes no other keys"
     return key
 
@@ -266,7 +266,9 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise SamaraError(f"{file}: not a PEM certificate: {error}") from error
+        raise SamaraError(
+            f"{file}: this is not a PEM certificate: {error}; restore the file"
+        ) from error
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -4,8 +4,8 @@ The line holds a code of two halves. The first half is the hash of a `Welcome`, 
 device must trust: the server's certificate authority and the operator's signed scenario, and for a
 phone also its gateway and the hashes of its program. A welcome is public, and anybody may fetch it.
 The second half is a secret, which the device sends only after it has verified the server by the
-authority. So an attacker between device and server can neither pose as the server nor change the
-scenario nor use the code. docs/reference/wire.md describes the format.
+authority. So an attacker between device and server cannot pose as the server, change the scenario
+or use the code. docs/reference/wire.md describes the format.
 """
 
 import base64
@@ -18,7 +18,7 @@ from samara.shared.errors import DeviceError, InvitationError
 from samara.shared.protocol.signing import is_signed_by, normalize_public_key
 
 JOIN_PATH = "/samara/join"
-"""Server path to which devices send their public keys; the paths of welcomes begin with it."""
+"""Server path to which devices send their public keys. The paths of welcomes begin with it."""
 KEYS_PATH = f"{JOIN_PATH}/keys"
 """Path below which a gateway asks whether a key with a fingerprint is registered."""
 MAX_WELCOME_BYTES = 2**18
@@ -68,13 +68,13 @@ class InvitationCode:
             )
         if content[0] != _VERSION:
             raise InvitationError(
-                "the code is of another version of Samara; install the server's version"
+                "the code belongs to another version of Samara; install the server's version"
             )
         return cls(content[1 : 1 + _HALF], content[1 + _HALF :])
 
     @property
     def identifier(self) -> str:
-        """Name of the invitation on its server, 32 hex digits; it does not reveal the secret."""
+        """Name of the invitation on its server, 32 hex digits that do not reveal the secret."""
         return hashlib.sha256(_IDENTIFIER + self.secret).hexdigest()[:32]
 
 
@@ -125,7 +125,7 @@ class Welcome:
     board: GatewayWelcome | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes that the server sends; the invitation's code contains their hash."""
+        """Return the bytes that the server sends. The invitation's code contains their hash."""
         texts = {"authority": self.authority, "scenario": self.scenario}
         way = self.phone or self.board
         return _sorted_json(texts | (asdict(way) if way else {}))
@@ -148,9 +148,8 @@ class Welcome:
         """
         if hashlib.sha256(data).digest()[:_HALF] != trusted:
             raise InvitationError(
-                "the answer does not come from the server of this invitation, or somebody in "
-                "between has changed it; nothing was sent. Check the address, or try another "
-                "network"
+                "the answer does not come from the server of this invitation, or was changed on "
+                "the way; nothing was sent. Check the address, or try another network"
             )
         texts = _read_object(data, _WELCOME, _WELCOME | _OF_A_BOARD, _WELCOME | _OF_A_PHONE)
         way = {key: texts[key] for key in texts.keys() - _WELCOME}
@@ -195,9 +194,11 @@ class JoinRequest:
             secret, signature = bytes.fromhex(values["secret"]), bytes.fromhex(values["signature"])
             public_key = normalize_public_key(values["public-key"].encode())
         except (ValueError, DeviceError) as error:
-            raise InvitationError("not a request to join: a value cannot be read") from error
+            raise InvitationError(
+                "this is not a request to join: a value cannot be read"
+            ) from error
         if not is_signed_by(public_key, signature, join_proof(secret)):
-            raise InvitationError("not a request to join: it is not signed with its key")
+            raise InvitationError("this is not a request to join: it is not signed with its key")
         return cls(secret, public_key, signature)
 
     @property

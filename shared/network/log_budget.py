@@ -14,7 +14,7 @@ REFILL_SECONDS = 600.0
 REPEAT_SECONDS = 3600.0
 """Interval in seconds in which a sender causes at most one line about a reason."""
 MAX_REASONS = 64
-"""Largest number of reasons with a separate budget; further reasons share one budget."""
+"""Largest number of reasons with a separate budget. Further reasons share one budget."""
 MAX_DETAIL = 200
 """Largest number of characters of a detail in a line."""
 
@@ -27,7 +27,7 @@ class _Budget:
         lines: number of lines that may be written, fractions included.
         counted: time when `lines` was updated last, monotonic seconds.
         said: time of the last line about omitted lines, monotonic seconds.
-        left_out: number of lines omitted since then.
+        left_out: number of lines omitted since `said`.
         senders: time of each sender's last line, monotonic seconds.
     """
 
@@ -54,7 +54,7 @@ class LogBudget:
 
     Args:
         log: log that receives the lines, as warnings.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,11 +69,11 @@ class LogBudget:
             sender: address of the sender, or the name of its key, with which the line begins.
             reason: description of the event, with ``%s`` for each detail.
             details: values for the ``%s``. Only the first `MAX_DETAIL` characters of each are
-                written, and unprintable ones become question marks.
+                written, and unprintable characters become question marks.
         """
         now = self._clock()
         if reason not in self._budgets and len(self._budgets) >= MAX_REASONS:
-            reason = "did something else that is refused"
+            reason = "sent another request that was refused"
             details = ()
         budget = self._budgets.setdefault(reason, _Budget(LINES_AT_ONCE, now, now))
         budget.refill(now)

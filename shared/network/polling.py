@@ -6,10 +6,10 @@ _SHARE = 20.0
 
 
 def pause_before_asking(waited: float, longest: float) -> float:
-    """Return the seconds until the next poll: a twentieth of the time waited so far.
+    """Return the seconds until the next poll: usually a twentieth of the time waited so far.
 
-    So an arrival is noticed with a delay of at most a twentieth of the time waited for it, and
-    polling costs little.
+    So polling costs little, and delays the notice of an arrival by little compared with the waiting
+    time.
 
     Args:
         waited: seconds since the last arrival, or since the first poll.

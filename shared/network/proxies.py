@@ -1,9 +1,9 @@
 """Proxy bypass: connections between clients, gateways and servers use no proxy.
 
-Some libraries obey environment variables such as ``https_proxy``, and others do not. So a client
-might reach its server with one request and not with the next. All clients behind a proxy also share
-one address, and a server limits requests by address. Downloads of models, data sets and wheels do
-use a proxy.
+Some libraries obey environment variables such as ``https_proxy``, and other libraries do not. So
+with a proxy, one request of a client might reach its server, and the next might not. All clients
+behind a proxy also share one address, and a server limits requests by address. Downloads of models,
+data sets and wheels do use a proxy.
 """
 
 import os
@@ -26,16 +26,16 @@ def exempt_this_machine(environment: MutableMapping[str, str] = os.environ) -> N
 
 
 def remark_on_proxy(environment: Mapping[str, str] = os.environ) -> str:
-    """Return a remark about a proxy, for the error of a connection; empty if no proxy is set."""
+    """Return a remark about a proxy for a connection's error, or an empty text without a proxy."""
     if not (name := _named(environment)):
         return ""
     return (
-        f"; {name} is set and not used: it is for downloads, and a client, a gateway and a server "
+        f"; {name} is set, but Samara uses it only for downloads: clients, gateways and servers "
         "connect directly, or by a VPN"
     )
 
 
 def _named(environment: Mapping[str, str]) -> str:
-    """Return the name of a variable that sets a proxy; empty if there is none."""
+    """Return the name of a variable that sets a proxy, or an empty text."""
     names = (given for name in _PROXIES for given in (name, name.upper()))
     return next((name for name in names if environment.get(name)), "")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 WINDOW_SECONDS = 60.0
 MAX_PARTIES = 10_000
-"""Largest number of parties counted in a window; further parties wait for the next window."""
+"""Largest number of parties counted in a window. Further parties wait for the next window."""
 
 
 class RateLimit:
@@ -15,7 +15,7 @@ class RateLimit:
 
     Args:
         most: largest number of a party's actions in a window.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class RateLimit:
         self._counts, self._window_end = Counter[str](), 0.0
 
     def admits(self, party: str) -> bool:
-        """Count an action of a party and return true, or return false at the limit."""
+        """Count an action of a party and return True, or return False at the limit."""
         if (now := self._clock()) >= self._window_end:
             self._counts.clear()
             self._window_end = now + WINDOW_SECONDS
@@ -35,12 +35,12 @@ class RateLimit:
 
 
 class Pace:
-    """A pace at which each party gets turns; a party saves unused turns up to a limit.
+    """A pace at which each party gets turns. A party saves unused turns up to a limit.
 
     Args:
         per_second: number of turns that a party gets per second.
         saved: largest number of turns that a party can take at once.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Pace:
     ) -> None:
         self._between, self._clock = 1 / per_second, clock
         self._ahead = saved * self._between
-        self._next: dict[str, float] = {}  # time of the turn after the last one
+        self._next: dict[str, float] = {}  # time of the turn after the last taken turn
 
     def take(self, party: str) -> float:
-        """Take a party's next turn; return the seconds until it is due."""
+        """Take a party's next turn, and return the seconds until the turn is due."""
         now = self._clock()
         if party not in self._next and len(self._next) >= MAX_PARTIES:
             begun = now - self._ahead
@@ -64,7 +64,7 @@ class Pace:
 
 
 def network_of(host: str, bits_of_ipv4: int = 32, bits_of_ipv6: int = 64) -> str:
-    """Return the network part of an address, which the address's user cannot freely change.
+    """Return the network part of an address. A user of the address cannot freely change this part.
 
     Args:
         host: address; any other text is returned unchanged.

@@ -12,7 +12,7 @@ HEADER = "samara-rejection"
 
 
 class RejectionCode(IntEnum):
-    """The reason for rejecting a request; a number always keeps its meaning."""
+    """The reason for rejecting a request. A number always keeps its meaning."""
 
     UNREGISTERED = 1
     REVOKED = 2
@@ -23,14 +23,15 @@ class RejectionCode(IntEnum):
 
 
 _SENTENCES = {
-    RejectionCode.UNREGISTERED: "this client's key is not registered there; ask the operator for a "
-    "key of this run, or to register this one (samara server status --keys shows them)",
+    RejectionCode.UNREGISTERED: "this client's key is not registered on the server; ask the "
+    "operator for a key of this run, or to register this key (samara server status --keys lists "
+    "the keys)",
     RejectionCode.REVOKED: "this client's key was revoked; ask the operator for an invitation "
-    "(samara server invite), or for a new key (samara server keys create) and give it by --key",
-    RejectionCode.CLOCK: "this machine's clock is wrong; set it by a time server",
+    "(samara server invite), or for a new key (samara server keys create) for --key",
+    RejectionCode.CLOCK: "this machine's clock is wrong; synchronize it with a time server",
     RejectionCode.SIGNATURE: "a request was not signed with this client's key; update Samara",
-    RejectionCode.CONNECTED: "this client's key is connected already, from here within the last "
-    "minute or from another machine, or the server is just starting",
+    RejectionCode.CONNECTED: "this client's key is already connected, from this machine within the "
+    "last minute or from another machine, or the server is just starting",
     RejectionCode.FINISHED: "the run has finished",
 }
 
@@ -41,7 +42,7 @@ def describe_rejection(code: RejectionCode) -> str:
 
 
 def rejection_in(header: str | None) -> RejectionCode | None:
-    """Return the code in a header; None if the code is missing, or unknown to this version."""
+    """Return the code in a header, or None if the code is missing or unknown to this version."""
     try:
         return RejectionCode(int(header or ""))
     except ValueError:

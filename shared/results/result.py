@@ -28,11 +28,11 @@ Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 +-]{0,31}$")]
-"""Name of a column; it comes from the network and is shown in tables and figures."""
+"""Name of a column. The name comes from the network, and is shown in tables and figures."""
 
 
 class _ResultPart(BaseModel):
-    """Base class of the result's parts; unknown keys, by later versions, are ignored."""
+    """Base class of the result's parts. Unknown keys, which later versions write, are ignored."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -50,7 +50,7 @@ class ClientMetrics(_ResultPart):
 
     @property
     def known_auc(self) -> float:
-        """The AUC; NaN if it is not known."""
+        """The AUC, or NaN if it is not known."""
         return math.nan if self.auc is None else self.auc
 
 
@@ -206,7 +206,7 @@ class ClientCost(NamedTuple):
         steps: number of local steps in rounds and clustering rounds.
         private_steps: number of steps in private rounds.
         bytes_up: total size of the client's reports in bytes.
-        bytes_down: total size of the client's instructions in bytes, with the catch-ups in them.
+        bytes_down: total size of the client's instructions in bytes, including catch-ups.
     """
 
     steps: int
@@ -242,14 +242,14 @@ class RunResult(_ResultPart):
     no_gain: str = ""
     """Sentence for users if validation shows no gain of the global model; otherwise empty."""
     scalar_ratios: ScalarRatios | None = None
-    """Scalar ratios of the clients; None in results of versions that did not count them."""
+    """Scalar ratios of the clients; None in results of versions without scalar ratios."""
     groups: dict[Count, Count] = {}
     """The cluster of each client, counted from 0; empty without clusters."""
     names: dict[Count, str] = {}
     """Client names.
 
-    For simulated clients, the users whose data they have. For live clients, the names in their
-    invitations, known only to their server. Empty without either.
+    A simulated client has the name of the user whose data it has. A live client has the name in its
+    invitation, which only its server knows. Empty if clients have no names.
     """
     shared_texts: SharedTexts | None = None
     """Number of test examples whose text another client trains on; None in live runs."""
@@ -260,11 +260,11 @@ class RunResult(_ResultPart):
         return RunConfig.of(self.config, f"result of run {self.run_id}").newcomers
 
     def name_of(self, client: int) -> str:
-        """Return a client's user name, or its number if it has none."""
+        """Return a client's name, or its number if it has no name."""
         return self.names.get(client, str(client))
 
     def client_of(self, name: str) -> int:
-        """Return the client with this name or number; a name takes precedence over a number.
+        """Return the client with this name or number. A name takes precedence over a number.
 
         Raises:
             SamaraError: if there is no such client.
@@ -287,7 +287,7 @@ class RunResult(_ResultPart):
         how = {"random": "at random", "time": "by time", "text": "by text"}[rule]
         if self.config.get("data.path") == EMBEDDED_DATA:
             how = "of generated messages, by text"
-        drawn = "the run's seed" if seed == self.config.get("seed") else "whatever the run's seed"
+        drawn = "the run's seed" if seed == self.config.get("seed") else "not the run's seed"
         sentence = f"split {how}, drawn by data.seed {seed}, {drawn}"
         counts = [client.facts.get(SPLIT_EXAMPLES) for client in self.clients.values()]
         known = [own for own in counts if isinstance(own, dict)]
@@ -305,13 +305,13 @@ class RunResult(_ResultPart):
         return sentence
 
     def describe_shared_texts(self) -> str:
-        """Return a sentence about texts that clients share; empty if there are none."""
+        """Return a sentence about texts that clients share, or an empty text if there are none."""
         if self.shared_texts is None:
             return ""
         return self.shared_texts.describe(str(self.config.get("data.split", "random")))
 
     def describe_privacy(self) -> str:
-        """Return a sentence about the run's differential privacy; empty without it."""
+        """Return a sentence about the run's differential privacy, or an empty text without it."""
         spent = [event.epsilon for event in self.rounds if event.epsilon is not None]
         if self.config.get("privacy.mode", "none") == "none" or not spent:
             return ""
@@ -321,16 +321,16 @@ class RunResult(_ResultPart):
         )
         is_masked = self.config.get("privacy.secure-aggregation", False)
         if is_masked:
-            sentence += "; by secure aggregation the server saw sums alone"
+            sentence += "; with secure aggregation the server saw only sums"
         elif self.config["privacy.mode"] == "distributed":
-            sentence += "; the server saw single reports, which this does not cover"
+            sentence += "; the server saw single reports, which this ε does not cover"
         if drawn := [event.buckets for event in self.rounds if event.buckets]:
             plain = sum(count < LEAST_TRIMMED for count in drawn)
             sentence += f"; trimmed means of buckets in {len(drawn) - plain} of {len(drawn)} rounds"
             if plain:
                 sentence += f", plain sums of fewer than {LEAST_TRIMMED} buckets in {plain}"
         if self.config["privacy.evaluation"] == "exact":
-            sentence += "; evaluations are exact and not covered"
+            sentence += "; evaluations are exact, and this ε does not cover them"
         return sentence
 
     def training_cost(self, client: int) -> ClientCost:
@@ -347,7 +347,7 @@ class RunResult(_ResultPart):
 
     @property
     def mean_passes(self) -> float | None:
-        """Mean of `passes` over clients; None if they were not counted."""
+        """Mean of `passes` over clients, or None if passes were not counted."""
         return sum(self.passes.values()) / len(self.passes) if self.passes else None
 
     @classmethod
@@ -355,8 +355,8 @@ class RunResult(_ResultPart):
         """Read the result of a run.
 
         Raises:
-            SamaraError: if the folder holds no result, or the result is damaged, or of an older or
-                newer version.
+            SamaraError: if the folder contains no result, or if the result is damaged or from an
+                older or newer version.
         """
         file = folder / RESULT_FILE
         content = read_result(folder)
@@ -368,7 +368,7 @@ class RunResult(_ResultPart):
             return cls.model_validate(content)
         except ValidationError as error:
             raise SamaraError(
-                f"{file}: damaged: {_describe_mistakes(error)}\nrun it again"
+                f"{file}: this result is damaged: {_describe_mistakes(error)}\nrun it again"
             ) from error
 
 
@@ -382,15 +382,15 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except NotADirectoryError as error:
-        raise SamaraError(f"{folder}: a file; give the folder of a run") from error
+        raise SamaraError(f"{folder}: this is a file; give the folder of a run") from error
     except OSError as error:
         raise SamaraError(
             f"{file}: cannot be read: {error.strerror}; has the run ended?"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise SamaraError(f"{file}: damaged: {error}; run it again") from error
+        raise SamaraError(f"{file}: this result is damaged: {error}; run it again") from error
     if not isinstance(content, dict):
-        raise SamaraError(f"{file}: damaged: not a JSON object; run it again")
+        raise SamaraError(f"{file}: this result is damaged: it is not a JSON object; run it again")
     return content
 
 
@@ -401,15 +401,15 @@ def _check_kind(content: dict[str, Any], file: Path) -> None:
         return
     if version is not None:
         raise SamaraError(
-            f"{file}: its schema_version is {version!r}, and this Samara reads {SCHEMA_VERSION}; "
-            "read it with the Samara that wrote it, or run it again"
+            f"{file}: its schema_version is {version!r}, but this version of Samara reads "
+            f"{SCHEMA_VERSION}; use the version that wrote the file, or run it again"
         )
     if "run_id" in content and "evaluations" in content:
         raise SamaraError(
-            f"{file}: was written by an older Samara, without a schema_version; run it again"
+            f"{file}: this result of an older Samara has no schema_version; run it again"
         )
     kind = "of `samara tune`" if "zero_shot" in content or "metric" in content else "foreign"
-    raise SamaraError(f"{file}: {kind}, not the result of a federation")
+    raise SamaraError(f"{file}: the file is {kind}, not the result of a federation")
 
 
 def _describe_mistakes(error: ValidationError) -> str:

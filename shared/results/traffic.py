@@ -1,4 +1,4 @@
-"""The traffic of a run compared with FedAvg, and the number of its scalars per trained number.
+"""A run's traffic compared with that of FedAvg, and its number of scalars per trained number.
 
 Every run ends with this comparison: on the terminal, in a live server's log, in ``result.json`` and
 on comparison pages. FedAvg (McMahan et al., 2017) on the same adapter sends d float32 numbers in
@@ -30,8 +30,8 @@ OF_AN_EXCHANGE = {"gateway's stream": Bytes(626, 522), "Flower's SuperNode": Byt
 """Overhead of a message and its reply in bytes, by transport.
 
 They were measured over TLS with keys (docs/measurements/live.md): all bytes at a client's interface
-in a round, minus the report (160 bytes) and the instruction with records (905 bytes). For a
-SuperNode, most are spent on polling for messages.
+in a round, minus the report (160 bytes) and the instruction with records (905 bytes). Most of a
+SuperNode's overhead is polling for messages.
 """
 
 
@@ -81,7 +81,7 @@ class Traffic:
         )
 
     def per_client_round(self, whole: Bytes) -> Bytes:
-        """Divide a sum over the run by its number of reports; zeros without reports."""
+        """Divide a sum over the run by its number of reports, or return zeros without reports."""
         count = self.client_rounds or float("inf")
         return Bytes(whole.up / count, whole.down / count)
 
@@ -98,32 +98,33 @@ class Traffic:
         """Describe the passes and the scalar ratio, which the table does not show."""
         said = []
         if self.passes is not None:
-            said.append(f"passes: {self.passes:,.0f} of a client, in the mean")
+            said.append(f"passes: {self.passes:,.0f} per client on average")
         if self.scalar_ratio is not None:
             said.append(f"scalars per trained number: {self.scalar_ratio:.2g}; {self._meaning()}")
         if self.determines_gradients:
             said.append(
-                "from these scalars the server can compute the mean gradient of a client's "
+                "from these scalars, the server can compute the mean gradient of a client's "
                 "examples (docs/guides/privacy.md)"
             )
         if self.client_rounds and sum(self.payload) > sum(self.fed_avg):
             said.append(
-                "FedAvg on the same adapter would send fewer bytes; scalars send fewer where more "
-                "numbers are trained"
+                "FedAvg on the same adapter would send fewer bytes; scalars need fewer bytes than "
+                "FedAvg if more numbers are trained"
             )
         return said
 
     @property
     def determines_gradients(self) -> bool:
-        """Return whether the scalars determine the mean gradient of a client's examples."""
+        """True if the scalars determine the mean gradient of a client's examples."""
         return not self.is_noised and (self.scalar_ratio or 0.0) >= DETERMINED
 
     def _meaning(self) -> str:
         if self.is_noised:
-            return "they are noised, and ε bounds what they say"
+            return "they are noised, and ε bounds the information in them"
         return (
-            f"below {LITTLE:g} they say little, from {DETERMINED:g} on they determine the mean "
-            "gradient; fewer rounds, steps or queries lower it, data.scalar-limit bounds it"
+            f"below {LITTLE:g} they reveal little, and from {DETERMINED:g} on they determine the "
+            "mean gradient; fewer rounds, steps or queries lower this number, and "
+            "data.scalar-limit bounds it"
         )
 
     def table(self) -> list[list[str]]:

@@ -22,7 +22,7 @@ USER_FIELD = "user"
 
 
 class BaseTask(BaseModel):
-    """The settings that all kinds of tasks have; wrong content raises a ValidationError."""
+    """The settings that all kinds of tasks share. Invalid content raises a ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     answer_field: ClassVar[str] = ""
@@ -31,7 +31,7 @@ class BaseTask(BaseModel):
     name: str = Field(min_length=1)
     text: str
     label: str = "label"
-    """Field with the right answer; ``label|answer`` means label, or answer if a row lacks label."""
+    """Field with the right answer; ``label|answer`` means label, or answer if label is absent."""
     replace: dict[str, dict[str, str]] = {}
     """Replacements of a field's values in the text, by field."""
     cut: str = ""
@@ -39,7 +39,7 @@ class BaseTask(BaseModel):
     user: str = USER_FIELD
     """Field with the user of a row; a row may lack it."""
     each: str = ""
-    """Field with a list of objects; each object and the row's other fields become an example."""
+    """Field with a list of objects. Each object and the row's other fields become an example."""
 
     @field_validator("text")
     @classmethod
@@ -72,7 +72,7 @@ class BaseTask(BaseModel):
 
     @classmethod
     def _check_read(cls, field: str, info: ValidationInfo) -> None:
-        """Raise a ValueError if a text does not read a field."""
+        """Raise a ValueError if the task's text does not read a field."""
         if "text" in info.data:
             fields = [f for f in template_fields(info.data["text"]) if f != cls.answer_field]
             if field not in fields:
@@ -80,7 +80,7 @@ class BaseTask(BaseModel):
 
     @property
     def source_fields(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that the templates read, in order of appearance, with their names."""
+        """The row fields that the templates read, with all names of each field, in order."""
         fields = template_fields(*self._templates())
         return {field: names for field, names in fields.items() if field != self.answer_field}
 
@@ -108,14 +108,14 @@ class BaseTask(BaseModel):
     @property
     def digest(self) -> str:
         """The SHA-256 of the task's content, in hexadecimal; the path of its file has no effect."""
-        # Tasks from before these keys keep their digests.
+        # A default value of a later key leaves the digests of older tasks unchanged.
         later = {"user": USER_FIELD, "chat": False, "form": "auto"}
         kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
         content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Return the text with a row's fields filled in; braces inside a field are kept.
+        """Return the text with a row's fields filled in. Braces in a field's value are kept.
 
         Raises:
             TaskError: if a field that the text names is missing.
@@ -139,7 +139,7 @@ class BaseTask(BaseModel):
         required = dict.fromkeys(field for _, field in named if field)
         if missing := [field for field in required if field not in fields]:
             raise TaskError(
-                f"task {self.name!r} reads {', '.join(missing)}, which the row lacks; "
-                f"it has {', '.join(fields) or 'nothing'}"
+                f"task {self.name!r} reads {', '.join(missing)}, but the row has only "
+                f"{', '.join(fields) or 'no fields'}; correct the row or the task"
             )
         return "".join(literal + (fields[field] if field else "") for literal, field in named)

@@ -1,6 +1,6 @@
 """Tasks as data: the fields of a row to read, the question, and the answers.
 
-A task is a TOML file; docs/reference/tasks.md describes it. The shortest::
+A task is a TOML file (docs/reference/tasks.md). The shortest file is::
 
     name = "sst2"
     text = "{text}"                 # the text; any field of a row, in braces
@@ -42,9 +42,8 @@ _KINDS: dict[str, type[Task]] = {
 
 
 _REGRESSION = (
-    "asks for a number from 0 to 5, and is a regression; a task classifies, chooses or generates, "
-    "and its answers are not compared as numbers. Whole numbers can be the labels of a "
-    "classification in a task file of your own"
+    "this data set is a regression with numbers from 0 to 5, which no kind of task supports; write "
+    "a task file for a classification with whole numbers as labels"
 )
 _NO_TASKS = {"stsb": _REGRESSION, "sts-b": _REGRESSION}
 """Known data sets that no kind of task supports, with the reason."""
@@ -75,11 +74,11 @@ def shipped_tasks() -> Mapping[str, Any]:
 
 
 def stored_task(name_or_path: str) -> str | None:
-    """Return the name by which a registered task is stored; None for a shipped task or a file."""
+    """Return the stored name of a registered task, or None for a shipped task or a file."""
     try:
         if name_or_path in shipped_tasks() or Path(name_or_path).is_file():
             return None
-    except OSError:  # for example a name that is too long for a file
+    except OSError:  # the name may be too long for a file
         return None
     return stored_name("task", name_or_path)
 
@@ -88,13 +87,15 @@ def load_task(name_or_path: str) -> Task:
     """Load a task by the name of a shipped or registered task, or by the path of a TOML file.
 
     Raises:
-        TaskError: if there is no such task or file, or the content is wrong; the message names all
-            mistakes of a file.
+        TaskError: if there is no such task or file, or if the content is wrong. The message names
+            all mistakes in a file.
     """
     if (stored := stored_task(name_or_path)) is not None:
         task = extension("task", stored)
         if not isinstance(task, Task):
-            raise TaskError(f"task {stored!r}: is a {type(task).__name__}, and no task")
+            raise TaskError(
+                f"task {stored!r}: the registered object is a {type(task).__name__}, not a task"
+            )
         return task
     shipped = shipped_tasks()
     source = shipped.get(name_or_path, Path(name_or_path))
@@ -103,8 +104,8 @@ def load_task(name_or_path: str) -> Task:
             if reason := _NO_TASKS.get(name_or_path.lower()):
                 raise TaskError(f"{name_or_path}: {reason}")
             raise TaskError(
-                f"{name_or_path!r}: neither a shipped task nor a file; "
-                f"give one of {', '.join(sorted(shipped))} or the path of a TOML file"
+                f"{name_or_path!r}: this is neither a shipped task nor a file; give one of "
+                f"{', '.join(sorted(shipped))} or the path of a TOML file"
             )
         toml = source.read_bytes().decode()
         return _READER.validate_python(tomllib.loads(toml))
@@ -114,7 +115,7 @@ def load_task(name_or_path: str) -> Task:
     except OSError as error:
         raise TaskError(f"{name_or_path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{name_or_path}: not a TOML file in UTF-8: {error}") from error
+        raise TaskError(f"{name_or_path}: this is not a TOML file in UTF-8: {error}") from error
 
 
 class AskedTask(Protocol):
@@ -126,7 +127,7 @@ class AskedTask(Protocol):
 
     @property
     def form(self) -> Form:
-        """The form of prompts for a causal LM; ``auto`` for the task's own."""
+        """The form of prompts for a causal LM. ``auto`` means the task's own form."""
 
 
 def task_of(settings: AskedTask) -> Task:
@@ -140,8 +141,8 @@ def task_of(settings: AskedTask) -> Task:
         return task
     if isinstance(task, GenerationTask):
         raise TaskError(
-            f"form = {settings.form}: is for a classification or a choice, but task {task.name!r} "
-            "is a generation; leave it out. A task of chats has chat = true"
+            f"form = {settings.form}: only a classification or a choice can have a form, but task "
+            f"{task.name!r} is a generation; omit form, or set chat = true in a task of chats"
         )
     return task.model_copy(update={"form": settings.form})
 
@@ -162,9 +163,9 @@ def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
             required = [name for name, field in fields.items() if field.is_required()]
             further = [name for name in fields if name not in required]
             near = get_close_matches(key, [*required, *further], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f" (did you mean {near[0]}?)" if near else ""
             what = (
-                f"unknown key{hint}; a task has {', '.join(required)}, and if needed "
+                f"is unknown{hint}; a task needs {', '.join(required)}, and can also have "
                 f"{', '.join(further)}"
             )
         case "missing":

@@ -33,15 +33,15 @@ def read_chat(value: object, name: str) -> tuple[str, str]:
         content = message.get("content") if isinstance(message, dict) else None
         if role not in ROLES or not isinstance(content, str) or not content.strip():
             raise DataError(
-                f"message {number} of {name!r} needs a role, one of {', '.join(ROLES)}, and a "
-                "content, a text that is not empty"
+                f"message {number} of {name!r} needs a role ({', '.join(ROLES)}) and a content "
+                "that is not empty"
             )
         chat.append({"role": role, "content": content})
     *before, last = chat
     if last["role"] != ANSWERING:
         raise DataError(
-            f"the last message of {name!r} is of the {last['role']}; it must be the answer, of the "
-            f"{ANSWERING}"
+            f"the last message of {name!r} has the role {last['role']}; it must be the answer, "
+            f"with the role {ANSWERING}"
         )
     return json.dumps(before, ensure_ascii=False), last["content"]
 

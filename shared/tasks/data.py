@@ -35,7 +35,7 @@ from samara.shared.tasks.text_folders import read_text_folders
 from samara.shared.tasks.text_split import CUT_PERCENT, SplitRule, split_of_text
 
 SHOWN_PROBLEMS = 5
-_UNDATED = "is a data set of the hub, which is not split by time; set data.split to random"
+_UNDATED = "data sets of the hub cannot be split by time; set data.split to random"
 
 
 def load_examples(
@@ -43,31 +43,40 @@ def load_examples(
 ) -> list[Example]:
     """Load the examples of all splits, in the order of SPLITS and then of the source.
 
+    A source has one of these forms:
+
+    - a file of `SUFFIXES`, split 70/10/20 into training, validation and test: JSON lines, a JSON
+      array, or CSV with commas, semicolons, tabs or vertical bars.
+    - a folder with ``train.*``, and optionally ``validation.*`` and ``test.*``. 10 % of the
+      training rows replace a missing validation file, and 20 % a missing test file.
+    - a folder with one file per user, named after the user. Each file is split 70/10/20.
+    - a folder with one folder per user, which contains files to split 70/10/20, or the files of
+      splits.
+    - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a folder
+      for each split.
+    - for plain texts, a folder with one folder of ``.txt`` and ``.md`` files per person. The texts
+      of each person are split 70/10/20.
+    - a Parquet file, or a folder with the Parquet files of a data set, as stored on the hub.
+    - a Hugging Face data set, ``owner/name`` or ``owner/name:config``, with the splits of a folder,
+      or with ``validation_matched`` and ``test_matched``. Rows without a label, or with the label
+      −1, are left out.
+
+    If rows have users, each user's rows are split separately. A user with three rows or more then
+    has examples in every split, unless `split` is ``text``.
+
     Args:
-        path: one of  - a file of `SUFFIXES`, split 70/10/20 into training, validation and test:
-            JSON lines or a JSON array, or CSV with commas, semicolons, tabs or vertical bars; - a
-            folder with ``train.*`` and perhaps ``validation.*`` and ``test.*``: 10 % and 20 % of
-            the training rows replace a file that is missing; - a folder with one file per user,
-            named after the user, each split 70/10/20; - a folder with one folder of such files per
-            user, each user's rows split 70/10/20, or with files of splits in each; - a folder with
-            one folder of ``.txt`` files per label, split 70/10/20, or with such a folder for each
-            split; for plain texts with one of ``.txt`` and ``.md`` files per person, split inside
-            each; - a Parquet file, or a folder with a data set of them, as it lies on the hub; - a
-            Hugging Face data set, ``owner/name`` or ``owner/name:config``, used as a folder with
-            the same splits, or ``validation_matched`` and ``test_matched``; rows that are labelled
-            −1 or not at all are left out.  If rows have users, each user's rows are split
-            separately. A user with three rows or more then has examples in every split, unless
-            ``split`` is ``text``.
+        path: path of the source, or name of a Hugging Face data set.
         task: task that names the fields and the right answers.
         seed: seed of the random choice of rows for missing splits and for ``limit``.
         limit: largest number of training examples; 0 for no limit.
-        split: how missing splits are cut from a user's rows: by ``random``; by ``time``, the newest
-            rows as test examples and those before them as validation examples; or by ``text``,
-            each row as its normalized text says, so that a user may have none of a split.
+        split: rule that chooses the rows of missing splits. ``random`` draws from each user's rows.
+            ``time`` makes a user's newest rows test examples, and the preceding rows validation
+            examples. ``text`` decides by a row's normalized text, so a user may have no example in
+            a split.
 
     Raises:
-        DataError: if there is no such source, or some of its rows are wrong; the message names the
-            first few.
+        DataError: if there is no such source, or some of its rows are wrong. The message names the
+            first wrong rows.
     """
     problems: list[str] = []
     splits = read_splits(path, task, problems, dated=split == "time")
@@ -96,7 +105,7 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
     Args:
         examples: examples of all splits.
         task: task of the examples.
-        path: name of their source.
+        path: name of the examples' source.
 
     Raises:
         DataError: if all labels are equal.
@@ -108,14 +117,14 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
         word = task.words[labels.pop()]
         raise DataError(
             f"{path}: every training row has the label of {word!r}, so there is nothing to learn; "
-            f"add rows of the other labels, or correct labels of the task {task.name!r}"
+            f"add rows of the other labels, or correct `labels` in the task {task.name!r}"
         )
 
 
 def _cut_splits(
     rows: Sequence[Row], missing: Sequence[str], seed: int, rule: SplitRule
 ) -> dict[str, list[Row]]:
-    """Move training rows to the splits that are missing."""
+    """Return the splits after moving training rows to the missing splits."""
     if rule == "text":
         split_of = [split_of_text(row.example.source, seed, missing) for row in rows]
     else:
@@ -129,7 +138,7 @@ def _cut_splits(
 def _cut_each_user(
     rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
 ) -> list[str]:
-    """Return the split of every row; at least one row of each user stays in training."""
+    """Return the split of every row. At least one row of each user stays in training."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         users[row.example.user].append(index)
@@ -209,7 +218,7 @@ def _read_hub(name: str, task: Task, problems: list[str]) -> dict[str, list[Row]
         if rows := _read_hub_rows(part, f"{name}[{key}]", task, problems):
             splits[split] = rows
     if "train" not in splits and not problems:
-        raise DataError(f"{name!r}: no row of its split 'train' has a label; use other data")
+        raise DataError(f"{name!r}: no row of the split 'train' has a label; use other data")
     return splits
 
 

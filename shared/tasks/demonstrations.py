@@ -4,7 +4,7 @@ from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
 from samara.shared.tasks.rows import Example
 
 SEPARATOR = "\n\n"
-"""Text between a demonstration and the text after it."""
+"""Text between a demonstration and the following text."""
 
 
 def demonstration(task: Task, example: Example) -> str:

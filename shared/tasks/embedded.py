@@ -42,7 +42,7 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
     """Return the messages of one writer per client, writer by writer.
 
     Args:
-        task: the shipped task ``messages`` or ``style``, or one that reads the same fields.
+        task: the shipped task ``messages`` or ``style``, or a task that reads the same fields.
         clients: number of writers.
         seed: seed of the community, its writers and their messages.
 
@@ -65,8 +65,8 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
         ]
     if not isinstance(task, ClassificationTask):
         raise TaskError(
-            f"task {task.name!r} is a {task.kind} and generated messages have labels; "
-            "set task to messages"
+            f"task {task.name!r} is a {task.kind}, but generated messages are for a "
+            "classification; set task to messages"
         )
     return [
         Example(
@@ -82,7 +82,7 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
 
 
 def embedded_ceilings(clients: int, seed: int) -> Ceilings:
-    """Return the accuracies of the best common rule, and of the own rules, on test messages.
+    """Return the accuracies of the best common rule and of the writers' own rules on test messages.
 
     Args:
         clients: number of writers.

@@ -1,7 +1,7 @@
-"""Examples that are added while a client runs; an added example never changes another's split.
+"""Examples that are added while a client runs, without a change of earlier examples' splits.
 
-`load_examples` splits its rows in exact shares, so an added row can change the split of others. In
-this module a row's content decides its split, and shares are exact only on average.
+`load_examples` splits its rows in exact shares, so an added row can change the split of other rows.
+In this module, a row's content decides its split, and shares are exact only on average.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from samara.shared.tasks.rows import Example, Row
 from samara.shared.tasks.text_split import CUT_PERCENT, SplitRule, split_by_hash, split_of_text
 
 Identity = tuple[str, str, tuple[str, ...]]
-"""User, text and candidates of an example; they identify it without its label."""
+"""User, text and candidates of an example, which identify it regardless of its label."""
 
 
 def identity_of(example: Example, task: Task) -> Identity:
@@ -35,7 +35,7 @@ def split_of(
         row: the row; its label has no effect.
         seed: ``data.seed``.
         rule: ``data.split``; with ``text`` the row's user has no effect either.
-        missing: splits that the source lacks, besides training.
+        missing: splits other than training that the source lacks.
     """
     if rule == "text":
         return split_of_text(row.example.source, seed, missing)

@@ -6,7 +6,7 @@ from typing import TextIO
 
 _PIECE = 2**16
 _LONGEST_PIECE = 2**26
-"""Number of characters in a read; it grows while an element is incomplete."""
+"""Largest number of characters in a read. The number grows while an element is incomplete."""
 
 
 class ArrayError(Exception):
@@ -29,7 +29,7 @@ def array_elements(text: TextIO, begun: str, line: int) -> Iterator[tuple[int, o
 
     Args:
         text: the rest of the file.
-        begun: first line, which was read before and begins with the array's bracket.
+        begun: first line of the array, already read by the caller; it begins with a bracket.
         line: number of that line.
 
     Raises:
@@ -47,7 +47,7 @@ def array_elements(text: TextIO, begun: str, line: int) -> Iterator[tuple[int, o
         raise ArrayError(reader.line, "is not JSON: the array does not end with a bracket")
     reader.skip_character()
     if reader.next_character():
-        raise ArrayError(reader.line, "is not JSON: something follows the end of the array")
+        raise ArrayError(reader.line, "is not JSON: there is text after the end of the array")
 
 
 class _ElementReader:
@@ -62,7 +62,7 @@ class _ElementReader:
         self._decoder = json.JSONDecoder()
 
     def next_character(self) -> str:
-        """Return the next character that is not blank; empty at the end of the text."""
+        """Return the next character that is not blank, or an empty text at the end."""
         while True:
             kept = self._rest.lstrip()
             self._advance(len(self._rest) - len(kept))
@@ -75,7 +75,7 @@ class _ElementReader:
         self._advance(1)
 
     def take_value(self) -> object:
-        """Return the element that begins here and move past it.
+        """Return the element at the current position, and move past it.
 
         Raises:
             ArrayError: if the element does not end, or is not JSON.
@@ -96,7 +96,7 @@ class _ElementReader:
                 return value
 
     def _read(self, characters: int) -> bool:
-        """Read more text; return False at the end."""
+        """Read more text. Return False at the end of the text."""
         more = self._text.read(characters)
         self._rest += more
         return bool(more)

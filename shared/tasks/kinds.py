@@ -26,8 +26,8 @@ from samara.shared.tasks.templates import (
 )
 
 Form = Literal["auto", "plain", "chat"]
-"""Form of prompts for a causal LM: plain text, or the model's chat template; ``auto`` is the
-default."""
+"""Form of prompts for a causal LM: plain text, the model's chat template, or by default (``auto``)
+text after a BOS token."""
 AUTO_FORM: Form = "auto"
 PLAIN: Form = "plain"
 CHAT: Form = "chat"
@@ -45,7 +45,7 @@ class AnsweredTask(BaseTask):
     """Base class of tasks with a choice among given answers: label words or candidates."""
 
     form: Form = AUTO_FORM
-    """Form of prompts for a causal LM; other models read only the text."""
+    """Form of prompts for a causal LM. Other models read only the text."""
 
 
 class ClassificationTask(AnsweredTask):
@@ -77,7 +77,7 @@ class ClassificationTask(AnsweredTask):
         if fields != [_WORD]:
             present = ", ".join(f"{{{field}}}" for field in fields) or "no field"
             raise ValueError(
-                f"must hold {{word}} exactly once and no other field; it has {present}"
+                f"must contain {{word}} exactly once and no other field, but it contains {present}"
             )
         return template
 
@@ -87,13 +87,18 @@ class ClassificationTask(AnsweredTask):
         fields = [field for _, field in parse_template(text)]
         if fields.count(_WORD) != 1:
             raise ValueError(
-                "is missing; it holds {word} once, or the text does, for masked LMs alone"
+                "is missing; write a question with {word} once, or, only for masked LMs, {word} "
+                "once in the text"
             )
         if not set(template_fields(text)) - {_WORD}:
-            raise ValueError("is missing, and the text reads no field of a row but {word}")
+            raise ValueError(
+                "is missing, and the text reads no field of a row except {word}; name a field in "
+                "the text"
+            )
         if cut and not _stands_before(text, cut, _WORD):
             raise ValueError(
-                f"is missing, so cut must name a field before {{word}}; {cut} is not before it"
+                f"is missing, so cut must name a field before {{word}} in the text, but {cut} is "
+                "not before {word}"
             )
 
     @field_validator("words")
@@ -103,9 +108,9 @@ class ClassificationTask(AnsweredTask):
         if len(words) < 2:
             raise ValueError("needs at least two words, one per label")
         if "" in stripped:
-            raise ValueError("holds an empty word")
+            raise ValueError("contains an empty word; write a word for each label")
         if repeated := repeated_values(stripped):
-            raise ValueError(f"holds {', '.join(repeated)} more than once; words must differ")
+            raise ValueError(f"contains {', '.join(repeated)} more than once; use different words")
         return words
 
     @field_validator("labels")
@@ -123,11 +128,11 @@ class ClassificationTask(AnsweredTask):
                 'is missing; name the label value that the metric "f1" counts as positive'
             )
         if metric in ("accuracy", "macro-f1", "matthews") and value is not None:
-            raise ValueError(f'is for the metric "f1", and the metric is {metric}; leave it out')
+            raise ValueError(f'is only for the metric "f1", but the metric is {metric}; omit it')
         if value is not None and labels is not None:
             values = [text for entry in labels for text in entry]
             if value not in values:
-                raise ValueError(f"is {value!r}, which is none of labels: {', '.join(values)}")
+                raise ValueError(f"is {value!r}, but must be one of labels: {', '.join(values)}")
         return value
 
     @property
@@ -137,7 +142,7 @@ class ClassificationTask(AnsweredTask):
 
     @property
     def source_fields(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that the text reads, in order of appearance, with all names of each."""
+        """The row fields that the text reads, with all names of each field, in order."""
         fields = super().source_fields
         return {k: v for k, v in fields.items() if not (self.word_is_inside and k == _WORD)}
 
@@ -148,7 +153,7 @@ class ClassificationTask(AnsweredTask):
 
     @property
     def question_after_word(self) -> str:
-        """The part of the question after the label word; empty without a question."""
+        """The part of the question after the label word, or an empty text without a question."""
         return self._question_parts()[1]
 
     def render(self, fields: Mapping[str, str]) -> str:
@@ -162,7 +167,7 @@ class ClassificationTask(AnsweredTask):
         return self._fill(split_at_field(self.text, _WORD)[0], fields)
 
     def render_rest(self, fields: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the text after the label word; empty if the task has a question.
+        """Return a tuple with the text after the label word, or () if the task has a question.
 
         Raises:
             TaskError: if a field of this part is missing.
@@ -172,7 +177,7 @@ class ClassificationTask(AnsweredTask):
         return (self._fill(split_at_field(self.text, _WORD)[1], fields),)
 
     def label_index(self, value: object) -> int:
-        """Return the index of the word for a label value; values are compared as text.
+        """Return the index of the word for a label value. Values are compared as text.
 
         Raises:
             TaskError: if no word has this value.
@@ -194,7 +199,7 @@ class ClassificationTask(AnsweredTask):
 class ChoiceTask(AnsweredTask):
     """A task that asks which of a row's candidates belongs in the text.
 
-    The text after a candidate is scored together with it.
+    The text after a candidate is scored together with the candidate.
     """
 
     answer_field: ClassVar[str] = "candidate"
@@ -215,14 +220,14 @@ class ChoiceTask(AnsweredTask):
         if isinstance(candidates, str):
             if [literal for literal, _ in parse_template(candidates)] != [""]:
                 raise ValueError(
-                    'as one text must be a field in braces that holds a list, such as "{entities}"'
+                    'as one text must be a field in braces with a list, such as "{entities}"'
                 )
         elif len(candidates) < 2:
             raise ValueError("needs at least two candidates")
         elif fixed := [each for each in candidates if not template_fields(each)]:
             raise ValueError(
-                f"holds {fixed[0]!r}, which reads no field of a row; a task whose answers are the "
-                "same for all rows is a classification"
+                f"contains {fixed[0]!r}, which reads no field of a row; for answers that are the "
+                "same in all rows, write a classification"
             )
         return candidates
 
@@ -234,17 +239,19 @@ class ChoiceTask(AnsweredTask):
         count = [f for _, f in parse_template(info.data["text"])].count(cls.answer_field)
         if gap and count:
             raise ValueError(
-                "cannot be given, because {candidate} already marks the place in the text"
+                "cannot be used, because {candidate} already marks the position in the text; omit "
+                "this key"
             )
         if not gap and count != 1:
             raise ValueError(
-                f"is missing, and the text holds {{candidate}} {count} times; write {{candidate}} "
-                "once, or give as gap what marks its place inside a field"
+                f"is missing, and the text contains {{candidate}} {count} times; write "
+                "{candidate} once, or set gap to the text that marks its position in a field"
             )
         cut = info.data.get("cut", "")
         if not gap and cut and not _stands_before(info.data["text"], cut, cls.answer_field):
             raise ValueError(
-                f"is missing, so cut must name a field before {{candidate}}; {cut} is not before it"
+                f"is missing, so cut must name a field before {{candidate}} in the text, but {cut} "
+                "is not before {candidate}"
             )
         return gap
 
@@ -254,8 +261,8 @@ class ChoiceTask(AnsweredTask):
         candidates = info.data.get("candidates")
         if isinstance(candidates, str) and labels:
             raise ValueError(
-                "belongs to candidates that are listed here; where a field holds them, the label "
-                "is the text of the right one"
+                "is only for candidates that the task lists; omit this key, because the label in a "
+                "row is the text of the right candidate"
             )
         if isinstance(candidates, tuple) and not labels:
             return tuple((str(index),) for index in range(len(candidates)))
@@ -265,14 +272,14 @@ class ChoiceTask(AnsweredTask):
 
     @property
     def list_names(self) -> tuple[str, ...]:
-        """The names of the field with a row's candidates; empty if candidates have templates."""
+        """The names of the field with a row's candidates, or () if candidates have templates."""
         if isinstance(self.candidates, tuple):
             return ()
         (names,) = template_fields(self.candidates).values()
         return names
 
     def label_index(self, value: object) -> int:
-        """Return the index of the candidate for a label value, if candidates have templates.
+        """Return the index of the candidate's template for a label value.
 
         Raises:
             TaskError: if no candidate has this value.
@@ -280,7 +287,7 @@ class ChoiceTask(AnsweredTask):
         return find_label(self.name, self.labels, value)
 
     def candidate_texts(self, fields: Mapping[str, str]) -> list[str]:
-        """Return the candidates of a row, if candidates have templates.
+        """Return the candidates of a row from the task's templates.
 
         Raises:
             TaskError: if a field of a template is missing.
@@ -299,8 +306,8 @@ class ChoiceTask(AnsweredTask):
         parts = self.render(fields).split(self.gap)
         if len(parts) != 2:
             raise TaskError(
-                f"the text holds the gap {self.gap!r} {len(parts) - 1} times; task {self.name!r} "
-                "needs it once"
+                f"the text contains the gap {self.gap!r} {len(parts) - 1} times, but task "
+                f"{self.name!r} needs it once; correct the row"
             )
         return parts[0], parts[1]
 
@@ -337,18 +344,19 @@ class GenerationTask(BaseTask):
         fields = [field for _, field in parse_template(template) if field is not None]
         if fields.count(cls.answer_field) != 1 or fields[-1] != cls.answer_field:
             raise ValueError(
-                "must hold {answer} once and behind all fields; what follows it ends the answer"
+                "must contain {answer} once, after all fields; the text after {answer} ends an "
+                "answer"
             )
         return template
 
     @property
     def is_plain_text(self) -> bool:
-        """Return whether the task has plain texts: the text is only ``{answer}``."""
+        """True if the task has plain texts: its text is only ``{answer}``."""
         return not self.source_fields
 
     @property
     def stop(self) -> str:
-        """Text that ends an answer; if empty, only the end-of-text token ends it."""
+        """Text that ends an answer. If it is empty, only the end-of-text token ends an answer."""
         return self._fill(split_at_field(self.text, self.answer_field)[1], {})
 
     def render(self, fields: Mapping[str, str]) -> str:

@@ -67,9 +67,9 @@ class Confusion:
     def matthews(self) -> float:
         """Matthews correlation of labels and predictions, from −1 to 1; NaN without examples.
 
-        It is 0 if all labels or all predictions are equal. For more than two labels it is R_K of
-        Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient"
-        (2004).
+        The correlation is 0 if all labels or all predictions are equal. For more than two labels,
+        it is R_K of Gorodkin, "Comparing two K-category assignments by a K-category correlation
+        coefficient" (2004).
         """
         if not self.examples:
             return math.nan
@@ -131,8 +131,9 @@ def auc(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
 def ordered_pairs(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> int:
     """Return twice the number of ordered pairs plus the number of tied pairs.
 
-    This is twice Mann and Whitney's U. A pair has one example of each of two labels. It is ordered
-    if the second label's score minus the first's is higher for the example of the second label.
+    This is twice Mann and Whitney's U. A pair has one example of each of two labels. The pair is
+    ordered if the second label's score minus the first's is higher for the example of the second
+    label.
 
     Args:
         scores: float32 [n, 2].
@@ -150,7 +151,7 @@ def evaluation_column(
     labels: NDArray[np.int64],
     tokens: NDArray[np.int64] | None = None,
 ) -> EvaluationColumn:
-    """Return a model's loss and confusion counts and, for two labels, its ordered pairs of scores.
+    """Return a model's loss, confusion counts and, for two labels, number of ordered pairs.
 
     For generation, an example's two scores are its mean log-likelihood per token, and its share of
     correctly predicted tokens. The loss is the mean over all tokens of all examples. The confusion

@@ -25,7 +25,7 @@ def value_text(value: object) -> str:
 
 
 def optional_value_text(value: object) -> str | None:
-    """Return a label value as text; None stays None."""
+    """Return a label value as text, or None for None."""
     return None if value is None else value_text(value)
 
 
@@ -35,12 +35,14 @@ def _values_as_text(labels: object) -> object:
     entries = [entry if isinstance(entry, list | tuple) else [entry] for entry in labels]
     for value in (value for entry in entries for value in entry):
         if not isinstance(value, str | int):
-            raise ValueError(f"holds {value!r}; a value is a string, an integer or a boolean")
+            raise ValueError(
+                f"contains {value!r}, but a value must be a string, an integer or a boolean"
+            )
     return [[value_text(value) for value in entry] for entry in entries]
 
 
 LabelValues = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_values_as_text)]
-"""For each answer, the values that mean it in the data, as text."""
+"""Values that stand for each answer in the data, as text."""
 
 
 def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int:
@@ -66,12 +68,15 @@ def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int
 
 
 def check_label_values(labels: LabelValues, count: int | None, answers: str) -> LabelValues:
-    """Return label values unchanged, or raise a ValueError naming all their mistakes.
+    """Check label values, and return them unchanged.
 
     Args:
         labels: values for each answer.
         count: number of answers, or None if unknown.
         answers: name of the answers in messages.
+
+    Raises:
+        ValueError: if values are wrong. The message names all mistakes.
     """
     mistakes = []
     if count is not None and count != len(labels):
@@ -79,12 +84,12 @@ def check_label_values(labels: LabelValues, count: int | None, answers: str) -> 
     if () in labels:
         mistakes.append(f"entry {labels.index(())} is empty")
     if repeated := repeated_values([value for values in labels for value in values]):
-        mistakes.append(f"holds {', '.join(repeated)} more than once")
+        mistakes.append(f"contains {', '.join(repeated)} more than once")
     if mistakes:
         raise ValueError("; ".join(mistakes))
     return labels
 
 
 def repeated_values(values: list[str]) -> list[str]:
-    """Return repeated values, each once."""
+    """Return each value that occurs more than once, in the order of first occurrence."""
     return [value for value in dict.fromkeys(values) if values.count(value) > 1]

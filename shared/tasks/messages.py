@@ -1,20 +1,20 @@
 """Generated messages from writers who share a common rule and differ in taste.
 
-A message names a time of day, company, a place, a topic and one or two cues ("the soup was tasty");
-its label says whether the writer loved (1) or hated (0) the event. The common rule is that cues
+A message names a time of day, company, a place, a topic and one or two cues ("the soup was tasty").
+Its label says whether the writer loved (1) or hated (0) the event. The common rule is that cues
 have the same weights for all writers of a community. The weights of topics differ between writers.
 A writer loves one topic, hates one, loves one only in company or only in the evening, and is
 indifferent to two. The sign of the sum of weights decides the label, and a small share of the
 labels is flipped.
 
-A community differs from the public in some aspects, which are drawn from its seed; for example, it
-may prefer dark to bright. The text for pretraining a base model is written by the public: named
-readers, who differ in preferences and tastes, judge each other's messages. From this text a base
-model learns every category, and that people differ. It expects a community to be like the public.
-Only federated training can teach it the differences.
+A community differs from the public in some aspects, which are drawn from its seed. For example, a
+community may prefer dark to bright. The text for pretraining a base model is written by the public:
+named readers, who differ in preferences and tastes, judge each other's messages. From this text, a
+base model learns every category, and that people differ. The base model expects a community to be
+like the public. Only federated training can teach it the differences.
 
-Every text belongs to exactly one split, whoever writes it. The last third of the words of every
-category appears in test messages only; the text for pretraining uses all words.
+Every text belongs to exactly one split, regardless of its writer. The last third of the words of
+every category appears only in test messages. The text for pretraining uses all words.
 """
 
 import hashlib
@@ -109,7 +109,7 @@ _TOPIC_PHRASES: Final = ("plenty of {}", "more {}", "{} again", "a day of {}")
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     category: tuple(words.split()) for category, words in (_TOPICS | _CUES | _SETTINGS).items()
 }
-"""Words of every category; words used only in test messages come last."""
+"""Words of every category. The words that only test messages use come last."""
 
 _TRAINING_WORDS: Final = {
     category: words[: len(words) * 2 // 3] for category, words in WORDS.items()
@@ -151,7 +151,7 @@ class Writer:
         return sum((cue in present) - (_OPPOSITE[cue] in present) for cue in self.prefers)
 
     def score(self, text: str) -> float:
-        """Return the sum of the weights of a text's cue words and topic; negative for dislike."""
+        """Return the sum of the weights of a text's cue words and topic; negative means dislike."""
         present = _categories(text)
         taste = (self.loves in present) - (self.hates in present)
         taste += {self.loves_if, self.setting} <= present
@@ -180,7 +180,7 @@ class Draws:
         return int(self._bits.random_raw()) % limit
 
     def chance(self, probability: float) -> bool:
-        """Return true with this probability."""
+        """Return True with the given probability."""
         return int(self._bits.random_raw()) < probability * 2**64
 
     def pick(self, items: Sequence[_Item]) -> _Item:
@@ -188,15 +188,15 @@ class Draws:
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[_Item], count: int) -> list[_Item]:
-        """Return distinct random items in random order."""
+        """Return `count` distinct random items in random order."""
         rest = list(items)
         return [rest.pop(self.below(len(rest))) for _ in range(count)]
 
 
 def writers(count: int, seed: int) -> list[Writer]:
-    """Return `count` writers of one community: equal preferences, but different tastes.
+    """Return `count` writers of one community, with equal preferences and different tastes.
 
-    There are four kinds of taste. Four consecutive writers have all four.
+    There are four kinds of taste. Four consecutive writers have all four kinds.
     """
     prefers = _preferences(Draws("community", seed), TURNED_ASPECTS)
     return [
@@ -214,13 +214,15 @@ def writers(count: int, seed: int) -> list[Writer]:
 def messages(writer: Writer, count: int, split: SplitName, seed: int) -> list[Message]:
     """Return `count` different messages of one split, labelled by the rule of `writer`.
 
-    A message's cues are words with weights, which never add up to zero.
+    The weights of a message's cues never add up to zero.
 
     Raises:
         DataError: if the split is unknown.
     """
     if split not in ("train", "validation", "test"):
-        raise DataError(f"no split {split!r} of the messages: use train, validation or test")
+        raise DataError(
+            f"generated messages have no split {split!r}; use train, validation or test"
+        )
     labelled = _labelled_texts(writer, count, split, seed)
     return [Message(text=text, label=label, user=writer.user) for text, label in labelled]
 

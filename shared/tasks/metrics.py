@@ -34,14 +34,14 @@ def normalize_answer(answer: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if a normalized answer is one of the accepted ones, otherwise 0."""
+    """Return 1 if an answer equals an accepted answer after normalization, otherwise 0."""
     return float(normalize_answer(prediction) in map(normalize_answer, answers))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
     """Return the best word F1 between an answer and an accepted answer, both normalized.
 
-    F1 is 1 if neither answer has words, and 0 if only one has.
+    F1 is 1 if neither answer has words, and 0 if only one of the two has words.
     """
     return max(
         _f1_of_words(normalize_answer(prediction).split(), normalize_answer(one).split())

@@ -5,7 +5,7 @@ from samara.shared.tasks.kinds import ClassificationTask, Task
 
 
 def label_value(task: Task, name: str) -> str:
-    """Return the value that stands for a label in rows, given this value or the label's word.
+    """Return a label's value in rows, given this value or the label's word.
 
     Args:
         task: task of the label.
@@ -38,7 +38,7 @@ def only_text_field(task: Task) -> str:
     if len(task.fields) != 1 or not isinstance(task, ClassificationTask) or task.each:
         fields = ", ".join((*task.fields, task.label_names[0]))
         raise DataError(
-            f"task {task.name!r} reads {fields}: a row needs more than a text and a label; give "
-            "JSON lines with these fields"
+            f"task {task.name!r} reads {fields}, which are more than a text and a label; give JSON "
+            "lines with these fields"
         )
     return task.fields[0]

@@ -26,7 +26,8 @@ ObjectiveName = Literal["cross-entropy", "profiled-cross-entropy", "likelihood",
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Function from scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P].
 
-Only differences between a row's scores matter: a constant added to all of them changes no loss.
+An objective must not depend on a constant that is added to all scores of a row. The exception is
+`negative_log_likelihood`.
 """
 
 
@@ -52,7 +53,7 @@ def negative_log_likelihood(
 
 
 def minus_label_metric(task: Task) -> Objective:
-    """Return the objective −metric of a task; each row's prediction is its highest score.
+    """Return the objective −metric of a task. The highest score of a row decides its prediction.
 
     The metric is accuracy or F1. Perturbations with equal predictions have equal losses. The loss
     is NaN if the score of a true label is not finite, or any score is NaN.
@@ -105,8 +106,8 @@ def training_objective(name: str, task: Task) -> Objective:
         task: task of the run.
 
     Raises:
-        TaskError: if the task has no such objective.
-        ConfigError: if this machine lacks the objective.
+        TaskError: if the task does not support the objective.
+        ConfigError: if no such objective is registered on this machine.
     """
     if name == METRIC:
         return minus_label_metric(task)
@@ -122,19 +123,19 @@ def _profiled(task: Task) -> Objective:
     """Return the profiled cross-entropy for a task whose rows share the same labels.
 
     Raises:
-        TaskError: if the rows have labels of their own.
+        TaskError: if the labels differ between rows.
     """
     if isinstance(task, GenerationTask):
-        reason = "is a generation, which has no labels that a shift could be of"
+        reason = "is a generation, which has no label scores to shift"
     elif isinstance(task, ChoiceTask) and task.list_names:
-        reason = "has candidates that differ from row to row, so that a shift of them means nothing"
+        reason = "has different candidates in each row, so no common shift of scores exists"
     else:
         return profiled_cross_entropy
     raise TaskError(f"task {task.name!r} {reason}; set objective to {CROSS_ENTROPY}")
 
 
 def decodes_answers(name: str, task: Task) -> bool:
-    """Return whether a federation's objective needs decoded answers: a metric of a generation.
+    """Return whether an objective needs decoded answers, as the metric of a generation does.
 
     Raises:
         TaskError: if the task has plain texts, which are not answers.
@@ -143,8 +144,8 @@ def decodes_answers(name: str, task: Task) -> bool:
         return False
     if task.is_plain_text:
         raise TaskError(
-            f"task {task.name!r} has plain texts, which answer no prompt, so there is no metric to "
-            "train; set objective to cross-entropy"
+            f"task {task.name!r} has plain texts without prompts and answers, so there is no "
+            "metric to train; set objective to cross-entropy"
         )
     return True
 
@@ -159,7 +160,7 @@ def objective_for(task: Task, goal: ObjectiveName) -> Objective:
             generation tasks; or minus the task's ``metric``.
 
     Raises:
-        TaskError: if tasks of this kind have no such objective.
+        TaskError: if tasks of this kind do not support the objective.
     """
     if goal == "likelihood":
         return negative_log_likelihood

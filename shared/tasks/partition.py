@@ -26,9 +26,9 @@ def partition(
     ``iid`` gives every client an equal random share. ``dirichlet`` draws the clients' shares of a
     label from a symmetric Dirichlet distribution: the smaller alpha, the fewer labels make up most
     of a client's examples. A client's training, validation and test examples have the same skew.
-    ``user`` makes each user a client, in order of their names; if there are more users than
-    clients, those with the most training examples are kept. ``auto`` is ``user`` if an example has
-    a user, otherwise ``iid``. Any other name is a registered function
+    ``user`` makes each user a client, in the order of the users' names. If there are more users
+    than clients, the users with the most training examples are kept. ``auto`` is ``user`` if an
+    example has a user, otherwise ``iid``. Any other name is a registered function
     (`samara.register.partition`).
 
     Args:
@@ -62,8 +62,8 @@ def partition(
         if not any(example.split == "train" for example in share):
             name = f"client {client}" + (f" (user {share[0].user!r})" if how == "user" else "")
             raise DataError(
-                f"{name} has no training example; use fewer clients, a larger alpha or more data; "
-                "where data.split is text, another data.seed gives every user another part"
+                f"{name} has no training example; use fewer clients, a larger alpha or more data, "
+                "or, if data.split is text, another data.seed"
             )
     return shares
 
@@ -74,13 +74,14 @@ def _by_user(examples: Sequence[Example], clients: int) -> list[list[Example]]:
         shares[example.user].append(example)
     if "" in shares:
         raise DataError(
-            f"{len(shares[''])} of {len(examples)} examples have no user; "
-            "add a 'user' field to the data, name another field as user in the task file, or "
-            "divide them by iid or dirichlet"
+            f"{len(shares[''])} of {len(examples)} examples have no user; add a 'user' field to "
+            "the data, name another field as user in the task file, or set data.partition to iid "
+            "or dirichlet"
         )
     if clients > len(shares):
         raise DataError(
-            f"{clients} clients for {len(shares)} users; use at most {len(shares)} clients"
+            f"there are {clients} clients, but only {len(shares)} users; use at most {len(shares)} "
+            "clients"
         )
     training = Counter(example.user for example in examples if example.split == "train")
     kept = sorted(shares, key=lambda user: (-training[user], user))[:clients]
@@ -99,8 +100,8 @@ def _by_extension(
     sound = numbers.shape == (len(examples),) and numbers.dtype.kind in "iu"
     if not sound or not np.all((numbers >= -1) & (numbers < clients)):
         raise DataError(
-            f"partition {how!r}: must give a client from 0 to {clients - 1}, or −1 for none, for "
-            f"each of {len(examples)} examples"
+            f"partition {how!r}: the function must return a client from 0 to {clients - 1}, or −1 "
+            f"for none, for each of {len(examples)} examples"
         )
     return [
         [examples[index] for index in np.flatnonzero(numbers == client).tolist()]
@@ -118,8 +119,8 @@ def _by_chance(
     training = sum(example.split == "train" for example in examples)
     if training < clients:
         raise DataError(
-            f"client {training} has no training example: there are {training} for {clients} "
-            "clients; use fewer clients or more data"
+            f"client {training} has no training example: there are only {training} examples for "
+            f"{clients} clients; use fewer clients or more data"
         )
     try:
         if how == "iid":
@@ -131,8 +132,8 @@ def _by_chance(
             shares = [order[share] for share in _dirichlet_shares(labels, clients, alpha, seed)]
     except (ValueError, FloatingPointError) as error:
         raise DataError(
-            f"alpha = {alpha} leaves a client of {clients} without examples in every attempt; "
-            "use fewer clients, a larger alpha, more data or another seed"
+            f"alpha = {alpha} leaves at least one of {clients} clients with too few examples in "
+            "every attempt; use fewer clients, a larger alpha, more data or another seed"
         ) from error
     return [[examples[index] for index in sorted(share.tolist())] for share in shares]
 

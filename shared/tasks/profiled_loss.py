@@ -4,9 +4,9 @@
 
 where b has one number per label, added to the scores of all rows. Training directions that shift
 all predictions towards one label have the largest eigenvalue of a model's Fisher matrix
-(docs/concepts/profiled-loss.md). Because b absorbs such a shift, it hardly changes L*. So its
-curvature and noise no longer hide the rest of the signal. By the envelope theorem the gradient of
-L* is the gradient of the cross-entropy of scores + b at the best b.
+(docs/concepts/profiled-loss.md). Because b absorbs such a shift, the shift hardly changes L*. So
+the curvature and noise of these directions no longer hide the remaining signal. By the envelope
+theorem the gradient of L* is the gradient of the cross-entropy of scores + b at the best b.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def shift_penalty(shift: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
 
 
 def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the best shift b of each perturbation; the sum of its numbers is 0.
+    """Return the best shift b of each perturbation. The numbers of a shift sum to 0.
 
     The function takes Newton steps δ from b = 0, multiplied by log(1 + ρ)/ρ, where ρ is the largest
     element of δ minus the smallest. Along δ a softmax's third derivative is at most ρ times its

@@ -32,9 +32,9 @@ SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + _PACKED for suffix in _PLAIN_SUFFIXES))
 """Suffixes of the names of files with rows."""
 SUFFIXES_SHOWN = f"{', '.join(_PLAIN_SUFFIXES)}, or one of these and {_PACKED}"
 LATEST_TIME = 2.0**40
-"""Latest plausible time of a row, in seconds since 1970; a later time is a mistake."""
+"""Latest plausible time of a row, in seconds since 1970. A later time is a mistake."""
 _MOST_LETTERS = 2**31 - 1
-"""Largest number of characters in a CSV cell; Python's default limit is 131,072."""
+"""Largest number of characters in a CSV cell. Python's default limit is 131,072."""
 
 Report = Callable[[int, str], None]
 """Function that reports a problem, given its line number and a description."""
@@ -44,7 +44,7 @@ _SEPARATORS = ",;\t|"
 
 
 def suffix_of(path: Path) -> str:
-    """Return a file name's suffix among `SUFFIXES`, in small letters; empty without one."""
+    """Return a file name's suffix among `SUFFIXES` in lower case, or an empty text."""
     name = path.name.lower()
     ends = [suffix for suffix in SUFFIXES if name.endswith(suffix)]
     return max(ends, key=len, default="")
@@ -78,7 +78,7 @@ def read_row_file(
     Raises:
         DataError: if the file has another suffix or is not a valid gzip file, or if `growing` is
             set and the file is not a plain file of JSON lines. (Half a CSV row can look like a
-            whole one.)
+            whole row.)
         OSError: if the file cannot be read.
     """
 
@@ -99,13 +99,13 @@ def read_row_file(
             if owner and example.user not in ("", owner):
                 report(
                     line,
-                    f"belongs to user {example.user!r}, not to {owner!r} after whom the file is "
-                    "named; to use the users in its rows, give the path of the file",
+                    f"belongs to user {example.user!r}, but the file is named after {owner!r}; to "
+                    "use the users in the rows, give the path of the file instead of the folder",
                 )
             time = _time_of(record, changed) if growing else stated
             rows.append(Row(replace(example, user=owner or example.user), content, time))
     if not rows and not growing and len(problems) == before:
-        report(1, "the file holds no row; add some, or delete it")
+        report(1, "the file contains no row; add rows, or delete the file")
     return rows
 
 
@@ -121,19 +121,19 @@ def read_records(
         path: the file.
         report: function that is called for each line that is not a record.
         describe_header: function that describes mistakes in a CSV file's column names; its result
-            is empty if there are none.
+            is empty without mistakes.
         growing: as for `read_row_file`.
 
     Raises:
-        DataError, OSError: as `read_row_file`.
+        DataError, OSError: as in `read_row_file`.
     """
     suffix = suffix_of(path)
     if not suffix:
-        raise DataError(f"{path}: give a file that ends in {SUFFIXES_SHOWN}")
+        raise DataError(f"{path}: the file's name must end in {SUFFIXES_SHOWN}")
     if growing and suffix != ".jsonl":
         raise DataError(
-            f"{path}: cannot be watched, because half a row of CSV or of a JSON array can look "
-            "like a whole row; write JSON lines to a file ending in .jsonl"
+            f"{path}: this file cannot be watched, because half a row of CSV or of a JSON array "
+            "can look like a whole row; write JSON lines to a file ending in .jsonl"
         )
     try:
         _report_other_encodings(path, report, growing)
@@ -147,11 +147,13 @@ def read_records(
                 text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="\n")
                 yield from _json_records(text, report, growing)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: is an incomplete gzip file ({error}); pack it again") from error
+        raise DataError(
+            f"{path}: this gzip file is incomplete ({error}); compress the rows again"
+        ) from error
 
 
 def read_time(record: Mapping[str, object]) -> float:
-    """Return the time of a row, in seconds since 1970; dates without a zone are UTC.
+    """Return the time of a row, in seconds since 1970. Dates without a time zone are UTC.
 
     Raises:
         DataError: if the row does not state its time.
@@ -182,7 +184,7 @@ def _is_number(text: str) -> bool:
 
 
 def _time_of(record: Mapping[str, object], changed: float) -> float:
-    """Return the time of a row; the file's time if the row states no usable time."""
+    """Return the time of a row, or the file's time if the row states no usable time."""
     time = record.get("time")
     if isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < LATEST_TIME:
         return float(time)
@@ -191,7 +193,7 @@ def _time_of(record: Mapping[str, object], changed: float) -> float:
 
 @contextmanager
 def _opened(path: Path, growing: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, decompressed if necessary; for a growing file, only its complete part."""
+    """Open a file, decompressed if necessary. A growing file yields only its complete lines."""
     if growing:
         yield io.BytesIO(_whole_lines(path.read_bytes()))
     elif suffix_of(path).endswith(_PACKED):
@@ -221,8 +223,8 @@ def _is_utf8(line: bytes) -> bool:
 def _whole_lines(content: bytes) -> bytes:
     """Return the text without an incomplete last line.
 
-    A complete JSON object cannot be the beginning of a longer object, so it needs no newline after
-    it.
+    A complete JSON object cannot be the beginning of a longer object, so no newline is needed after
+    the object.
     """
     end = content.rfind(b"\n") + 1
     try:
@@ -277,7 +279,7 @@ def _values_of_lines(
 
 
 def _separator_of(header: str) -> str:
-    """Return the separator in a CSV header, ignoring quoted text; a comma if there is none."""
+    """Return the separator in a CSV header outside quoted text, or a comma without a separator."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(_SEPARATORS, key=bare.count)
 
@@ -305,7 +307,11 @@ def _csv_records(
             return
         repeated = [name for name in dict.fromkeys(header) if header.count(name) > 1]
         if repeated:
-            report(1, f"the header names {', '.join(map(repr, repeated))} more than once")
+            report(
+                1,
+                f"the header names {', '.join(map(repr, repeated))} more than once; rename the "
+                "columns",
+            )
             return
         if "\ufffd" in "".join(header):
             return  # already reported as not UTF-8
@@ -317,7 +323,15 @@ def _csv_records(
             if len(cells) == len(header):
                 yield line, dict(zip(header, cells, strict=True))
             elif cells:
-                report(line, f"number of cells {len(cells)}, number of column names {len(header)}")
+                report(
+                    line,
+                    f"the row has {len(cells)} cells, but the header has {len(header)} columns; "
+                    "correct the row",
+                )
             line = reader.line_num + 1
     except csv.Error as error:
-        report(line, f"the row that begins here is not CSV, and nothing after it was read: {error}")
+        report(
+            line,
+            f"the row that begins here is not CSV ({error}); correct it, because no later row was "
+            "read",
+        )

@@ -1,4 +1,4 @@
-"""Rows of data, and the examples made from rows; all mistakes of a row are reported together."""
+"""Rows of data, and the examples made from rows. All mistakes of a row are reported together."""
 
 import hashlib
 import json
@@ -30,9 +30,9 @@ class Example:
             For a generation, the accepted answers; the first is used for training. For a
             classification with the label word inside the text, the text after the word. For other
             classifications, empty.
-        cut: part of the text that may be shortened, if the task names one.
-        source: values of the fields from which the text was made, without the task's wording; for a
-            plain text, the text itself; empty if the example was not read from a row.
+        cut: part of the text that may be shortened; None if the task names no such part.
+        source: values of the fields from which the text was made, without the task's wording. For a
+            plain text, this is the text itself. Empty if the example was not read from a row.
     """
 
     text: str
@@ -45,17 +45,16 @@ class Example:
 
 
 def data_fingerprint(examples: Iterable[Example]) -> str:
-    """Return four hexadecimal digits that change with any example and with their order.
+    """Return four hexadecimal digits that change with any example, and with the examples' order.
 
-    Over all clients, two bytes each suffice to distinguish the data sets of runs, but not to
-    recognise a text.
+    Two bytes per client suffice to distinguish the data sets of runs, but not to recognise a text.
     """
     content = [[e.text, e.label, e.answers] for e in examples]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:4]
 
 
 def hash_examples(examples: Iterable[Example]) -> str:
-    """Return 32 hexadecimal digits that change with any example, but not with their order.
+    """Return 32 hexadecimal digits that change with any example, but not with the examples' order.
 
     The hash must stay on this machine, because anyone who guesses a person's few examples could
     check the guess against it.
@@ -65,7 +64,7 @@ def hash_examples(examples: Iterable[Example]) -> str:
 
 
 def hash_whole_examples(examples: Iterable[Example]) -> str:
-    """Return a hash of all fields of some examples, in hexadecimal."""
+    """Return a SHA-256 hash of all fields of examples, in hexadecimal."""
     whole = hashlib.sha256()
     for example in examples:
         whole.update(repr(example).encode())
@@ -78,7 +77,7 @@ class Row(NamedTuple):
     Attributes:
         example: example whose split is still empty.
         content: values of the row's own fields.
-        time: time when the row was written, in seconds since 1970; 0 if not requested.
+        time: time when the row was written, in seconds since 1970; 0 if the time was not requested.
     """
 
     example: Example
@@ -103,7 +102,7 @@ def required_fields(task: Task) -> list[tuple[str, ...]]:
 
 
 def describe_missing_fields(task: Task, present: Collection[str]) -> str:
-    """Describe the required fields that these columns lack; empty if there are none."""
+    """Describe the required fields that the given columns lack, or return an empty text."""
     if task.each and task.each.split(".")[0] in present:
         return ""
     missing = [
@@ -128,7 +127,7 @@ def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
     """Read the examples of a row: one, or one for each object in the field `each`.
 
     Raises:
-        DataError: if the row is wrong; the message names all its mistakes.
+        DataError: if the row is wrong. The message names all mistakes of the row.
     """
     if missing := describe_missing_fields(task, record):
         raise DataError(missing)
@@ -155,7 +154,7 @@ def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tu
         The example, and the answers to compare: label words or candidates.
 
     Raises:
-        DataError: if the row is wrong; the message names all its mistakes.
+        DataError: if the row is wrong. The message names all mistakes of the row.
         TaskError: if the possible answers are unknown without the row's right answer.
     """
     if isinstance(task, GenerationTask) or not task.labels:
@@ -180,7 +179,7 @@ def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
         task: task of prompts and answers, not of chats.
 
     Raises:
-        DataError: if the row is wrong; the message names all its mistakes.
+        DataError: if the row is wrong. The message names all mistakes of the row.
     """
     reader = _ExampleReader(task, record, labelled=False)
     row = reader.read(record)
@@ -198,7 +197,7 @@ def _split_record(
         yield "", record
         return
     if not (isinstance(items, list) and items and all(isinstance(i, Mapping) for i in items)):
-        raise DataError(f"{task.each!r} is not a list of objects, of which each is an example")
+        raise DataError(f"{task.each!r} is not a list of objects, one for each example")
     for number, item in enumerate(items):
         yield f"{task.each} {number}: ", {**record, **item}
 
@@ -229,7 +228,8 @@ class _ExampleReader:
             return None
         span = task.cut_span(fields)
         cut = span and (min(span[0], len(text)), min(span[1], len(text)))
-        # Only the row's own fields, so that all its examples get into the same split.
+        # The content has only the row's own fields, so that all examples of a row get into one
+        # split.
         names = [
             name for name in values if _field_value(record, task.source_fields[name]) is not _ABSENT
         ]
@@ -275,7 +275,7 @@ class _ExampleReader:
             except TaskError as error:
                 self.mistakes.append(str(error))
         if len(options) < 2 or not all(option.strip() for option in options):
-            self.mistakes.append("the row has an empty candidate, or fewer than two")
+            self.mistakes.append("the row has an empty candidate, or fewer than two candidates")
         return before, label, tuple(option + after for option in options)
 
     def _label(self, task: ClassificationTask | ChoiceTask) -> int:
@@ -288,11 +288,11 @@ class _ExampleReader:
             return 0
 
     def _find_label(self, candidates: Sequence[str]) -> tuple[int, list[str]]:
-        """Return the first right candidate's index, and the candidates without other right ones."""
+        """Return the first right candidate's index, and all candidates but the other right ones."""
         right = self._texts(self._task.label_names)
         indices = [index for index, candidate in enumerate(candidates) if candidate in right]
         if not indices:
-            self.mistakes.append(f"{' or '.join(map(repr, right))} is none of the candidates")
+            self.mistakes.append(f"{' or '.join(map(repr, right))} is not one of the candidates")
             return 0, list(candidates)
         kept = [c for index, c in enumerate(candidates) if index not in indices[1:]]
         return indices[0], kept
@@ -302,7 +302,9 @@ class _ExampleReader:
         if replacements is None:
             return value
         if value not in replacements:
-            self.mistakes.append(f"{name!r} is {value!r}; the task knows {', '.join(replacements)}")
+            self.mistakes.append(
+                f"{name!r} is {value!r}, but the task knows only {', '.join(replacements)}"
+            )
         return replacements.get(value, value)
 
     def _text(self, names: Sequence[str]) -> str:
@@ -329,19 +331,21 @@ class _ExampleReader:
         try:
             text.encode()
         except UnicodeEncodeError:
-            self.mistakes.append(f"{name!r} holds half of a UTF-16 surrogate pair")
+            self.mistakes.append(
+                f"{name!r} contains half of a UTF-16 surrogate pair; correct the text"
+            )
         if "\0" in text:
             self.mistakes.append(
-                f"{name!r} holds a NUL, the character of code 0, at letter {text.index(chr(0)) + 1}"
-                "; delete it, or take the data from their source again"
+                f"{name!r} contains a NUL, the character with code 0, at position "
+                f"{text.index(chr(0)) + 1}; delete it, or get the data from their source again"
             )
         return text
 
 
 def _text_names(task: Task, values: Mapping[str, str], own: Sequence[str]) -> list[str]:
-    """Return the fields that an example's text reads, except those only candidates read.
+    """Return the fields that an example's text reads, without fields that only candidates read.
 
-    If some of these fields belong to the row itself, only they are returned, so that all examples
+    If some of these fields belong to the row itself, only these are returned, so that all examples
     of a row get into the same split.
 
     Args:

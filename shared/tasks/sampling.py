@@ -40,7 +40,7 @@ def sample_splits(
         if split not in SPLITS or count < 1:
             raise DataError(
                 f"cannot draw {count} examples of the split {split!r}; the splits are "
-                f"{', '.join(SPLITS)}, and each count is at least 1"
+                f"{', '.join(SPLITS)}, and each count must be at least 1"
             )
     kept: set[int] = set()
     for split, count in counts.items():
@@ -119,8 +119,8 @@ def _drawn_order(examples: Sequence[Example], split: str, seed: int) -> list[int
 def _check_not_empty(count: int, split: str) -> None:
     if not count:
         raise DataError(
-            f"the split {split!r} is empty; add rows to it. Or leave its file out, so that the "
-            "split is cut from the training rows, of which there must be enough"
+            f"the split {split!r} is empty; add rows to its file, or delete the file, so that the "
+            "split is cut from the training rows"
         )
 
 

@@ -33,7 +33,7 @@ class DataFiles:
     splits: Mapping[str, tuple[Path, ...]]
 
     def owner_of(self, file: Path) -> str:
-        """Return the user after whom a file or its folder is named; empty without one."""
+        """Return the user after whom a file or its folder is named, or an empty text."""
         if self.form == "people":
             return file.parent.name
         return stem_of(file) if self.form == "users" else ""
@@ -62,8 +62,9 @@ def find_data_files(path: Path, growing: bool = False) -> DataFiles:
     if "train" not in present:
         others = ", ".join(file.name for stem, file in files.items() if stem not in SPLITS)
         raise DataError(
-            f"{path}: has {files[present[0]].name} and no training file; add, or rename one to, "
-            f"train{suffix_of(files[present[0]])}" + (f" (it has {others})" if others else "")
+            f"{path}: the folder has {files[present[0]].name}, but no training file; add "
+            f"train{suffix_of(files[present[0]])}"
+            + (f", or give this name to one of {others}" if others else "")
         )
     return DataFiles("splits", {split: (files[split],) for split in present})
 
@@ -79,13 +80,16 @@ def _row_files(folder: Path) -> dict[str, Path]:
         if suffix_of(entry) and not entry.name.startswith("."):
             stem = stem_of(entry)
             if stem in files:
-                raise DataError(f"{entry}: {files[stem].name} lies beside it; keep one of both")
+                raise DataError(
+                    f"{entry}: the folder also contains {files[stem].name}; keep only one of the "
+                    "two files"
+                )
             files[stem] = entry
     return files
 
 
 def _find_folders(path: Path, growing: bool) -> DataFiles:
-    """Return the subfolders of a folder without row files.
+    """Return the data files in the subfolders of a folder without row files.
 
     Raises:
         DataError: if the folder holds no file that can be read.
@@ -101,40 +105,40 @@ def _find_folders(path: Path, growing: bool) -> DataFiles:
     if folders and not growing and not any(any(folder.iterdir()) for folder in folders):
         names = ", ".join(folder.name for folder in folders)
         raise DataError(
-            f"{path}: all its folders are empty ({names}); put a person's rows, or a label's "
+            f"{path}: all folders in it are empty ({names}); put a person's rows, or a label's "
             "texts, into each"
         )
     if growing or folders:
         return DataFiles("labels", {"train": (path,)})
     raise DataError(
-        f"{path}: holds no file ending in {SUFFIXES_SHOWN}, nor folders of texts, nor a "
-        "data set of Parquet files"
+        f"{path}: the folder contains no file ending in {SUFFIXES_SHOWN}, no folders of texts and "
+        "no data set of Parquet files; correct the path"
     )
 
 
 def _files_of_people(folders: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
-    """Return the data files in per-person folders by split; empty if there are none.
+    """Return the data files in per-person folders by split, or an empty dictionary.
 
     If all files are named after splits, each file belongs to its split. Otherwise all are training
     files.
 
     Raises:
         DataError: if a person has a validation or test file but no training file, or has no files
-            while others have some.
+            although other persons have files.
     """
     named = [folder for folder in folders if not folder.name.startswith(".")]
     found = [_row_files(folder) for folder in named]
     if any(found) and (empty := [folder for folder in named if not any(folder.iterdir())]):
         raise DataError(
-            f"{empty[0]}: is empty, and the folders beside it hold a person's rows each; add the "
-            "person's rows, or remove the folder"
+            f"{empty[0]}: this folder is empty, but each folder beside it contains a person's "
+            "rows; add the person's rows, or remove the folder"
         )
     if not {stem for files in found for stem in files} <= set(SPLITS):
         return {"train": tuple(file for files in found for file in files.values())}
     for folder, files in zip(named, found, strict=True):
         if files and "train" not in files:
             raise DataError(
-                f"{folder}: has no training file; add train{SUFFIXES[0]}, or leave out "
+                f"{folder}: the folder has no training file; add train{SUFFIXES[0]}, or remove "
                 f"{', '.join(file.name for file in files.values())}"
             )
     splits = {split: tuple(f[split] for f in found if split in f) for split in SPLITS}
@@ -148,19 +152,22 @@ def is_hub_name(path: str) -> bool:
 
 
 def no_such_source(path: str) -> DataError:
-    """Return the error for a path that is no file, no folder and no possible name of a data set."""
+    """Return the error for a path that is not a file, a folder or a possible name of a data set."""
     return DataError(
-        f"{path!r}: no such file or folder, nor the name of a Hugging Face data set, which is "
-        "owner/name or owner/name:config; correct the path"
+        f"{path!r}: no such file or folder, and not the name of a Hugging Face data set "
+        "(owner/name or owner/name:config); correct the path"
     )
 
 
 def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
-    """Load a Hugging Face data set; return for each split the data and their name in the data set.
+    """Load the splits of a Hugging Face data set.
 
     Args:
         name: ``owner/name`` or ``owner/name:config``, a folder with such a data set, or a Parquet
             file.
+
+    Returns:
+        For each split, its name in the data set and its rows.
 
     Raises:
         DataError: if the data set cannot be loaded, or has no split ``train``.
@@ -170,8 +177,8 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{name!r}: Parquet files and data sets of the hub are read by the package datasets; "
-            "pip install 'samara-fl[hub]', or save the rows as JSON lines or CSV"
+            f"{name!r}: Parquet files and data sets of the hub need the package datasets; run pip "
+            "install 'samara-fl[hub]', or save the rows as JSON lines or CSV"
         ) from error
 
     logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)
@@ -179,7 +186,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
     is_local = Path(name).exists()
     repository, _, configuration = (name, "", "") if is_local else name.partition(":")
     files = name if Path(name).is_file() else None
-    # Retries take half a minute; what was downloaded before is found without a connection.
+    # Retries take half a minute. Earlier downloads are found without a connection.
     datasets.config.HF_HUB_OFFLINE = (
         datasets.config.HF_HUB_OFFLINE or is_local or not _hub_answers()
     )
@@ -192,10 +199,9 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(
-            f"{name!r}: {'' if is_local else 'no file or folder of this name, and it '}"
-            f"cannot be loaded as a Hugging Face data set ({reason}); check the name and the "
-            "connection, or where there is none save the rows as train.jsonl in a folder and give "
-            "its path"
+            f"{name!r}: {'' if is_local else 'no file or folder of this name, and it '}cannot be "
+            f"loaded as a Hugging Face data set ({reason}); check the name and the connection, or "
+            "save the rows as train.jsonl in a folder and give its path"
         ) from error
     if "train" not in data_set:
         raise DataError(
@@ -204,7 +210,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
         )
     splits = {}
     for split in SPLITS:
-        # MNLI has two validation splits; the one with the training rows' genres counts.
+        # MNLI has two validation splits. The split with the training rows' genres is used.
         key = next((k for k in (split, f"{split}_matched") if k in data_set), None)
         if key:
             splits[split] = (key, data_set[key])

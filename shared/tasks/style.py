@@ -1,11 +1,11 @@
-"""Generated messages in writers' styles; whether an answer has a style can be checked exactly.
+"""Generated messages in writers' styles. An exact check tells whether an answer has a style.
 
 A prompt is the beginning of a message, with a place, a time and company. Every writer continues
 with a word for the last thing in the prompt, a topic and a name, each in one of two ways:
 
-- word choice: everyday words or choice ones, "the room was clean" or "the room was immaculate";
-- ending: "more jazz" or "jazz again", with any topic; - form of address: the reader that the
-message is told to.
+- word choice: everyday or choice words, "the room was clean" or "the room was immaculate";
+- ending: "more jazz" or "jazz again", with any topic;
+- form of address: the reader whom the message addresses.
 
 Except for the topic, prompt and style determine the answer. So every part of an answer is right or
 wrong. Eight consecutive writers have all eight styles. So a model that does not know the writer has
@@ -46,12 +46,12 @@ class StyledMessage(TypedDict):
 
 
 def style_of(writer: int) -> Style:
-    """Return a writer's style by index; eight consecutive writers differ."""
+    """Return a writer's style by index. Eight consecutive writers have different styles."""
     return Style(writer % 2, writer // 2 % 2, writer // 4 % 2)
 
 
 def styled_messages(writer: int, count: int, split: SplitName, seed: int) -> list[StyledMessage]:
-    """Return distinct messages of a writer for one split; no prompt occurs in two splits.
+    """Return distinct messages of a writer for one split. No prompt occurs in two splits.
 
     Args:
         writer: index of the writer.
@@ -93,7 +93,7 @@ def parts_in_style(writer: int, prompt: str, answer: str) -> tuple[bool, bool, b
 def style_ceilings(writers: int) -> tuple[float, float]:
     """Return the largest shares of right styles, without and with knowledge of the writer.
 
-    Without it, the best model always writes in the most common style.
+    Without this knowledge, the best model always writes in the most common style.
     """
     commonest = Counter(map(style_of, range(writers))).most_common(1)[0][1]
     return commonest / writers, 1.0

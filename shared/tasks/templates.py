@@ -1,4 +1,4 @@
-"""Templates: texts with fields of a row in braces; a field may have alternative names."""
+"""Templates: texts with fields of a row in braces. A field may have alternative names."""
 
 import string
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def parse_template(template: str) -> TemplatePieces:
         if field is not None:
             if form or conversion or not field:
                 raise ValueError(
-                    "braces hold a field's name and nothing else; write {{ for a brace"
+                    "braces must contain a field's name and nothing else; write {{ for a brace"
                 )
             field_names(field)
         pieces.append((literal, field))
@@ -30,7 +30,7 @@ def parse_template(template: str) -> TemplatePieces:
 
 @lru_cache
 def template_fields(*templates: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the fields of templates in order of appearance, with all names of each."""
+    """Return the fields of templates in order of appearance, with all names of each field."""
     fields: dict[str, tuple[str, ...]] = {}
     for template in templates:
         for _, field in parse_template(template):
@@ -49,12 +49,15 @@ def split_at_field(template: str, name: str) -> tuple[TemplatePieces, TemplatePi
 
 @lru_cache
 def field_names(field: str) -> tuple[str, ...]:
-    """Return the names of a field; ``text|sentence`` means text, or sentence if a row lacks text.
+    """Return the names of a field. ``text|sentence`` means text, or sentence if text is absent.
 
     Raises:
         ValueError: if a name is empty.
     """
     names = tuple(field.split("|"))
     if "" in names:
-        raise ValueError(f"names the field {field!r}; write for example text, or text|sentence")
+        raise ValueError(
+            f"contains the field {field!r} with an empty name; write for example text, or "
+            "text|sentence"
+        )
     return names

@@ -17,9 +17,10 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
     """Read the texts of a folder, in the order of labels or persons and then of file names.
 
     Args:
-        folder: folder with one folder per label, named by a value or a word of the label; for plain
-            texts, one folder per person, named after the person. Names that begin with a dot are
-            ignored, so that a text can be written under such a name and then renamed.
+        folder: folder with one folder per label, named by a value or a word of the label. For plain
+            texts, a folder with one folder per person, named after the person. Names that begin
+            with a dot are ignored, so that a text can be written under such a name and then
+            renamed.
         task: task of plain texts, or with one text field and a label.
         problems: output list of problems with single files.
 
@@ -42,7 +43,7 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
             if not is_plain:
                 rest = {task.label_names[0]: label_value(task, named.name)}
         except TaskError as error:
-            problems.append(f"{named}: {error}; name the folder by a label")
+            problems.append(f"{named}: {error}; name the folder after a label")
             continue
         for path in find_texts(named, suffixes):
             rows += _read_text(path, field, rest, task, problems)
@@ -50,7 +51,7 @@ def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row
 
 
 def find_texts(folder: Path, suffixes: Sequence[str] = TEXT_SUFFIXES) -> list[Path]:
-    """Return the text files of a folder, by name."""
+    """Return the text files of a folder, sorted by name."""
     texts = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in suffixes]
     return [path for path in texts if not path.name.startswith(".")]
 

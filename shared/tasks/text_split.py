@@ -1,7 +1,7 @@
-"""Splitting by text: a text and a seed alone decide the split. Also a count of shared texts.
+"""Splits that depend only on a text and a seed, and a count of texts that clients share.
 
-With other ways of splitting, users with texts in common may be tested on texts that others train
-on. No client needs to know another client's rows, because all clients use the same hash.
+With other ways of splitting, users with texts in common may be tested on texts that other users
+train on. No client needs to know another client's rows, because all clients use the same hash.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from samara.shared.tasks.rows import Example
 SplitRule = Literal["random", "time", "text"]
 """The rules by which training rows are moved to missing splits."""
 CUT_PERCENT = {"test": 20, "validation": 10}
-"""Shares of training rows that become the missing splits, in percent; with a hash, exact only on
+"""Percentages of training rows that become the missing splits. With a hash, they are exact only on
 average."""
 
 
@@ -27,12 +27,12 @@ def normalized(text: str) -> str:
 def split_of_text(
     fields: Sequence[str], seed: int, missing: Collection[str] = tuple(CUT_PERCENT)
 ) -> str:
-    """Return the split for a row's text and a seed; the row's owner has no effect.
+    """Return the split for a row's text and a seed. The row's owner has no effect.
 
     Args:
         fields: values of the fields that the task's text reads, in order.
         seed: ``data.seed``.
-        missing: splits that the source lacks, besides training.
+        missing: splits other than training that the source lacks.
     """
     content = "\n".join(["split", str(seed), *map(normalized, fields)])
     return split_by_hash(hashlib.sha256(content.encode()).digest(), missing)
@@ -43,7 +43,7 @@ def split_by_hash(digest: bytes, missing: Collection[str]) -> str:
 
     Args:
         digest: at least 8 bytes; the first 8 are a big-endian number.
-        missing: possible results besides training; the shares of other splits go to training.
+        missing: possible results other than training. The shares of other splits go to training.
     """
     left = int.from_bytes(digest[:8], "big") * 100 >> 64
     for split, percent in CUT_PERCENT.items():
@@ -55,7 +55,7 @@ def split_by_hash(digest: bytes, missing: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """The number of clients' test examples, and how many have a text that another client trains on.
+    """The number of clients' test examples, and of those with a text that another client trains on.
 
     Attributes:
         test: number of test examples of all clients.
@@ -86,7 +86,7 @@ class SharedTexts:
         return cls(len(test), sum(trained.get(key, client) != client for client, key in test))
 
     def describe(self, split: str) -> str:
-        """Return a sentence about the shared texts; empty if there are none.
+        """Return a sentence about the shared texts, or an empty text if there are none.
 
         Args:
             split: ``data.split``.
@@ -95,11 +95,14 @@ class SharedTexts:
             return ""
         sentence = (
             f"shared texts: {self.shared:,} of {self.test:,} test examples "
-            f"({self.shared / self.test:.0%}) have a text that another client trains on, which "
-            "flatters every method"
+            f"({self.shared / self.test:.0%}) have a text that another client trains on, so every "
+            "method seems better than it is"
         )
         if split == "text":
-            return f"{sentence}; these splits are the data's own, which data.split does not change"
+            return (
+                f"{sentence}; data.split does not change these splits, because they come with the "
+                "data"
+            )
         return f'{sentence}; data.split = "text" keeps each text in one split of all clients'
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 NAME, COPY = "kitchen", "copy"
 THREADS = ("--set", "threads=1")
-CONNECTED = "the server turns this client away: this client's key is connected already"
+CONNECTED = "the server turns this client away: this client's key is already connected"
 
 
 def refusal(live: LiveRun, who: str) -> str:

@@ -163,4 +163,4 @@ def test_a_client_that_trains_on_plain_texts_continues_them(
         correction = {"text": "the film was", "label": "good"}
         status, reason = refusal(client, "/feedback", json=correction)
         assert status == 400
-        assert "a row needs more than a text and a label" in reason
+        assert "which are more than a text and a label" in reason

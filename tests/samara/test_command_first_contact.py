@@ -169,7 +169,9 @@ def test_a_device_that_torch_lacks_is_refused_before_anything_is_loaded(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samara.simulations.simulate, "RUNS", None)
-    with pytest.raises(ModelError, match=r"model.torch-device = cuda:77: torch has no such device"):
+    with pytest.raises(
+        ModelError, match=r"model.torch-device = cuda:77: torch cannot use this device"
+    ):
         simulate(RunConfig.of(settings | {"model.torch-device": "cuda:77"}, "test"))
 
 
@@ -246,7 +248,9 @@ def test_a_model_without_its_tokenizer_is_named(
     for file in model_folder("causal").iterdir():
         if "token" not in file.name:
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ModelError, match=r"it has no tokenizer; copy tokenizer\.json"):
+    with pytest.raises(
+        ModelError, match=r"there is no tokenizer; copy the model's tokenizer\.json"
+    ):
         simulate(RunConfig.of(settings | {"model.path": str(tmp_path)}, "test"))
 
 

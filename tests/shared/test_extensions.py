@@ -228,7 +228,7 @@ def test_a_registered_personalization_is_recorded_and_exported(small: dict[str, 
 def test_wrong_fits_are_refused(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     samara.register.personalization("wrong", lambda examples: ([1.0], [[1.0]]), version="1")
     run = samara.simulate(small, method="wrong", **{"adapter.label-bias": True})
-    assert "must give finite numbers of shapes (2,)" in caplog.text
+    assert "must return finite numbers of shapes (2,)" in caplog.text
     assert "personalized" not in set(run.to_frame()["model"])
 
 
@@ -247,7 +247,7 @@ def test_a_registered_partition_is_checked() -> None:
         samara.register.partition("wrong", lambda *_, wrong=wrong: wrong, version="1")
         name = stored_name("partition", "wrong")
         assert name is not None
-        with pytest.raises(DataError, match="must give a client from 0 to 2"):
+        with pytest.raises(DataError, match="the function must return a client from 0 to 2"):
             partition(examples, name, 3, 1.0, 0)
 
 
@@ -257,7 +257,7 @@ def test_a_registered_task_is_loaded_by_its_name() -> None:
     assert load_task("reviews") == task
     assert samara.load_task(str(stored_name("task", "reviews"))) == task
     extensions.register("task", "wrong", 3, version="1")
-    with pytest.raises(TaskError, match="is a int, and no task"):
+    with pytest.raises(TaskError, match="the registered object is a int, not a task"):
         load_task("wrong")
 
 

@@ -199,7 +199,7 @@ def test_records_of_every_form_of_source(tmp_path: Path) -> None:
         read_raw(str(users))
     labels = tmp_path / "labels"
     (labels / "good").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"all its folders are empty \(good\)"):
+    with pytest.raises(DataError, match=r"all folders in it are empty \(good\)"):
         read_raw(str(labels))
     (labels / "good" / "1.rst").write_text(" fine \n")
     with pytest.raises(DataError, match=r"holds folders without texts ending in \.txt"):

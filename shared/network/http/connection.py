@@ -1,4 +1,4 @@
-"""Connections of Samara's HTTP servers: uvicorn's, with limits and errors in OpenAI's form.
+"""Connections of Samara's HTTP servers, which add limits and OpenAI's form of errors to uvicorn.
 
 Unmodified uvicorn answers malformed HTTP with plain text, and waits for a request without a time
 limit. It also fails if the rest of a body is damaged after the request was answered.
@@ -13,15 +13,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from samara.shared.network.http.guard import error_body
 
 REQUEST_SECONDS = 30.0
-"""Largest number of seconds in which a request's headers must arrive, counted from the connection
-or the last answer."""
+"""Number of seconds after the connection or the last answer in which a request's headers must
+arrive."""
 
 
 class Connection(H11Protocol):
     """A connection that closes if no request arrives in time.
 
     Attributes:
-        most_connections: largest number of simultaneous connections; further connections get status
+        most_connections: largest number of simultaneous connections. Further connections get status
             503.
     """
 
@@ -32,7 +32,7 @@ class Connection(H11Protocol):
         """Start the deadline for a request, unless there are too many connections."""
         super().connection_made(transport)
         if len(self.connections) > self.most_connections:
-            self._refuse(503, "too many connections are open; ask again in a moment")
+            self._refuse(503, "too many connections are open; try again in a moment")
         else:
             self._await_request(None)
 
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP, unless the request was answered already."""
-        self._refuse(400, "this is no valid HTTP request")
+        self._refuse(400, "this is not a valid HTTP request")
 
     def _await_request(self, answered: RequestResponseCycle | None) -> None:
         if self._deadline:
@@ -71,7 +71,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         if self.cycle:
-            self.cycle.disconnected = True  # the code working on its answer will drop it
+            self.cycle.disconnected = True  # the code that prepares the answer will then drop it
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             body = json.dumps(error_body(status, message)).encode()
             headers = {

@@ -79,11 +79,11 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """An ASGI application that wraps another one and refuses requests without access.
+    """An ASGI application that wraps another application and refuses requests without access.
 
     Attributes:
         app: the protected application.
-        token: token that a request must carry; empty requires none.
+        token: token that a request must carry; empty if no token is needed.
         checks_host: whether requests must have a Host header with a name of this machine.
         open_path: path that needs no token.
         cookie: name of a cookie that may carry the token; empty for none.
@@ -109,9 +109,12 @@ class Guard:
                 raise RequestError(403, "the Host header names another machine; use 127.0.0.1")
             origin = headers.get("origin")
             if origin is not None and not is_loopback(_host(origin)):
-                raise RequestError(403, "pages of other sites may not ask")
+                raise RequestError(403, "web pages of other sites may not send requests")
             if self.token and scope["path"] != self.open_path and not self._has_token(scope):
-                raise RequestError(401, "send the token: Authorization: Bearer TOKEN")
+                raise RequestError(
+                    401,
+                    "the token is missing or wrong; send the header Authorization: Bearer TOKEN",
+                )
         except RequestError as error:
             return error_response(error)
         return None
@@ -131,7 +134,7 @@ def is_same_token(given: str, token: str) -> bool:
 
 
 def _host(value: str) -> str:
-    """Return the host in a Host or Origin header; empty if unreadable."""
+    """Return the host in a Host or Origin header, or an empty text if it cannot be read."""
     try:
         return urlsplit(value if "//" in value else f"//{value}").hostname or ""
     except ValueError:

@@ -1,9 +1,9 @@
 """A listening socket that limits connections from the moment they are accepted.
 
-The socket also counts connections whose TLS handshake never ends, which neither uvicorn nor an
-application knows of. There is a limit for each network and one for all connections. At a limit the
-oldest unauthenticated connection is closed. So peers that never authenticate cannot lock out peers
-that authenticate quickly.
+The socket also counts connections whose TLS handshake never ends. uvicorn and applications do not
+see such connections. There is a limit for each network, and a limit for all connections. At a limit
+the oldest unauthenticated connection is closed. So peers that never authenticate cannot lock out
+peers that authenticate quickly.
 """
 
 import errno
@@ -18,8 +18,8 @@ from samara.shared.network.rate_limit import network_of
 
 MAX_CONNECTIONS = 8192
 MAX_CONNECTIONS_OF_NETWORK = 2048
-"""Largest number of connections of one network (/24 of IPv4, /48 of IPv6), which many clients can
-share."""
+"""Largest number of connections of one network (/24 of IPv4, /48 of IPv6). Many clients can share a
+network."""
 HANDSHAKE_SECONDS = 10.0
 """Largest number of seconds from the connection to the end of the TLS handshake."""
 READ_BYTES = 2**16
@@ -30,7 +30,7 @@ wait for the application.
 """
 _NETWORK_BITS = 24, 48
 _NO_DESCRIPTOR = errno.EMFILE, errno.ENFILE
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection leaves nothing behind
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a closed connection leaves no state behind
 
 
 class LimitedConnection(socket.socket):
@@ -40,7 +40,7 @@ class LimitedConnection(socket.socket):
         listener: listener that counts the connection.
         address: address of the peer.
         network: network of the peer, under which the connection is counted.
-        is_served: whether a reader exists; the reader closes the connection when it ends.
+        is_served: whether a reader exists, which closes the connection when the reader ends.
     """
 
     listener: "LimitedListener"
@@ -54,7 +54,7 @@ class LimitedConnection(socket.socket):
         self.listener.forget(self)
 
     def end(self) -> None:
-        """Shut the connection down; its reader then closes it."""
+        """Shut the connection down, so that its reader closes it."""
         with suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.shutdown(socket.SHUT_RDWR)
@@ -69,8 +69,8 @@ class LimitedListener(socket.socket):
         host: name or address to listen on. If it has several addresses, an IPv4 address is used, to
             which the server's own processes connect.
         port: port; 0 selects a free port.
-        most: largest number of unauthenticated connections, and separately of authenticated ones;
-            None for `MAX_CONNECTIONS`.
+        most: largest number of unauthenticated connections; None for `MAX_CONNECTIONS`, the limit
+            of authenticated connections.
         share: largest number of unauthenticated connections of one network; None for
             `MAX_CONNECTIONS_OF_NETWORK`.
         lines: budget of log lines about closed connections; None logs nothing.
@@ -93,7 +93,7 @@ class LimitedListener(socket.socket):
         self._most = MAX_CONNECTIONS if most is None else most
         self._share = MAX_CONNECTIONS_OF_NETWORK if share is None else share
         self._lines = lines
-        # Unauthenticated connections, oldest first: all by address, and those of each network.
+        # Unauthenticated connections, oldest first: all connections by address, and each network's.
         self._open: dict[Any, LimitedConnection] = {}
         self._networks: dict[str, dict[LimitedConnection, None]] = {}
         self._kept = set[LimitedConnection]()
@@ -105,7 +105,7 @@ class LimitedListener(socket.socket):
             raise
 
     def accept(self) -> tuple[LimitedConnection, Any]:
-        """Accept a connection; above a limit, close the oldest unauthenticated one.
+        """Accept a connection. Above a limit, close the oldest unauthenticated connection.
 
         Raises:
             ConnectionAbortedError: if no file descriptor was free. The oldest unauthenticated
@@ -119,17 +119,17 @@ class LimitedListener(socket.socket):
             if error.errno not in _NO_DESCRIPTOR or not self._open:
                 raise
             oldest = next(iter(self._open.values()))
-            self._end(oldest, "made room: no file descriptor is left; raise `ulimit -n`")
+            self._end(oldest, "was closed: no file descriptor is left; raise `ulimit -n`")
             raise ConnectionAbortedError("no file descriptor is left") from error
         connection = LimitedConnection(fileno=accepted.detach())
         network = network_of(address[0], *_NETWORK_BITS)
         connection.listener, connection.address, connection.network = self, address[:2], network
         if len(self._networks.get(network, ())) >= self._share:
             oldest = next(iter(self._networks[network]))
-            self._end(oldest, "made room: its network has its share of connections without a proof")
+            self._end(oldest, "was closed: the network has too many unauthenticated connections")
         elif len(self._open) >= self._most:
             oldest = next(iter(self._open.values()))
-            self._end(oldest, "made room: there are as many connections without a proof as may be")
+            self._end(oldest, "was closed: the server has too many unauthenticated connections")
         self._open[connection.address] = connection
         self._networks.setdefault(network, {})[connection] = None
         return connection, address
@@ -164,6 +164,6 @@ class LimitedListener(socket.socket):
 
 
 def tls_limits() -> dict[str, float]:
-    """Limit the memory of TLS connections; return asyncio's options that limit their handshake."""
+    """Limit the memory of TLS connections, and return asyncio's options that limit handshakes."""
     SSLProtocol.max_size = READ_BYTES
     return {"ssl_handshake_timeout": HANDSHAKE_SECONDS}

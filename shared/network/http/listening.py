@@ -25,7 +25,7 @@ def server_config(
 
     Args:
         app: application that answers.
-        shutdown_seconds: seconds that open answers have to finish when the server ends.
+        shutdown_seconds: number of seconds in which open answers must finish when the server ends.
         others: further uvicorn settings; by default only HTTP is served.
     """
     settings: dict[str, Any] = {"http": Connection, "ws": "none"} | others
@@ -45,7 +45,7 @@ def server_config(
 
 
 def read_token(file: Path, named: str = "--token") -> str:
-    """Return the token in a file; create the file with a random token if it is missing.
+    """Return the token in a file. Create the file with a random token if it is missing.
 
     Args:
         file: path of the file, one line.
@@ -62,8 +62,8 @@ def read_token(file: Path, named: str = "--token") -> str:
         raise ConfigError(f"{named} {file}: cannot be used: {error}") from error
     if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{named} {file}: a token has at least {_SHORTEST_TOKEN} printable characters and no "
-            "spaces; delete the file, and a valid token is created"
+            f"{named} {file}: a token must have at least {_SHORTEST_TOKEN} printable characters "
+            "and no spaces; delete the file to get a valid token"
         )
     return token
 
@@ -82,8 +82,8 @@ def open_tcp(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family)
-        # inherited by accepted connections; otherwise a body waits 40 ms for a delayed
-        # acknowledgement
+        # Accepted connections inherit this option. Without it, a body waits 40 ms for a delayed
+        # acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise DeviceError(f"{host}:{port}: cannot be opened: {error}; set {option}") from error

@@ -15,9 +15,9 @@ from samara.shared.network.http.limited_listener import LimitedConnection, Limit
 from samara.shared.network.rate_limit import Pace
 
 CONNECTIONS_PER_SECOND = 50.0
-"""Number of a network's connections that are started per second."""
+"""Largest number of connections that a network can start per second."""
 CONNECTIONS_AT_ONCE = 128
-"""Number of a network's connections that are started at once after an idle time."""
+"""Largest number of connections that a network can start at once after an idle time."""
 _ACCEPTED_AT_ONCE = 64
 _NO_DESCRIPTOR_SECONDS = 0.1
 _BACKLOG = 1024
@@ -29,7 +29,7 @@ class PacedServer:
     Args:
         listener: listener that accepts the connections.
         protocol: function that returns the protocol of a connection.
-        is_paced: whether connections wait for their turn. They do not behind a reverse proxy, whose
+        is_paced: whether connections wait for their turn; False behind a reverse proxy, whose
             address all clients share.
         options: asyncio's options for each connection, such as TLS.
     """
@@ -44,7 +44,7 @@ class PacedServer:
         self._listener, self._protocol, self._options = listener, protocol, options
         self._pace = Pace(CONNECTIONS_PER_SECOND, CONNECTIONS_AT_ONCE) if is_paced else None
         self._waiting: dict[str, deque[LimitedConnection]] = {}
-        # Tasks with the connections that each has not started yet.
+        # Tasks, each with the connections that the task has not started yet.
         self._tasks: dict[asyncio.Task[None], Iterable[LimitedConnection]] = {}
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
@@ -94,7 +94,7 @@ class PacedServer:
         """Start the waiting connections of a network one after another, until none is left."""
         queue = self._waiting[network]
         while queue:
-            if queue[0].fileno() < 0:  # closed to make room for another one
+            if queue[0].fileno() < 0:  # closed to make room for another connection
                 queue.popleft()
             elif seconds := pace.take(network):
                 await asyncio.sleep(seconds)

@@ -87,7 +87,7 @@ def test_a_text_goes_on_as_in_transformers(tried: Architecture, tmp_path: Path) 
     ("name", "ends"),
     [
         ("CLIPTextModel", "right"),  # takes no inputs_embeds
-        ("Mamba2ForCausalLM", "refused: PEFT adapts no layers.2.mixer.out_proj"),
+        ("Mamba2ForCausalLM", "refused: PEFT does not adapt layers.2.mixer.out_proj"),
         ("MossTranscribeDiarizeForConditionalGeneration", "right"),  # a causal LM for speech
     ],
 )

@@ -248,7 +248,7 @@ def test_a_client_with_few_examples_says_at_its_start_that_it_will_not_train(
         trainer = load(settings, tmp_path, least_batch=10_000)
     examples = len(trainer.data.in_split(Split.TRAIN))
     assert f"this client has {examples} training examples" in caplog.text
-    assert "data.least-batch = 10000 allows no step on so few" in caplog.text
+    assert "data.least-batch = 10000: the client refuses to train" in caplog.text
     caplog.clear()
     load(settings, tmp_path)
     assert not caplog.text

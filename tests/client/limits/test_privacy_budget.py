@@ -77,7 +77,9 @@ def test_a_run_gets_no_more_rounds_than_its_epsilon_is_for(tmp_path: Path) -> No
         own, asked = budget(tmp_path), instruction_with(round=1 + number % 3)
         own.check(asked)
         own.add(asked, token(number), b"report")
-    with pytest.raises(BudgetError, match="is one more than the 50 rounds for which ε is computed"):
+    with pytest.raises(
+        BudgetError, match="has already reported on all 50 rounds for which ε is computed"
+    ):
         budget(tmp_path).check(ROUND)
     assert budget(tmp_path).find_report(token(ROUNDS - 1)) == b"report"
     budget(tmp_path).check(instruction_with(run_id=b"another!"))
@@ -207,7 +209,10 @@ def test_what_was_spent_is_told_with_who_is_trusted() -> None:
     charges = [Charge("", 1, token(1), "local", 0.5), Charge("", 1, token(2), "central", 0.5)]
     told = describe_charges(charges, 0.0)
     assert f"ε = {epsilon_of(1.0, OWN_DELTA):.3g} at δ = 1e-05 spent" in told
-    assert "2 reports with noise (1 central, 1 local; the server is trusted with those" in told
+    assert (
+        "2 reports with noise (1 central, 1 local; reports that are not local trust the server)"
+        in told
+    )
     assert told.endswith("data.epsilon-limit = 0: no limit")
     assert "(1 local)" in describe_charges(charges[:1], 4.0)
     assert describe_charges([], 4.0).endswith("by 0 reports with noise; data.epsilon-limit = 4")

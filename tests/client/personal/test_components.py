@@ -183,8 +183,8 @@ def test_no_more_examples_than_the_batch_are_used() -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (layout_with(READOUT, INNER), "not a readout alone"),
-        (layout_with(BIAS), "not a readout alone"),
+        (layout_with(READOUT, INNER), "not only a readout"),
+        (layout_with(BIAS), "not only a readout"),
         (replace(layout_with(READOUT), distribution="gaussian"), "are gaussian"),
     ],
 )

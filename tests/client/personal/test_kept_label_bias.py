@@ -152,7 +152,7 @@ def test_a_damaged_file_is_left_out_and_said(
     file.write_text(content)
     with caplog.at_level(logging.WARNING, "samara.client"):
         assert began_with(tmp_path, Owner(2)) == [0, 0, 0]
-    assert "no label bias" in caplog.text
+    assert "the label bias cannot be read" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -155,6 +155,6 @@ def test_what_is_missing_or_another_is_named(
     config = RunConfig.of({"model.path": str(model_folder("masked")), "task": "sst2"}, "test")
     other = TrainedModel(config, layout, bytes(32), np.zeros(layout.size, np.float32), "x")
     for write in (other.write_peft, other.write_merged):
-        with pytest.raises(ModelError, match="is not the model of the run"):
+        with pytest.raises(ModelError, match="is not the base model of the run"):
             write_new_folder(tmp_path / "out", write)
     assert not (tmp_path / "out").exists()

@@ -98,14 +98,14 @@ def test_a_damaged_start_is_left_out_and_said(
     (tmp_path / "personalization").write_bytes(damage)
     with caplog.at_level(logging.WARNING, "samara.client"):
         assert files(tmp_path).begun is None
-    assert "the private rounds from it are left out" in caplog.text
+    assert "the private rounds from this state are left out" in caplog.text
     assert not files(tmp_path).has_unfinished
 
 
 def test_a_start_of_another_state_is_damaged() -> None:
     data = bytearray(start(5).encode())
     data[-1] ^= 1
-    with pytest.raises(LedgerError, match="the digest of its numbers is another one"):
+    with pytest.raises(LedgerError, match="the digest of its numbers differs"):
         StartState.decode(bytes(data), LAYOUT)
 
 

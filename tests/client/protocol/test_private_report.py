@@ -80,7 +80,7 @@ def test_what_leaves_clients_is_noised_and_only_its_sum_is_used(
 def test_a_run_tells_its_cost_and_who_is_trusted(settings: Settings, mode: str, rho: float) -> None:
     result = RunResult.read(simulate(private(settings, mode, rounds=2)))
     assert result.rounds[-1].epsilon == pytest.approx(epsilon_of(2 * rho, 1e-5))
-    sees = "the server saw single reports, which this does not cover"
+    sees = "the server saw single reports, which this ε does not cover"
     assert (sees in result.describe_privacy()) == (mode == "distributed")
     said = "\n".join(describe_terms(private(settings, mode).terms))
     assert f"differential privacy, {mode}: clip 2, noise multiplier 4, ε = " in said

@@ -74,7 +74,7 @@ def test_a_newer_run_takes_over_when_it_is_better(tmp_path: Path) -> None:
     assert find_run_in_use(tmp_path, bytes([2]) * 32).name == new
     shown = describe_model_in_use(tmp_path)
     assert shown == (
-        f"model in use: that of run {old}, loss 0.500 on 2 different validation examples; "
+        f"model in use: the model of run {old}, loss 0.500 on 2 different validation examples; "
         f"the latest run, {new}, has no personal model yet"
     )
     run_with(tmp_path, 3, 2, losses(a=0.5, b=0.6, c=0.0), age=10)
@@ -121,7 +121,7 @@ def test_the_personal_model_of_the_old_base_serves_until_the_new_one_is_better(
         (new / VALIDATION_FILE).write_text(json.dumps(content))
         assert find_run_in_use(home) == folder
         shown = CliRunner().invoke(client_app, ["status", "--name", "a", "--home", str(home)])
-        assert f"model in use: that of run {folder.name}" in shown.output
+        assert f"model in use: the model of run {folder.name}" in shown.output
         out = tmp_path / folder.name
         assert run_export(home, out, "--form", "merged").exit_code == 0
         assert f"run {folder.name}" in (out / "README.md").read_text()

@@ -378,7 +378,7 @@ def test_a_readout_labels_texts_and_leaves_generated_ones_as_they_are(
         base, _ = written(socket, prompt="the film", model="base", max_tokens=6)
         text, parts = written(socket, prompt="the film", model="personal", max_tokens=6)
     assert text == base
-    assert "scores of labels alone" in parts[0].opening.note
+    assert "only the scores of labels" in parts[0].opening.note
     runtime = resident.runtime
     model = ClientModel.read(short, resident.config, 7)
     examples = [read_question({"text": text}, runtime.task)[0] for text in TEXTS]

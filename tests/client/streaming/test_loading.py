@@ -174,8 +174,8 @@ def test_weights_of_another_type_or_shape(folder: Path) -> None:
     tensors = load_file(folder / FILE)
     name = "model.layers.1.mlp.up_proj.weight"
     for changed, message in (
-        (tensors[name].to(torch.int32), r"quantized already \(.*up_proj\.weight is stored as I32"),
-        (tensors[name][1:], r"is \[47, 32\] .* says \[48, 32\]"),
+        (tensors[name].to(torch.int32), r"already quantized \(.*up_proj\.weight is stored as I32"),
+        (tensors[name][1:], r"has the shape \[47, 32\] .* and \[48, 32\] in the model"),
     ):
         save_file(tensors | {name: changed.contiguous()}, folder / FILE, {"format": "pt"})
         with pytest.raises(ModelError, match=message):

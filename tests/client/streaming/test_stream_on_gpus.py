@@ -139,7 +139,7 @@ def test_blocks_left_on_the_host_are_caught(
 
 
 def test_a_gpu_that_is_not_there_is_named(model_folder: ModelFolder) -> None:
-    with pretended_gpus(), pytest.raises(ModelError, match=r"cuda:2: torch has no such device"):
+    with pretended_gpus(), pytest.raises(ModelError, match=r"cuda:2: torch cannot use this device"):
         load(model_folder("causal"), "cuda:2", "host")
 
 

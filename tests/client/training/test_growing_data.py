@@ -293,7 +293,7 @@ def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
         example_reader(TASK, data_settings(path))
     folder = tmp_path / "d"
     (folder / "a").mkdir(parents=True)
-    with pytest.raises(DataError, match="a row needs more than a text and a label"):
+    with pytest.raises(DataError, match="which are more than a text and a label"):
         GrowingData(load_task("mrpc"), data_settings(folder), tmp_path)
 
 

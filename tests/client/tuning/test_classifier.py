@@ -105,7 +105,7 @@ def test_an_exported_classifier_gives_the_scores_of_the_run(
     np.testing.assert_allclose(answers["tuned"], softmax(scores), rtol=1e-3)
     card = (out / "README.md").read_text()
     assert "`weight @ h + bias`, of `classifier.safetensors`" in card
-    assert "question behind it" not in card
+    assert "question after the text" not in card
 
 
 def representation(folder: Path, family: str) -> NDArray[np.float32]:

@@ -250,8 +250,8 @@ def test_nothing_is_told_to_another_server(run: Path, tmp_path: Path) -> None:
             join_run(address, code, tmp_path / "home")
         messages[what] = str(error.value)
     assert "is not verified by the authority" in messages["what is public"]
-    assert "somebody in between" in messages["his own"]
-    assert "somebody in between" in messages["nothing"]
+    assert "was changed on the way" in messages["his own"]
+    assert "was changed on the way" in messages["nothing"]
     assert "the answer is longer than an invitation" in messages["too much"]
     assert {method for method, _ in got} == {"GET"}
     assert all(code.secret.hex() not in path for _, path in got)
@@ -326,7 +326,7 @@ def test_invitations_that_cannot_be_made(run: Path, tmp_path: Path) -> None:
     on = ("--run", str(run))
     assert "not a client's name" in message("../x", *on)
     assert "and not for example.org" in message("kitchen", *on, "--address", "example.org:8000")
-    assert "write it as host:port" in message("kitchen", *on, "--address", "localhost")
+    assert "this is not host:port" in message("kitchen", *on, "--address", "localhost")
     assert "does not exist yet" in message("kitchen", "--run", str(tmp_path / "none"))
     assert "no such" in message("kitchen", *on, "--scenario", str(tmp_path / "none")).lower()
     make_certificates(run / CERTIFICATES_FOLDER, ["a.example", "b.example"])

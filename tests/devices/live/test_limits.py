@@ -273,7 +273,7 @@ def test_costs_add_up_over_restarts(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert WorkCosts(tmp_path).read() == {run.hex(): WorkCost(1, 3.0, 0.5, 10.0)}
     (tmp_path / COSTS_FILE).write_text("{")
     assert WorkCosts(tmp_path).read() == {}
-    assert "the costs begin again" in caplog.text
+    assert "the costs start at 0 again" in caplog.text
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainerError, match="cannot be written"):
         WorkCosts(tmp_path / "file" / "x").add(run, cost)

@@ -82,7 +82,9 @@ def test_epsilon_is_that_of_the_rounds_and_is_told(settings: Settings) -> None:
 def test_measured_runs_say_that_evaluations_are_not_covered(settings: Settings) -> None:
     result = RunResult.read(simulate(private(settings, rounds=1, privacy__evaluation="exact")))
     assert set(result.evaluations[-1].columns["global"].clients) == {0, 1, 2}
-    assert result.describe_privacy().endswith("evaluations are exact and not covered")
+    assert result.describe_privacy().endswith(
+        "evaluations are exact, and this ε does not cover them"
+    )
 
 
 def test_what_leaves_a_client_is_within_the_sensitivity(

@@ -92,19 +92,19 @@ REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
         r"lacks model\.layers\.1\.input_layernorm",
     ),
     "a layer less": (without("layers.2."), r"lacks model\.layers\.2\."),
-    "a layer more": (again("layers.2.", "layers.3."), r"also holds model\.layers\.3\."),
-    "a bias": (beside("model.layers.0.self_attn.q_proj.bias", 32), r"holds .*q_proj\.bias"),
-    "the head's bias": (beside("lm_head.bias", 30), r"also holds lm_head\.bias"),
-    "an adapter": (beside("model.layers.0.mlp.up_proj.lora_A.weight", 2, 32), r"holds .*lora_A"),
-    "a copy": (again("model.norm", "ema.model.norm"), r"also holds ema\.model\.norm\.weight"),
-    "a tower": (beside("vision.layers.0.mlp.weight", 4, 4), r"holds vision\.layers\.0\.mlp"),
+    "a layer more": (again("layers.2.", "layers.3."), r"also contains model\.layers\.3\."),
+    "a bias": (beside("model.layers.0.self_attn.q_proj.bias", 32), r"contains .*q_proj\.bias"),
+    "the head's bias": (beside("lm_head.bias", 30), r"also contains lm_head\.bias"),
+    "an adapter": (beside("model.layers.0.mlp.up_proj.lora_A.weight", 2, 32), r"contains .*lora_A"),
+    "a copy": (again("model.norm", "ema.model.norm"), r"also contains ema\.model\.norm\.weight"),
+    "a tower": (beside("vision.layers.0.mlp.weight", 4, 4), r"contains vision\.layers\.0\.mlp"),
     "another shape": (
         lambda tensors: {n: t[:-1] if "up_proj" in n else t for n, t in tensors.items()},
-        r"up_proj.weight is \[47, 32\] in the checkpoint .* \[48, 32\]",
+        r"up_proj.weight has the shape \[47, 32\] in the checkpoint .* \[48, 32\]",
     ),
     "integers": (
         lambda tensors: {n: t.to(torch.int8) if "up_proj" in n else t for n, t in tensors.items()},
-        r"quantized already \(model\.layers\.0\.mlp\.up_proj\.weight is stored as I8\)",
+        r"already quantized \(model\.layers\.0\.mlp\.up_proj\.weight is stored as I8\)",
     ),
 }
 

@@ -126,5 +126,5 @@ def test_a_damping_of_another_model_is_refused(
     write_damping(config_of(readout), None, 8, file)
     other = readout | {"model.path": str(model_folder("masked")), "adapter.damping": str(file)}
     runtime, source = loaded(other)
-    with pytest.raises(ConfigError, match="a damping of another model"):
+    with pytest.raises(ConfigError, match="this damping belongs to another model"):
         runtime.features(source.share_of(0, 3).tokenized(Split.TRAIN).prompts)

@@ -92,8 +92,8 @@ def test_an_adapter_says_which_model_it_is_for(file: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("other weights", "is not layers.0.self_attn.q_proj"),
-        ("damaged", "is damaged; download it again"),
+        ("other weights", "differs from layers.0.self_attn.q_proj"),
+        ("damaged", "this GGUF file is damaged .*; download it again"),
         ("missing", "No such file"),
         ("architecture", "does not know the architecture"),
     ],

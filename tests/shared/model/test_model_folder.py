@@ -58,7 +58,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         r"is truncated: .* and its tensors need .* again",
     ),
     "longer": (lambda whole: whole + b"x", r"it is damaged .*download the model again"),
-    "pointer": (lambda whole: POINTER, "a pointer of Git LFS.*git lfs pull"),
+    "pointer": (lambda whole: POINTER, "a Git LFS pointer .*git lfs pull"),
     "page": (lambda whole: PAGE, "a web page.*download the model again"),
     "empty": (lambda whole: b"", "it is empty; download the model again"),
     "other": (lambda whole: b"nothing", "it is damaged .*download the model again"),
@@ -125,7 +125,8 @@ def test_what_is_quantized_already_is_refused_by_name(settings: Any, folder: Pat
     write_json(folder / "config.json", **settings)
     method = next(iter(settings.values()))
     method = method.get("quant_method") or method.get("quantization_config", {}).get("quant_method")
-    message = rf"quantized already \({method or 'quantization_config'}\); give the original model"
+    reason = rf"\({method or 'quantization_config'}\)"
+    message = rf"already quantized {reason}; set model\.path to the original model"
     for way in WAYS:
         with pytest.raises(ModelError, match=message):
             load(folder, way)
@@ -136,7 +137,7 @@ def test_what_is_quantized_already_is_refused_by_name(settings: Any, folder: Pat
 @pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
 def test_settings_of_older_quantizers_are_found(name: str, folder: Path) -> None:
     write_json(folder / name, bits=4)
-    with pytest.raises(ModelError, match=rf"quantized already \({name}\)"):
+    with pytest.raises(ModelError, match=rf"already quantized \({name}\)"):
         find_model_folder(str(folder))
 
 
@@ -187,7 +188,7 @@ def test_code_beside_classes_of_transformers_is_not_needed(folder: Path) -> None
 
 def test_an_adapter_beside_the_weights_is_refused(folder: Path) -> None:
     write_json(folder / "adapter_config.json", base_model_name_or_path="other")
-    with pytest.raises(ModelError, match=r"an adapter of PEFT.*merge it"):
+    with pytest.raises(ModelError, match=r"a PEFT adapter .*merge the adapter"):
         load_base_model(str(folder))
 
 

@@ -193,7 +193,7 @@ def test_a_run_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
     content = json.loads((copy / "result.json").read_text())
     content["model_id"] = "00" * 32
     (copy / "result.json").write_text(json.dumps(content))
-    with pytest.raises(ModelError, match="is not the model of"):
+    with pytest.raises(ModelError, match="this is not the base model of the run"):
         export(copy, None, tmp_path / "out")
 
 
@@ -202,6 +202,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, model_folder: Mo
         load_base_model(str(model_folder("causal"))), AdapterSettings(layers="top:1"), 2
     ).layout
     other = load_structure(str(model_folder("masked")))
-    with pytest.raises(ModelError, match="the adapter is of another model"):
+    with pytest.raises(ModelError, match="the adapter belongs to another model"):
         write_peft_adapter(other, "x", layout, np.zeros(layout.size, np.float32), tmp_path / "out")
     assert not (tmp_path / "out").exists()

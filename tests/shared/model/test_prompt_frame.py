@@ -174,5 +174,7 @@ def test_a_model_without_a_template_and_one_that_does_not_answer_are_refused(
     with pytest.raises(ModelError):
         frame_of(base, FILMS.model_copy(update={"form": "chat"}))
     folder = shutil.copytree(model_folder("masked"), tmp_path / "masked")
-    with pytest.raises(TaskError, match=r"asked as a chat, and .* is no causal LM; set form"):
+    with pytest.raises(
+        TaskError, match=r"has the form of a chat, but .* is not a causal LM; set `form`"
+    ):
         asked(load_base_model(str(folder)), FILMS, "chat")

@@ -208,7 +208,7 @@ def test_a_checkpoint_of_another_shape_is_refused(
             for name, t in tensors.items()
         },
     )
-    with pytest.raises(ModelError, match=r"up_proj.weight is \[47, 32\].*\[48, 32\]"):
+    with pytest.raises(ModelError, match=r"up_proj.weight has the shape \[47, 32\].*\[48, 32\]"):
         load_base_model(str(folder), quantization="nf4")
 
 

@@ -179,21 +179,33 @@ DENSE = {"in_features": SIZE, "out_features": 8, "bias": True}
             {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_new": True}},
             "pooling by .*pooling_mode_new",
         ),
-        (POOLED, {}, r"1_Pooling/config\.json: is missing"),
-        (TRANSFORMER, {}, "no Pooling behind"),
-        (POOLED | {"2_LSTM": "sentence_transformers.models.LSTM"}, MEAN, "has a module LSTM"),
-        (POOLED | {"2_Own": "own_code.Module"}, MEAN, r"has a module own_code\.Module"),
-        ({"": "custom_st.Transformer", "1_Pooling": "Pooling"}, MEAN, r"begins with .*custom_st"),
+        (POOLED, {}, r"1_Pooling/config\.json: this file .* is missing"),
+        (TRANSFORMER, {}, "no Pooling follows"),
+        (
+            POOLED | {"2_LSTM": "sentence_transformers.models.LSTM"},
+            MEAN,
+            "the module LSTM is not supported",
+        ),
+        (
+            POOLED | {"2_Own": "own_code.Module"},
+            MEAN,
+            r"the module own_code\.Module is not supported",
+        ),
+        (
+            {"": "custom_st.Transformer", "1_Pooling": "Pooling"},
+            MEAN,
+            r"the first module is .*custom_st",
+        ),
         (
             {"0_Transformer": "Transformer", "1_Pooling": "Pooling"},
             MEAN,
             r"0_Transformer: the text model .* must be in",
         ),
-        (POOLED | {"2_Dense": "Dense"}, MEAN, r"2_Dense/config\.json: is missing"),
+        (POOLED | {"2_Dense": "Dense"}, MEAN, r"2_Dense/config\.json: this file .* is missing"),
         (
             POOLED | {"2_Dense": "Dense"},
             MEAN | {"2_Dense/config.json": DENSE},
-            r"2_Dense/model\.safetensors: is missing",
+            r"2_Dense/model\.safetensors: this file .* is missing",
         ),
         (
             POOLED | {"2_Normalize": "Normalize"},
@@ -242,7 +254,7 @@ def test_an_activation_is_a_function_of_torch(activation: str, encoder: Path) ->
     folder = with_modules(encoder, POOLED | {"2_Dense": "Dense"}, files)
     weights = {"linear.weight": torch.ones(8, SIZE), "linear.bias": torch.ones(8)}
     save_file(weights, folder / "2_Dense" / "model.safetensors")
-    with pytest.raises(ModelError, match="has the activation"):
+    with pytest.raises(ModelError, match="the activation is"):
         load_base_model(str(folder))
 
 

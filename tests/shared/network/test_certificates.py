@@ -163,6 +163,6 @@ def test_the_authoritys_key_may_be_elsewhere_until_it_has_to_sign(tmp_path: Path
     files = {file: file.read_bytes() for file in (tls.authority, tls.certificate, tls.key)}
     (tmp_path / "ca.key").unlink()
     make_certificates(tmp_path, [])
-    with pytest.raises(SamaraError, match=r"ca.key: cannot be read.*restore it"):
+    with pytest.raises(SamaraError, match=r"ca.key: cannot be read.*restore the file"):
         make_certificates(tmp_path, ["another.example"])
     assert {file: file.read_bytes() for file in files} == files

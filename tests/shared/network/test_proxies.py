@@ -119,5 +119,7 @@ def test_no_answer_names_the_proxy_that_was_not_used(
 
     assert not any("proxy" in text for text in said())
     monkeypatch.setenv("HTTPS_PROXY", NOWHERE)
-    assert all("HTTPS_PROXY is set and not used" in text for text in said())
+    assert all(
+        "HTTPS_PROXY is set, but Samara uses it only for downloads" in text for text in said()
+    )
     assert "HTTPS_PROXY" in remark_on_proxy(os.environ)

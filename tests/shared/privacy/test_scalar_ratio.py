@@ -80,7 +80,7 @@ def test_what_was_sent_stays_sent_whatever_the_process(tmp_path: Path) -> None:
     send(budget(tmp_path, 1.0), asking(60))  # the same instruction: nothing new leaves
     refused = asking(41, round_number=2)
     with pytest.raises(
-        ScalarLimitError, match=r"60 scalars .* leaves 40; this answer would hold 41"
+        ScalarLimitError, match=r"60 scalars .* allows only 40 more, but this answer has 41"
     ):
         send(budget(tmp_path, 1.0), refused)
     send(budget(tmp_path, 1.0), asking(40, round_number=2))
@@ -104,7 +104,7 @@ def test_another_layout_is_no_way_around_the_limit(tmp_path: Path) -> None:
 def test_other_examples_have_a_count_of_their_own(tmp_path: Path) -> None:
     send(budget(tmp_path, 1.0), asking(100))
     send(budget(tmp_path, 1.0, examples="bb"), asking(100))
-    with pytest.raises(ScalarLimitError, match="leaves 0"):
+    with pytest.raises(ScalarLimitError, match="allows only 0 more"):
         send(budget(tmp_path, 1.0), asking(2, round_number=2))
 
 

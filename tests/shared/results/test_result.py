@@ -56,9 +56,12 @@ def test_any_fact_of_a_device_is_let_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "damaged: not a JSON object"),
-        ({"schema_version": 3}, "its schema_version is 3, and this Samara reads 2"),
-        ({"run_id": "00", "evaluations": []}, "was written by an older Samara"),
+        ([], "damaged: it is not a JSON object"),
+        ({"schema_version": 3}, "its schema_version is 3, but this version of Samara reads 2"),
+        (
+            {"run_id": "00", "evaluations": []},
+            "this result of an older Samara has no schema_version",
+        ),
         ({"zero_shot": {}, "metric": "accuracy"}, "of `samara tune`, not the result"),
         ({"anything": 1}, "foreign, not the result of a federation"),
         ({"schema_version": 2}, r"damaged: \n.*'config': Field required(?s:.*)and \d+ more"),
@@ -128,5 +131,7 @@ def test_made_up_results_have_the_keys_of_real_ones() -> None:
 def test_a_file_in_place_of_a_run_is_named(tmp_path: Path) -> None:
     file = tmp_path / "reviews.csv"
     file.write_text("text,label\n")
-    with pytest.raises(SamaraError, match=r"reviews\.csv: a file; give the folder of a run"):
+    with pytest.raises(
+        SamaraError, match=r"reviews\.csv: this is a file; give the folder of a run"
+    ):
         RunResult.read(file)

@@ -102,7 +102,7 @@ def test_row_text_is_never_a_template(first: str, second: str) -> None:
 
 
 def test_render_names_what_a_row_lacks() -> None:
-    with pytest.raises(TaskError, match="reads premise, which the row lacks; it has text"):
+    with pytest.raises(TaskError, match="reads premise, but the row has only text"):
         task_reading("{premise}{text}").render({"text": ""})
 
 
@@ -138,11 +138,15 @@ def test_a_word_may_stand_inside_the_text(first: str, second: str) -> None:
 @pytest.mark.parametrize(
     ("text", "cut", "message"),
     [
-        ("{a}", "", "is missing; it holds {word} once, or the text does"),
-        ("{word} {a} {word}", "", "is missing; it holds {word} once, or the text does"),
-        ("so {word}", "", "the text reads no field of a row but {word}"),
-        ("{word}: {a}", "a", "cut must name a field before {word}; a is not"),
-        ("{word}: {a}", "word", "cut must name a field before {word}; word is not"),
+        ("{a}", "", "is missing; write a question with {word} once, or, only for masked LMs"),
+        (
+            "{word} {a} {word}",
+            "",
+            "is missing; write a question with {word} once, or, only for masked LMs",
+        ),
+        ("so {word}", "", "the text reads no field of a row except {word}"),
+        ("{word}: {a}", "a", "cut must name a field before {word} in the text, but a is not"),
+        ("{word}: {a}", "word", "cut must name a field before {word} in the text, but word is not"),
     ],
 )
 def test_what_a_text_without_a_question_must_hold(text: str, cut: str, message: str) -> None:
@@ -177,11 +181,12 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
     starts = [
         f"{path}: name: is missing",
         f"{path}:1: text: ",
-        f"{path}:2: question: must hold {{word}} exactly once and no other field; it has no field",
-        f"{path}:3: words: holds good more than once",
-        f"{path}:4: labels: holds 0 more than once",
-        f"{path}:5: wrods: unknown key; did you mean words?; a task has name, text, words",
-        f"{path}:6: extra: unknown key",
+        f"{path}:2: question: must contain {{word}} exactly once and no other field, but it "
+        "contains no field",
+        f"{path}:3: words: contains good more than once",
+        f"{path}:4: labels: contains 0 more than once",
+        f"{path}:5: wrods: is unknown (did you mean words?); a task needs name, text, words",
+        f"{path}:6: extra: is unknown",
     ]
     assert len(lines) == len(starts)
     for line, start in zip(lines, starts, strict=True):
@@ -197,15 +202,19 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(tmp_path: 
         ("{premise}", "{premise:>9}", "a field's name and nothing else"),
         ("{premise}", "{pre{mise}}", "unexpected '{' in field name"),
         ("{premise}", "premise}", "Single '}'"),
-        ("{word}", "{word} {word}", "exactly once.*it has {word}, {word}"),
-        ("{word}", "{word} {text}", "exactly once.*it has {word}, {text}"),
+        ("{word}", "{word} {word}", "exactly once.*it contains {word}, {word}"),
+        ("{word}", "{word} {text}", "exactly once.*it contains {word}, {text}"),
         ('["no", "maybe", "yes"]', '["no"]', "at least two words"),
         ('"maybe"', '" "', "an empty word"),
         ('"maybe"', "5", r"words\.1: Input should be a valid string"),
         ('["no", "maybe", "yes"]', '"no"', r":4: words: Input should be a valid tuple"),
         ('"maybe", ', "", "has 3 entries for 2 words"),
         ('["neutral", 1]', "[]", "entry 1 is empty"),
-        ('["neutral", 1]', "1.5", "holds 1.5; a value is a string, an integer or a boolean"),
+        (
+            '["neutral", 1]',
+            "1.5",
+            "contains 1.5, but a value must be a string, an integer or a boolean",
+        ),
         ('[0, ["neutral", 1], true]', "7", "must be a list"),
         ('"pairs"', '""', ":1: name: "),
         ('"pairs"', '"pairs', "not a TOML file in UTF-8: .*line 1"),
@@ -254,7 +263,7 @@ def test_a_gap_is_where_a_rows_own_text_has_it(tmp_path: Path) -> None:
     assert (task.list_names, task.labels, task.fields) == (("names",), (), ("s",))
     assert task.split_at_candidate({"s": "It was _ who"}) == ("It was ", " who!")
     for text, times in (("none", 0), ("_ and _", 2)):
-        with pytest.raises(TaskError, match=f"holds the gap '_' {times} times"):
+        with pytest.raises(TaskError, match=f"contains the gap '_' {times} times"):
             task.split_at_candidate({"s": text})
 
 
@@ -285,19 +294,19 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
     wanted = {
         choice: [
             "name: is missing",
-            "3: candidates: holds 'always', which reads no field",
-            "gap: is missing, and the text holds {candidate} 0 times",
+            "3: candidates: contains 'always', which reads no field",
+            "gap: is missing, and the text contains {candidate} 0 times",
             "5: cut: names end, but the text reads only story",
             "6: metric: Input should be 'accuracy'",
-            "7: label: names the field 'a||b'",
+            "7: label: contains the field 'a||b'",
             "8: replace.story.x: Input should be a valid string",
         ],
         generation: [
             "2: name: ",
-            "3: text: must hold {answer} once and behind all fields",
+            "3: text: must contain {answer} once, after all fields",
             "4: tokens: ",
             "5: metric: Input should be 'token-f1' or 'exact-match'",
-            "6: stop: unknown key; a task has name, text, kind, and if needed label, replace,",
+            "6: stop: is unknown; a task needs name, text, kind, and can also have label, replace,",
             "7: each: Input should be a valid string",
         ],
     }
@@ -322,12 +331,12 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             ":5: kind: must be one of classification, choice",
         ),
         (GOOD, "labels", 'metric = "f1"\nlabels', "positive: is missing; name the label value"),
-        (GOOD, "labels", "positive = 1\nlabels", ':5: positive: is for the metric "f1"'),
+        (GOOD, "labels", "positive = 1\nlabels", ':5: positive: is only for the metric "f1"'),
         (
             GOOD,
             "labels",
             'metric = "f1"\npositive = 7\nlabels',
-            "is '7', which is none of labels: 0",
+            "is '7', but must be one of labels: 0",
         ),
         (
             GOOD,
@@ -335,22 +344,27 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             'cut = "word"\nlabels',
             "names word, but the text reads only premise, hypo",
         ),
-        (GOOD, "{premise}", "{premise|}", "names the field 'premise|'"),
-        (GOOD, "labels", 'label = ""\nlabels', ":5: label: names the field ''"),
-        (CHOICE, "{candidate}", "{candidate}{candidate}", "holds {candidate} 2 times"),
+        (GOOD, "{premise}", "{premise|}", "contains the field 'premise|'"),
+        (GOOD, "labels", 'label = ""\nlabels', ":5: label: contains the field ''"),
+        (CHOICE, "{candidate}", "{candidate}{candidate}", "contains {candidate} 2 times"),
         (
             CHOICE,
             "{story} So {candidate}",
             "{candidate} of {story}",
-            "before {candidate}; story is not",
+            "before {candidate} in the text, but story is not",
         ),
-        (CHOICE, "labels", 'gap = "_"\nlabels', "gap: cannot be given, .* already marks"),
+        (CHOICE, "labels", 'gap = "_"\nlabels', "gap: cannot be used, .* already marks"),
         (CHOICE, '"{second}"', '"{second}", "{third}"', "has 2 entries for 3 candidates"),
         (CHOICE, ', "{second}"', "", "needs at least two candidates"),
-        (CHOICE, '["{first}", "{second}"]', '"{names}"', "label is the text of the right one"),
+        (
+            CHOICE,
+            '["{first}", "{second}"]',
+            '"{names}"',
+            "label in a row is the text of the right candidate",
+        ),
         (CHOICE, '["{first}", "{second}"]', '"names"', "as one text must be a field in braces"),
         (CHOICE, "replace.story", "replace.first", "names first, but the text reads only story"),
-        (GENERATION, "{answer}", "{answer}{answer}", "must hold {answer} once"),
+        (GENERATION, "{answer}", "{answer}{answer}", "must contain {answer} once"),
         (GENERATION, "{question|ask}", "", "names no field of a row"),
     ],
 )

@@ -294,13 +294,15 @@ def test_an_unknown_label_names_file_line_value_and_the_known_ones(tmp_path: Pat
         load_examples(str(file), load_task("copa"), 0)
     assert str(caught.value).splitlines()[:2] == [
         f"{file}:2: label 2 is unknown; task 'copa' knows 0, 1",
-        f"{file}:3: 'question' is 'reason'; the task knows cause, effect",
+        f"{file}:3: 'question' is 'reason', but the task knows only cause, effect",
     ]
 
 
 @pytest.mark.parametrize("name", ["stsb", "STS-B"])
 def test_a_regression_is_refused_by_name_and_reason(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=f"{name}: asks for a number from 0 to 5"):
+    with pytest.raises(
+        TaskError, match=f"{name}: this data set is a regression with numbers from 0 to 5"
+    ):
         load_task(name)
     own = tmp_path / "stsb"
     own.write_bytes((resources.files("samara.shared.tasks") / "prompts/cola.toml").read_bytes())

@@ -64,7 +64,7 @@ def test_a_model_without_a_template_is_refused(model_folder: Callable[[str], Pat
 
 def test_a_template_that_puts_the_answer_elsewhere_is_refused(base: BaseModel) -> None:
     base.tokenizer.chat_template = "{{ messages[-1]['content'] }} a"
-    with pytest.raises(ModelError, match="directly after its beginning"):
+    with pytest.raises(ModelError, match="directly after the generation prompt"):
         scorer_of(base)
 
 
@@ -74,7 +74,9 @@ def test_messages_that_a_template_refuses_are_named(base: BaseModel) -> None:
         + TEMPLATE
     )
     refused = json.dumps([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-    with pytest.raises(ModelError, match=r"refuses messages of system, user \(no system\)"):
+    with pytest.raises(
+        ModelError, match=r"refuses messages with the roles system, user \(no system\)"
+    ):
         scorer_of(base).prompt(refused, ("good",))
 
 
@@ -83,7 +85,7 @@ def test_messages_that_a_template_refuses_are_named(base: BaseModel) -> None:
     [
         (None, "not a list of two"),
         (MESSAGES[:1], "not a list of two"),
-        (MESSAGES[:3], "the last message of 'messages' is of the user"),
+        (MESSAGES[:3], "the last message of 'messages' has the role user"),
         ([MESSAGES[0], {"role": "bot", "content": "a"}], "message 2 of 'messages' needs a role"),
         ([{"role": "user"}, MESSAGES[1]], "message 1"),
         ([{"role": "user", "content": " "}, MESSAGES[1]], "message 1"),

@@ -119,7 +119,9 @@ def test_folder_with_a_file_per_user(tmp_path: Path) -> None:
 
 def test_file_of_a_user_with_other_users_is_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", rows_of(3, user="ann"))
-    assert messages(str(tmp_path))[0].startswith(f"{path}:1: belongs to user 'ann', not to 'all'")
+    assert messages(str(tmp_path))[0].startswith(
+        f"{path}:1: belongs to user 'ann', but the file is named after 'all'"
+    )
 
 
 def test_limit_keeps_some_training_examples_chosen_by_seed(tmp_path: Path) -> None:
@@ -177,10 +179,10 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
     ("line", "message"),
     [
         (b'{"text": "caf\xe9", "label": 0}', "is not UTF-8"),
-        (b'{"text": "\\ud800", "label": 0}', "'text' holds half of a UTF-16 surrogate pair"),
+        (b'{"text": "\\ud800", "label": 0}', "'text' contains half of a UTF-16 surrogate pair"),
         (
             b'{"text": "ab\\u0000", "label": 0}',
-            "'text' holds a NUL, the character of code 0, at let",
+            "'text' contains a NUL, the character with code 0, at pos",
         ),
         (b'{"text": null, "label": 0}', "'text' is null, not text or a number"),
         (b'{"text": ["a"], "label": 0}', "'text' is a list, not text or a number"),
@@ -196,7 +198,7 @@ def test_all_kinds_of_bad_json_rows_are_reported_with_their_lines(tmp_path: Path
         ),
         (b"[" * 100_000, "is not JSON that can be read"),
         (b'{"text": ' + b"1" * 5000 + b', "label": 0}', "is not JSON that can be read"),
-        (b"", "the file holds no row"),
+        (b"", "the file contains no row"),
     ],
 )
 def test_bad_json_row(tmp_path: Path, line: bytes, message: str) -> None:
@@ -224,16 +226,16 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
         (b"text,label,text\na,0,b\n", 1, "the header names 'text' more than once"),
         (b"text,label,,\na,0,,\n", 1, "2 columns have no name in the header"),
         (b"text,lable\na,0\n", 1, "lacks 'label'; it has 'text', 'lable'"),
-        (b"text;label\na;0;1\n", 2, "number of cells 3, number of column names 2"),
+        (b"text;label\na;0;1\n", 2, "the row has 3 cells, but the header has 2 columns"),
         (b"text label\na 0\n", 1, "lacks 'text' or 'sentence', 'label'; it has 'text label'"),
-        (b"text,label\n", 1, "the file holds no row"),
+        (b"text,label\n", 1, "the file contains no row"),
         (b"", 1, "lacks 'text' or 'sentence', 'label'; it has nothing"),
-        (b'text,label\n"a\nb",0\n\nc\n', 5, "number of cells 1, number of column names 2"),
+        (b'text,label\n"a\nb",0\n\nc\n', 5, "the row has 1 cells, but the header has 2 columns"),
         (b"text,label\na,0\nb,7\n", 3, "label '7' is unknown"),
         (
             b"text,label\na,0\nb\0,1\n",
             3,
-            "'text' holds a NUL, the character of code 0, at letter 2",
+            "'text' contains a NUL, the character with code 0, at position 2",
         ),
         (b"text,label\na,0\ncaf\xe9,0\n", 3, "is not UTF-8"),
         (
@@ -241,7 +243,12 @@ def test_first_five_bad_rows_are_shown_and_the_rest_counted(tmp_path: Path) -> N
             3,
             "is not UTF-8; save the file in UTF-8 (other such lines: 2)",
         ),
-        (b'text,label\n"a"b,0\n', 2, "the row that begins here is not CSV, and nothing after it"),
+        (
+            b'text,label\n"a"b,0\n',
+            2,
+            "the row that begins here is not CSV (',' expected after '\"'); correct it, because no "
+            "later row was read",
+        ),
         (b'text,label\na,0\n"b,0\nc,1\n', 3, "the row that begins here is not CSV"),
         ("text,label\n".encode("utf-16"), 1, "is not UTF-8"),
     ],
@@ -275,20 +282,20 @@ def test_path_that_is_nothing(path: str) -> None:
 
 def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
     assert (
-        "holds no file ending in .jsonl, .json, .csv, .tsv, or one of these and .gz"
+        "the folder contains no file ending in .jsonl, .json, .csv, .tsv, or one of these and .gz"
         in messages(str(tmp_path))[0]
     )
     (tmp_path / "notes.txt").write_text("a")
-    assert "give a file that ends in .jsonl, .json" in messages(str(tmp_path / "notes.txt"))[0]
+    assert "the file's name must end in .jsonl, .json" in messages(str(tmp_path / "notes.txt"))[0]
     write_jsonl(tmp_path / "test.jsonl", rows_of(3))
     assert (
-        "has test.jsonl and no training file; add, or rename one to, train.jsonl"
+        "the folder has test.jsonl, but no training file; add train.jsonl"
         in (messages(str(tmp_path))[0])
     )
     (tmp_path / "train.csv").mkdir()
     assert "train.csv: cannot be read" in messages(str(tmp_path))[0]
     write_jsonl(tmp_path / "train.jsonl", rows_of(3))
-    assert "keep one of both" in messages(str(tmp_path))[0]
+    assert "keep only one of the two files" in messages(str(tmp_path))[0]
 
 
 def test_a_folder_of_texts_by_label_is_split_like_other_rows(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_label_minus_one_counts_where_the_task_knows_it(
     name = hub_data_set(tmp_path, monkeypatch, train=[{"text": "a", "label": -1}] * 5)
     task = TASK.model_copy(update={"labels": (("-1",), ("1",))})
     assert len(load_examples(name, task, 0)) == 5
-    assert "no row of its split 'train' has a label" in messages(name)[0]
+    assert "no row of the split 'train' has a label" in messages(name)[0]
 
 
 def test_hub_data_set_with_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_bad_files_of_a_person_are_named(tmp_path: Path) -> None:
 def test_answers_to_prompts_still_need_rows_with_both_fields(tmp_path: Path) -> None:
     (tmp_path / "ann").mkdir()
     (tmp_path / "ann" / "1.txt").write_text("Hi")
-    with pytest.raises(DataError, match="reads prompt, response: a row needs more than a text"):
+    with pytest.raises(DataError, match="reads prompt, response, which are more than a text"):
         load_examples(str(tmp_path), load_task("responses"), 0)
 
 

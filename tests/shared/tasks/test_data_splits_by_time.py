@@ -68,5 +68,5 @@ def test_a_row_that_lacks_a_time_is_named(tmp_path: Path) -> None:
 
 
 def test_a_data_set_of_the_hub_is_not_split_by_time() -> None:
-    with pytest.raises(DataError, match="not split by time"):
+    with pytest.raises(DataError, match="cannot be split by time"):
         load_examples("owner/name", TEXTS, 0, split="time")

@@ -84,13 +84,15 @@ def test_an_empty_folder_beside_those_of_people_is_named(tmp_path: Path) -> None
     for person in ("ann", "bob", "cleo"):
         (tmp_path / person).mkdir()
     assert messages(str(tmp_path)) == [
-        f"{tmp_path}: all its folders are empty (ann, bob, cleo); put a person's rows, or a "
+        f"{tmp_path}: all folders in it are empty (ann, bob, cleo); put a person's rows, or a "
         "label's texts, into each"
     ]
     write_jsonl(tmp_path / "ann" / "rows.jsonl", rows_of(4))
     write_jsonl(tmp_path / "cleo" / "rows.jsonl", rows_of(4))
     [said] = messages(str(tmp_path))
-    assert said.startswith(f"{tmp_path / 'bob'}: is empty, and the folders beside it hold a person")
+    assert said.startswith(
+        f"{tmp_path / 'bob'}: this folder is empty, but each folder beside it contains a person"
+    )
     (tmp_path / "bob").rmdir()
     (tmp_path / ".git").mkdir()
     assert {e.user for e in load_examples(str(tmp_path), TASK, 0)} == {"ann", "cleo"}

@@ -19,5 +19,7 @@ def test_every_writer_has_all_splits_and_a_seed_decides_everything() -> None:
 
 
 def test_generated_messages_have_labels_and_no_candidates() -> None:
-    with pytest.raises(TaskError, match="'copa' is a choice and generated messages have labels"):
+    with pytest.raises(
+        TaskError, match="'copa' is a choice, but generated messages are for a classification"
+    ):
         embedded_examples(load_task("copa"), 3, 5)

@@ -41,5 +41,7 @@ def test_code_without_the_weights_names_their_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(model_folder, "_EMBEDDED_FOLDER", tmp_path)
-    with pytest.raises(ModelError, match=f"{tmp_path}: has no embedded model; install Samara"):
+    with pytest.raises(
+        ModelError, match=f"{tmp_path}: the embedded model is missing; install Samara"
+    ):
         load_base_model("embedded")

@@ -294,7 +294,9 @@ def test_answers_that_no_token_can_say(model_folder: ModelFolder) -> None:
     rig = rig_of(model_folder("causal"), CHOICE)
     with pytest.raises(TaskError, match=r"the answer '\\n' has no token"):
         rig.scorer.prompt("the film was", ("good", "\n"))
-    with pytest.raises(TaskError, match=r"a candidate alone takes \d+ tokens and max-length is 64"):
+    with pytest.raises(
+        TaskError, match=r"\d+ tokens are needed for a candidate alone, but the limit is 64"
+    ):
         rig.scorer.prompt("the film was", ("good", "very " * 70))
 
 

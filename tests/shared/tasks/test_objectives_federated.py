@@ -183,7 +183,7 @@ def test_what_a_profiled_loss_does_not_go_with_is_refused(
 def test_texts_have_no_profiled_loss(answers: Settings) -> None:
     with pytest.raises(ConfigError, match="rows do not choose between the same labels"):
         simulate(config_of(answers, objective=PROFILED))
-    with pytest.raises(TaskError, match="which has no labels that a shift could be of"):
+    with pytest.raises(TaskError, match="which has no label scores to shift"):
         training_objective(PROFILED, load_task(answers["task"]))
 
 
@@ -200,7 +200,7 @@ def test_plain_texts_have_no_metric(answers: Settings, tmp_path: Path) -> None:
     rows = [{"user": f"u{i % 3}", "text": f"a day {i}"} for i in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {"task": "texts", "data__path": str(file), "objective": "metric"}
-    with pytest.raises(TaskError, match="plain texts, which answer no prompt"):
+    with pytest.raises(TaskError, match="plain texts without prompts and answers"):
         simulate(config_of(answers, **own))
 
 

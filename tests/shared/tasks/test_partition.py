@@ -123,7 +123,7 @@ def test_users_decide_the_division_where_it_is_left_open(user: str, how: str) ->
 
 
 def test_more_clients_than_users_are_refused() -> None:
-    with pytest.raises(DataError, match="3 clients for 2 users; use at most 2"):
+    with pytest.raises(DataError, match="there are 3 clients, but only 2 users; use at most 2"):
         partition([*of_user("ann", 1), *of_user("bob", 1)], "user", 3, 1.0, 0)
 
 
@@ -135,7 +135,9 @@ def test_division_by_user_needs_users() -> None:
 def test_client_without_training_example_is_named() -> None:
     with pytest.raises(DataError, match=r"client 1 \(user 'bob'\) has no training example; use"):
         partition([*of_user("ann", 1), *of_user("bob", 0)], "user", 2, 1.0, 0)
-    with pytest.raises(DataError, match="client 3 has no training example: there are 3 for 4"):
+    with pytest.raises(
+        DataError, match="client 3 has no training example: there are only 3 examples for 4"
+    ):
         partition(sorted_examples(3, 9), "iid", 4, 1.0, 0)
 
 

@@ -79,7 +79,7 @@ def test_a_folder_per_person_may_hold_splits(tmp_path: Path) -> None:
     assert sizes(examples) == {"train": 18, "validation": 2, "test": 6}
     assert all(e.text.startswith("test") == (e.split == "test") for e in examples)
     (tmp_path / "bo" / "train.csv").unlink()
-    assert "bo: has no training file" in messages(str(tmp_path))[0]
+    assert "bo: the folder has no training file" in messages(str(tmp_path))[0]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_folder_per_person_may_hold_splits(tmp_path: Path) -> None:
         ('[{"text": "a", "label": 0},\n 7]', 2, "is not a JSON object"),
         ('[\n{"text": "a", "label": 0}\n', 3, "is not JSON: the array does not end"),
         ('[{"text": "a", "label": 0} {"text": "b"}]', 1, "is not JSON: a comma is missing"),
-        ('[{"text": "a", "label": 0}]\n[]', 2, "is not JSON: something follows the end"),
+        ('[{"text": "a", "label": 0}]\n[]', 2, "is not JSON: there is text after the end"),
         ('[{"text": "a", "label": 0},\n{"text": b}]', 2, "is not JSON, in the element that begins"),
-        ("[]", 1, "the file holds no row"),
+        ("[]", 1, "the file contains no row"),
     ],
 )
 def test_a_bad_array_is_named_by_its_line(
@@ -126,6 +126,6 @@ def test_an_array_is_read_as_a_whole_and_in_pieces_alike(
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "all.csv.gz"
     file.write_bytes(gzip.compress(b"text,label\na,0\n" * 50)[:-12])
-    assert messages(str(file))[0].startswith(f"{file}: is an incomplete gzip file")
+    assert messages(str(file))[0].startswith(f"{file}: this gzip file is incomplete")
     file.write_bytes(b"text,label\na,0\n")
-    assert messages(str(file))[0].startswith(f"{file}: is an incomplete gzip file")
+    assert messages(str(file))[0].startswith(f"{file}: this gzip file is incomplete")

@@ -88,12 +88,16 @@ def test_of_several_right_candidates_the_first_is_kept() -> None:
         ({"s": "x", "a": "A", "b": "B"}, FIXED, "lacks 'label'; it has 's', 'a', 'b'"),
         ({"s": "x", "a": " ", "b": None, "label": 5}, FIXED, "'b' is null"),
         ({"s": "x", "a": " ", "b": None, "label": 5}, FIXED, "label 5 is unknown"),
-        ({"s": "_", "names": ["A", "B"], "right": "C"}, LISTED, "'C' is none of the candidates"),
+        ({"s": "_", "names": ["A", "B"], "right": "C"}, LISTED, "'C' is not one of the candidates"),
         ({"s": "_", "names": ["A"], "right": "A"}, LISTED, "empty candidate, or fewer than two"),
         ({"s": "_", "names": ["A", ""], "right": "A"}, LISTED, "empty candidate, or fewer than"),
         ({"s": "_", "names": [], "right": "A"}, LISTED, "'names' is empty"),
-        ({"s": "no gap", "names": ["A", "B"], "right": "A"}, LISTED, "holds the gap '_' 0 times"),
-        ({"s": "_ _", "names": ["A", "B"], "right": "A"}, LISTED, "holds the gap '_' 2 times"),
+        (
+            {"s": "no gap", "names": ["A", "B"], "right": "A"},
+            LISTED,
+            "contains the gap '_' 0 times",
+        ),
+        ({"s": "_ _", "names": ["A", "B"], "right": "A"}, LISTED, "contains the gap '_' 2 times"),
     ],
 )
 def test_a_row_whose_choice_makes_no_sense(row: dict[str, Any], task: Any, message: str) -> None:

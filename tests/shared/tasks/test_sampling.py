@@ -54,7 +54,9 @@ def test_every_example_is_drawn_about_as_often() -> None:
 
 
 def test_an_empty_split_is_named_with_the_remedy() -> None:
-    with pytest.raises(DataError, match=r"the split 'validation' is empty; add rows to it\. Or"):
+    with pytest.raises(
+        DataError, match=r"the split 'validation' is empty; add rows to its file, or"
+    ):
         sample_splits(examples(train=3, test=3), LOW_DATA, 0)
 
 

@@ -189,5 +189,5 @@ def test_a_task_that_says_its_form_is_not_asked_otherwise(
 
 def test_a_generation_has_no_form(settings: Settings) -> None:
     config = config_of(settings, task="texts", form="chat")
-    with pytest.raises(TaskError, match="A task of chats has chat = true"):
+    with pytest.raises(TaskError, match="set chat = true in a task of chats"):
         task_of(config)

@@ -164,8 +164,8 @@ def test_a_server_that_cannot_be_asked_is_said(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--page=http://phones.example"], "--page http://phones.example: write it as browsers do"),
-        ([f"--page={ORIGIN}/path"], "write it as browsers do"),
+        (["--page=http://phones.example"], "--page http://phones.example: this is not an origin"),
+        ([f"--page={ORIGIN}/path"], "this is not an origin"),
         ([f"--page={ORIGIN}", "--gateway=g.example:9100"], "leave --program, --gateway and"),
     ],
 )

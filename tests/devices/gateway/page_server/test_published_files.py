@@ -174,10 +174,10 @@ def test_a_program_without_an_index_is_not_for_browsers(tmp_path: Path) -> None:
         (["--web", "0.0.0.0:9443"], "both of --web and --program"),
         (["--page", "page"], "both of --web and --program"),
         (["--web", "0.0.0.0:9443", "--program", "m.onnx"], "trust the certificate; add --cert"),
-        (["--web", "9443", "--program", "m.onnx"], "--web 9443: write it as host:port"),
+        (["--web", "9443", "--program", "m.onnx"], "--web 9443: this is not host:port"),
         (
             ["--web", "127.0.0.1:9443", "--program", "m.onnx", "--web-origin", "http://a.com"],
-            "--web-origin http://a.com: write it as browsers do",
+            "--web-origin http://a.com: this is not an origin",
         ),
         (
             ["--web", "0.0.0.0:80", "--program", "m.onnx", "--web-origin", "https://a.example"],

@@ -122,7 +122,7 @@ def test_phone_up_says_what_is_missing(tmp_path: Path) -> None:
     assert "samara server invite" in str(CliRunner().invoke(samara, up).exception)
     by_hand = ["--program", "model.pte", "--key", "phone.key", "--gateway", "gateway.example"]
     wrong = str(CliRunner().invoke(samara, up + by_hand).exception)
-    assert "--gateway gateway.example: write it as host:port" in wrong
+    assert "--gateway gateway.example: this is not host:port" in wrong
     nameless = CliRunner().invoke(samara, ["phone", "up", "--rows", "rows.jsonl"])
     assert "--name NAME is missing" in str(nameless.exception)
     (tmp_path / JOINED_FILE).write_text('{"gateway": 1}')
@@ -138,7 +138,7 @@ def test_wrong_used_ended_and_foreign_codes(run: Path, address: str, tmp_path: P
     code = invite(run)
     with pytest.raises(InvitationError, match="no such invitation"):
         join_run(address, InvitationCode(code.trusted, bytes(16)), tmp_path / "wrong")
-    with pytest.raises(InvitationError, match="somebody in between"):
+    with pytest.raises(InvitationError, match="was changed on the way"):
         join_run(address, InvitationCode(bytes(16), code.secret), tmp_path / "wrong")
     for _ in range(2):
         join_run(address, code, tmp_path / "first")
