@@ -41,14 +41,6 @@ _KINDS: dict[str, type[Task]] = {
 }
 
 
-_REGRESSION = (
-    "this data set is a regression with numbers from 0 to 5, which no kind of task supports; write "
-    "a task file for a classification with whole numbers as labels"
-)
-_NO_TASKS = {"stsb": _REGRESSION, "sts-b": _REGRESSION}
-"""Known data sets that no kind of task supports, with the reason."""
-
-
 def _kind(content: Mapping[str, Any]) -> str:
     return str(content.get("kind", "classification"))
 
@@ -101,8 +93,6 @@ def load_task(name_or_path: str) -> Task:
     source = shipped.get(name_or_path, Path(name_or_path))
     try:
         if not source.is_file():
-            if reason := _NO_TASKS.get(name_or_path.lower()):
-                raise TaskError(f"{name_or_path}: {reason}")
             raise TaskError(
                 f"{name_or_path!r}: this is neither a shipped task nor a file; give one of "
                 f"{', '.join(sorted(shipped))} or the path of a TOML file"

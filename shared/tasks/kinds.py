@@ -13,8 +13,10 @@ from samara.shared.errors import TaskError
 from samara.shared.tasks.base_task import BaseTask
 from samara.shared.tasks.label_values import (
     LabelValues,
+    are_equally_spaced,
     check_label_values,
     find_label,
+    find_nearest_label,
     optional_value_text,
     repeated_values,
 )
@@ -60,7 +62,7 @@ class ClassificationTask(AnsweredTask):
     words: tuple[str, ...]
     labels: LabelValues
     kind: Literal["classification"] = "classification"
-    metric: Literal["accuracy", "macro-f1", "f1", "matthews"] = "accuracy"
+    metric: Literal["accuracy", "macro-f1", "f1", "matthews", "pearson"] = "accuracy"
     positive: Annotated[str | None, BeforeValidator(optional_value_text)] = Field(
         None, validate_default=True
     )
@@ -119,6 +121,16 @@ class ClassificationTask(AnsweredTask):
         words = info.data.get("words")
         return check_label_values(labels, None if words is None else len(words), "words")
 
+    @field_validator("metric")
+    @classmethod
+    def _compares_numbers(cls, metric: str, info: ValidationInfo) -> str:
+        labels = info.data.get("labels")
+        if metric == "pearson" and labels is not None and not are_equally_spaced(labels):
+            raise ValueError(
+                '"pearson" compares numbers; give labels one number per word, rising by equal steps'
+            )
+        return metric
+
     @field_validator("positive")
     @classmethod
     def _positive_is_a_value(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -127,7 +139,7 @@ class ClassificationTask(AnsweredTask):
             raise ValueError(
                 'is missing; name the label value that the metric "f1" counts as positive'
             )
-        if metric in ("accuracy", "macro-f1", "matthews") and value is not None:
+        if metric in ("accuracy", "macro-f1", "matthews", "pearson") and value is not None:
             raise ValueError(f'is only for the metric "f1", but the metric is {metric}; omit it')
         if value is not None and labels is not None:
             values = [text for entry in labels for text in entry]
@@ -177,12 +189,15 @@ class ClassificationTask(AnsweredTask):
         return (self._fill(split_at_field(self.text, _WORD)[1], fields),)
 
     def label_index(self, value: object) -> int:
-        """Return the index of the word for a label value. Values are compared as text.
+        """Return the index of the word for a label value.
+
+        Values are compared as text. With the metric ``pearson`` the nearest number counts.
 
         Raises:
-            TaskError: if no word has this value.
+            TaskError: if no word has this value, or the value is not a number in their range.
         """
-        return find_label(self.name, self.labels, value)
+        find = find_nearest_label if self.metric == "pearson" else find_label
+        return find(self.name, self.labels, value)
 
     def prompts(self) -> list[str]:
         """Return the question with each label word filled in, without surrounding spaces."""

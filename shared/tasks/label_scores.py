@@ -79,6 +79,28 @@ class Confusion:
         shared = int(self.counts.trace()) * self.examples - int(true @ predicted)
         return shared / math.sqrt(spread) if spread else 0.0
 
+    @property
+    def pearson(self) -> float:
+        """Pearson correlation of labels and predictions, from −1 to 1; NaN without examples.
+
+        Labels count as equally spaced numbers. The correlation is 0 if all labels or all
+        predictions are equal.
+        """
+        if not self.examples:
+            return math.nan
+        values = np.arange(len(self.counts))
+        true, predicted = self.counts.sum(axis=1), self.counts.sum(axis=0)
+        shared, *squares = (
+            self.examples * int(products) - int(first @ values) * int(second @ values)
+            for products, first, second in (
+                (values @ self.counts @ values, true, predicted),
+                (true @ values**2, true, true),
+                (predicted @ values**2, predicted, predicted),
+            )
+        )
+        spread = math.prod(squares)
+        return shared / math.sqrt(spread) if spread else 0.0
+
     def f1(self, label: int) -> float:
         """Return a label's F1; NaN if the label is never true and never predicted."""
         occurrences = int(self.counts[label].sum() + self.counts[:, label].sum())

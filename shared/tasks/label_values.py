@@ -1,7 +1,9 @@
 """Label values: the values that stand for a task's answers in the data, as text."""
 
+import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -65,6 +67,42 @@ def find_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int
     if text in ("true", "false"):
         hint = '; name it in a task file, such as labels = [false, true] (task = "FILE.toml")'
     raise TaskError(f"label {value!r} is unknown; task {name!r} knows {', '.join(known)}{hint}")
+
+
+def find_nearest_label(name: str, labels: Sequence[Sequence[str]], value: object) -> int:
+    """Return the index of the answer whose number is nearest to a label value.
+
+    A value halfway between two numbers belongs to the higher one.
+
+    Args:
+        name: name of the task.
+        labels: one number for each answer, as text, in rising order.
+        value: value in the data.
+
+    Raises:
+        TaskError: if the value is not a number between the lowest and the highest label.
+    """
+    numbers = [float(number) for (number,) in labels]
+    try:
+        given = float(value_text(value))
+    except ValueError:
+        given = math.nan
+    if not numbers[0] <= given <= numbers[-1]:
+        raise TaskError(
+            f"label {value!r} is not a number from {labels[0][0]} to {labels[-1][0]}, which task "
+            f"{name!r} needs; correct the row"
+        )
+    return min(range(len(numbers)), key=lambda index: (abs(numbers[index] - given), -index))
+
+
+def are_equally_spaced(labels: Sequence[Sequence[str]]) -> bool:
+    """Return whether each answer has a single number, and the numbers rise by equal steps."""
+    try:
+        numbers = [float(number) for (number,) in labels]
+    except ValueError:
+        return False
+    steps = [second - first for first, second in pairwise(numbers)]
+    return bool(steps) and steps[0] > 0 and all(step == steps[0] for step in steps)
 
 
 def check_label_values(labels: LabelValues, count: int | None, answers: str) -> LabelValues:

@@ -23,6 +23,8 @@ def label_metric(task: ClassificationTask | ChoiceTask, confusion: Confusion) ->
         return confusion.macro_f1
     if task.metric == "matthews":
         return confusion.matthews
+    if task.metric == "pearson":
+        return confusion.pearson
     value = confusion.f1(task.label_index(task.positive))
     return 0.0 if math.isnan(value) else value
 

@@ -34,7 +34,7 @@ from samara.simulations.report.writing import read_writing, writing_table
 _CLIENTS_SHOWN = 60
 """Maximum number of clients that are listed one by one."""
 _NAME_WIDTH = 12
-_OF_LABELS = ("accuracy", "macro-f1", "f1", "matthews")
+_OF_LABELS = ("accuracy", "macro-f1", "f1", "matthews", "pearson")
 """Metrics of tasks whose answers are labels or candidates, which `adapter apply` can show."""
 _LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
 _FigureRow = tuple[str, Callable[[ClientMetrics], float], str]

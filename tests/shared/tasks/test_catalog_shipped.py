@@ -51,6 +51,12 @@ CASES = [
     Case("cola", {"sentence": "They left.", "label": 1}, "They left. This is ", "right"),
     Case("cola", {"sentence": "Left they.", "label": 0}, "Left they. This is ", "wrong"),
     Case(
+        "stsb",
+        {"sentence1": "It rains.", "sentence2": "It is raining.", "label": 4.8},
+        "It rains. It is raining. The two sentences are ",
+        "equal",
+    ),
+    Case(
         "qqp",
         {"question1": "Why?", "question2": "How?", "label": 0},
         "Are these two questions asking the same thing? Yes or No?\n"
@@ -298,12 +304,28 @@ def test_an_unknown_label_names_file_line_value_and_the_known_ones(tmp_path: Pat
     ]
 
 
-@pytest.mark.parametrize("name", ["stsb", "STS-B"])
-def test_a_regression_is_refused_by_name_and_reason(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        TaskError, match=f"{name}: this data set is a regression with numbers from 0 to 5"
-    ):
-        load_task(name)
-    own = tmp_path / "stsb"
-    own.write_bytes((resources.files("samara.shared.tasks") / "prompts/cola.toml").read_bytes())
-    assert load_task(str(own)).name == "cola"  # a file is what it says
+@pytest.mark.parametrize(
+    ("score", "word"),
+    [(0, "unrelated"), (0.4, "unrelated"), (2.5, "similar"), ("3.8", "close"), (5.0, "equal")],
+)
+def test_a_score_counts_as_the_nearest_label(score: object, word: str) -> None:
+    task = load_task("stsb")
+    assert isinstance(task, ClassificationTask)
+    assert task.words[task.label_index(score)] == word
+
+
+@pytest.mark.parametrize("score", [-1, 5.01, "nan", "high", True, None])
+def test_a_score_beyond_the_labels_is_refused(score: object) -> None:
+    with pytest.raises(TaskError, match=r"is not a number from 0 to 5, which task 'stsb' needs"):
+        load_task("stsb").label_index(score)
+
+
+@pytest.mark.parametrize("labels", ["[0, 2, 1]", "[0, 1, 3]", '["a", "b", "c"]', "[[0, 1], 2, 3]"])
+def test_numbers_are_compared_if_labels_are_equally_spaced(labels: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'name = "own"\ntext = "{text}"\nquestion = " {word}"\nwords = ["x", "y", "z"]\n'
+        f'labels = {labels}\nmetric = "pearson"\n'
+    )
+    with pytest.raises(TaskError, match="one number per word, rising by equal steps"):
+        load_task(str(file))

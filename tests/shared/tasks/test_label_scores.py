@@ -181,10 +181,12 @@ def test_metrics_as_objectives_are_minus_the_metric_of_what_scores_highest(
         (three_labels(metric="macro-f1"), confusion.macro_f1),
         (three_labels(metric="f1", positive=2), np.nan_to_num(confusion.f1(2))),
         (three_labels(metric="matthews"), confusion.matthews),
+        (three_labels(metric="pearson"), confusion.pearson),
     ]:
         perfect = label_metric(task, Confusion.from_predictions(labels, labels, 3))
         np.testing.assert_allclose(minus_label_metric(task)(scores, labels), [-value, -perfect])
-        assert (-1 if task.metric == "matthews" else 0) <= value <= perfect + 1e-12 <= 1 + 1e-12
+        least = -1 if task.metric in ("matthews", "pearson") else 0
+        assert least <= value <= perfect + 1e-12 <= 1 + 1e-12
 
 
 def test_f1_of_a_label_counts_its_own_hits_and_misses_only() -> None:
@@ -203,6 +205,17 @@ def test_matthews_correlation_is_that_of_the_four_counts() -> None:
     assert Confusion(counts[:, ::-1]).matthews == pytest.approx(-by_hand)
     assert Confusion(np.array([[0, 5], [0, 7]])).matthews == 0  # one label for all
     assert math.isnan(Confusion(np.zeros((2, 2), np.int64)).matthews)
+
+
+@given(hnp.arrays(np.int64, (2, 20), elements=st.integers(0, 3)))
+def test_pearson_correlation_is_that_of_the_labels(values: np.ndarray) -> None:
+    labels, predictions = values
+    deviations = [each - each.mean() for each in (labels, predictions)]
+    norms = math.sqrt(math.prod(float(each @ each) for each in deviations))
+    expected = float(deviations[0] @ deviations[1]) / norms if norms else 0.0
+    found = Confusion.from_predictions(labels, predictions, 4).pearson
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert math.isnan(Confusion(np.zeros((2, 2), np.int64)).pearson)
 
 
 @given(hnp.arrays(np.int64, (2, 20), elements=st.integers(0, 3)))
