@@ -172,7 +172,7 @@ def test_what_masks_cannot_go_with_is_refused(
 
 def test_the_terms_say_what_the_server_sees(settings: Settings) -> None:
     said = "\n".join(describe_terms(masked(settings).terms))
-    assert "the server sees sums alone" in said
+    assert "the server sees only sums" in said
     assert "for the server alone" not in said
 
 
