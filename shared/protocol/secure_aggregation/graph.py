@@ -19,7 +19,7 @@ fail with a probability of at most 2⁻⁴⁰ and 2⁻³⁰. docs/decisions/0030
 figures for this degree.
 """
 LEAST_CLIENTS = 3
-"""Least number of clients in a sum; of two, each would know the other's vector."""
+"""Least number of clients in a sum. In a sum of two, each client would know the other's vector."""
 
 
 def least_number(count: int) -> int:

@@ -216,5 +216,5 @@ def test_a_file_of_another_layout_or_of_private_rounds_is_refused() -> None:
     with pytest.raises(LedgerError, match="another layout"):
         file().state(layout_of(30))
     record = record_of(replace(delta_of(1), track=PERSONAL_TRACK))
-    with pytest.raises(LedgerError, match="round 1 is no fit"):
+    with pytest.raises(LedgerError, match="round 1 is not a private fit"):
         FitFile.from_records(HEADER, [record], 3, FITTED_TO)
