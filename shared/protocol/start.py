@@ -186,7 +186,7 @@ class Start:
                 raise ModelError(
                     f"adapter.start: the start was trained for {name} {origin.hex()[:12]}, but the "
                     f"run has {expected.hex()[:12]}{': ' if differences else ''}"
-                    f"{', '.join(differences)}; {'set these values here, or ' if differences else ''}"
+                    f"{', '.join(differences)}; {'set them here, or ' if differences else ''}"
                     "train a start with samara tune for the same model and adapter settings"
                 )
         if len(self.values) != layout.element_count:

@@ -41,7 +41,7 @@ FORM = setting(
     "special tokens that the tokenizer adds; `chat`, a user's message in the model's chat "
     "template; or `auto`, the task's own `form`. For a task without a form, `samara simulate` "
     "chooses if the model has a chat template; otherwise the text begins with the BOS token. "
-    "Live clients follow their task",
+    "Live clients use their task's form",
     before=AUTO_FORM,
     page="guides/language.md#labels-from-an-instruct-model",
 )

@@ -421,8 +421,8 @@ class RunConfig(Settings):
         has_components = self.differences == "components"
         if has_components != (self.adapter.distribution == "orthogonal"):
             raise ValueError(
-                "differences: components needs orthogonal directions, which no other value "
-                "accepts; leave adapter.distribution out"
+                "differences: components needs orthogonal directions; leave adapter.distribution "
+                "out"
             )
         if has_components and self.steps != 1:
             raise ValueError(

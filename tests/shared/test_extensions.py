@@ -339,7 +339,7 @@ def test_registered_code_is_refused_where_it_cannot_work() -> None:
     samara.register.personalization("own", lambda examples: None, version="1")
     devices = '[{"device": "laptop", "share": 1}]'
     for settings, said in (
-        ({"objective": "own", "gradients": "exact"}, "the backward pass is that of"),
+        ({"objective": "own", "gradients": "exact"}, "exact gradients exist only for"),
         ({"gradients": "own", "fleet.devices": devices}, "have the built-in estimators"),
         ({"method": "own"}, "set adapter.label-bias to true"),
     ):

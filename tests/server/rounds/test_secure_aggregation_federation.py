@@ -158,7 +158,7 @@ def test_live_clients_mask_their_reports(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"privacy__mode": "none"}, "only the vectors of a privacy.mode add up"),
+        ({"privacy__mode": "none"}, "only the vectors of a privacy.mode can be masked"),
         ({"cohort__minimum": 2}, "secure aggregation needs 3 clients in a sum"),
         ({"privacy__evaluation": "exact"}, "exact evaluations show the server single clients"),
     ],

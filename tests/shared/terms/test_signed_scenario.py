@@ -69,7 +69,7 @@ def test_what_it_says_is_in_plain_words(key: SigningKey) -> None:
     for words in (
         f"signed by operator {describe_operator(key.public)}",
         f"method finetune: {rounds} rounds with others, 5 private ones, which send nothing",
-        "3 steps of 5 directions, of its own, on 32 examples",
+        "3 steps of 5 directions, different for every client, on 32 examples",
         "epsilon 0.5",
         f"in all at most {config.terms.scalars} scalars about examples",
         f"{rounds * 3 * 5} projected gradients",
