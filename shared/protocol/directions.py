@@ -107,8 +107,8 @@ def normals(
 ) -> NDArray[np.int16]:
     """Return standard normal numbers with scale 2⁻¹¹, in the element order of the format.
 
-    Counters go in blocks of 256; block b covers elements 2048·b onward. The low (h = 0) or high
-    (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
+    Counters form blocks of 256. Block b covers elements 2048·b to 2048·b + 2047. The low (h = 0) or
+    high (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
 
     Args:
         seeds: uint64 [n].
@@ -129,8 +129,8 @@ def normals(
 def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray[np.int16]:
     """Return random signs ±1 with scale 2⁻¹¹, that is ±2048; a set bit is +1.
 
-    Counters go in blocks of 64; bit t of word w of counter 64·b + j is element
-    8192·b + 256·t + 64·w + j.
+    Counters form blocks of 64. Bit t of word w of counter 64·b + j is element 8192·b + 256·t + 64·w
+    + j.
 
     Args:
         seeds: uint64 [n].

@@ -2,7 +2,8 @@
 
 A setting in `OPEN` that a scenario does not set gets an automatic value. The rules come from
 measurements on several data sets and models (docs/concepts/step-size.md), and depend only on the
-other settings and the task. A run in which the user sets the same values has the same run id.
+other settings and the task. A run in which the user sets these values has the same run id as a run
+with automatic values.
 """
 
 from collections.abc import Iterable, Mapping

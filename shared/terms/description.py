@@ -55,5 +55,5 @@ def _describe_evaluations(terms: RunTerms) -> list[str]:
     return [
         "each loss in an evaluation has a table of counts beside it, by true and predicted "
         f"label; evaluations of the global model are requested again at most {times}, after a "
-        "restore of the server's backup, and are counted again"
+        "restore of the server's backup, and the numbers above include them"
     ]

@@ -25,9 +25,9 @@ class Hello:
         model_id: model id, 32 bytes.
         layout: canonical JSON of the client's layout.
         facts: JSON object. `clients` is the number of clients that share the data set, or 0 if all
-            data are its own. `split_examples`, or for generation `split_tokens`, limits the counts
-            in its evaluations. `split_bytes` is the length of the same answers in UTF-8 bytes.
-            Other facts, such as versions and threads, are only recorded.
+            data are the client's own. `split_examples`, or for generation `split_tokens`, limits
+            the counts in its evaluations. `split_bytes` is the length of the same answers in UTF-8
+            bytes. Other facts, such as versions and threads, are only recorded.
     """
 
     client: int

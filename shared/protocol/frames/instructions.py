@@ -83,8 +83,8 @@ class TrainInstruction:
         learning_rate: η; with components, the step size of a client's update on the sum of its
             losses (`samara.client.personal.components`).
         clip: limit of the absolute value of a projected gradient; 0 for none.
-        deadline: seconds that the server waits for the report; 0 for no limit. It is a duration, so
-            that a repeated instruction has the same bytes and clocks need not agree.
+        deadline: seconds that the server waits for the report; 0 for no limit. The limit is a
+            duration, so that a repeated instruction has the same bytes and clocks need not agree.
         layout_hash: hash of the run's layout, 32 bytes.
         start_digest: digest of the state that the round starts from, 32 bytes.
         pool_root: root seed of the pool; 0 without one.
