@@ -25,7 +25,7 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.CODE: "its version of Samara lacks a feature that the server asks for",
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
     RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
-    RefusalCode.SCENARIO: "its signed scenario is unusable or does not cover the request",
+    RefusalCode.SCENARIO: "no scenario signed by the operator covers the server's request",
     RefusalCode.BATCH: "an answer would use fewer of its examples than its owner allows",
     RefusalCode.EVALUATION: "it does not evaluate training examples, and evaluates its personal "
     "model only once in a run",

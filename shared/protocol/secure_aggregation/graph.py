@@ -15,8 +15,8 @@ DEGREE = 100
 
 Bell et al. (2020, Theorem 3.10) require three properties: no neighbourhood loses more clients than
 its threshold t allows, no neighbourhood has t corrupt clients, and the graph of the remaining
-clients is connected. The first property, which decides whether a round succeeds, may fail with
-probability 2⁻³⁰, the other two, which decide security, with probability 2⁻⁴⁰.
+clients is connected. The first property, which decides whether a round succeeds, may fail with a
+probability of at most 2⁻³⁰. The other two decide security, and may fail with at most 2⁻⁴⁰.
 docs/decisions/0030-masks-that-cancel.md has figures for this degree.
 """
 LEAST_CLIENTS = 3

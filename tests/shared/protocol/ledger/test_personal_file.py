@@ -97,12 +97,12 @@ def _sealed(data: bytearray) -> bytes:
 @pytest.mark.parametrize(
     ("offset", "layout", "value", "message"),
     [
-        (68, "<I", 2**32 - 1, "its length does not match its fields"),
-        (68, "<I", 0, "its length does not match its fields"),
-        (74, "<H", 0, "its length does not match its fields"),
+        (68, "<I", 2**32 - 1, "the file's length does not match its fields"),
+        (68, "<I", 0, "the file's length does not match its fields"),
+        (74, "<H", 0, "the file's length does not match its fields"),
         (142, "<B", 0xFF, "a shift is out of range"),
         (140, "<B", 63, "a shrink is out of range"),
-        (141, "<B", 9, "its length does not match its fields"),
+        (141, "<B", 9, "the file's length does not match its fields"),
         (8, "<H", 9, "version 9"),
     ],
 )
