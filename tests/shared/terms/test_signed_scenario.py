@@ -263,7 +263,7 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
     assert file.read_bytes() == before
     with pytest.raises(SamaraError, match="cannot be written"):
         sign_scenario(CONFIG, file, tmp_path / "none" / "out")
-    with pytest.raises(SamaraError, match="not a private key"):
+    with pytest.raises(SamaraError, match="cannot be read as a private key"):
         sign_scenario(CONFIG, tmp_path / "missing", tmp_path / "out")
 
 

@@ -134,5 +134,5 @@ def test_what_it_cannot_hold_is_refused() -> None:
     with pytest.raises(LedgerError, match=r"round 4 does not follow.*snapshot"):
         PersonalFile.from_records(HEADER, records(2, 1, 2, first=4), SEED, CLIENT, STARTED)
     empty = Record.create(HEADER.start, RoundDelta(1, PERSONAL_TRACK, bytes(8), (), ()), bytes(32))
-    with pytest.raises(LedgerError, match="round 1 is not one group"):
+    with pytest.raises(LedgerError, match="round 1 does not consist of one group"):
         PersonalFile.from_records(HEADER, [empty], SEED, CLIENT, STARTED)
