@@ -44,7 +44,7 @@ def check_disk(free: int, folder: Path, elsewhere: str) -> CheckResult:
     Args:
         free: free bytes.
         folder: folder on the disk.
-        elsewhere: alternative to freeing space.
+        elsewhere: alternative to freeing space, a phrase that continues "free 0.2 GiB or".
     """
     finding = f"{describe_size(free)} free at {folder}"
     if free < _LEAST_DISK:

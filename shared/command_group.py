@@ -4,7 +4,7 @@ import typer
 
 
 def command_group(text: str) -> typer.Typer:
-    """Return an empty group of commands; called without a command it shows its help.
+    """Return an empty group of commands that shows its help if called without a command.
 
     Click suggests a command for a misspelt one. Typer's own suggestion is switched off, because it
     would repeat Click's on the same line.

@@ -1,7 +1,7 @@
 """Exceptions of Samara, and the codes that name them in a client's refusal.
 
-Every message says what was wrong, where, and how to fix it. The command line prints it without a
-traceback and exits with status 1.
+Every message names the problem, its place and its remedy. The command line prints the message
+without a traceback and exits with the error's `exit_status`.
 """
 
 import errno
@@ -157,7 +157,7 @@ class TrajectoryError(SamaraError):
 
 
 class ReportError(SamaraError):
-    """A report does not answer the instruction of its round; only a server raises this."""
+    """A server received a report that does not answer the instruction of its round."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -213,7 +213,7 @@ class TrainerError(SamaraError):
 
 
 class QuestionError(SamaraError):
-    """A question to this device's models cannot be answered; no server learns of it."""
+    """A question to this device's models cannot be answered; the error is not sent to a server."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -225,7 +225,7 @@ class UnknownModelError(QuestionError):
 
 
 class BusyError(SamaraError):
-    """A question is refused because the device already answers as many as it can."""
+    """A question is refused because the device is already answering its maximum of questions."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -244,13 +244,13 @@ class RejectedError(DeviceError):
 
 
 class InvitationError(DeviceError):
-    """A device cannot join a run by an invitation."""
+    """A device cannot join a run with an invitation."""
 
     refusal_code = RefusalCode.DEVICE
 
 
 class CodeError(DeviceError):
-    """The server's version of Samara needs something that the installed version does not know."""
+    """The server needs a feature that this machine's version of Samara lacks."""
 
     refusal_code = RefusalCode.CODE
 
@@ -258,7 +258,7 @@ class CodeError(DeviceError):
 class ScalarLimitError(SamaraError):
     """A report would hold more scalars than the owner of the examples allows.
 
-    The numbers are the number of requested scalars, and the number that may still be sent
+    The first number counts the requested scalars, the second the scalars that may still be sent
     (docs/guides/privacy.md).
     """
 
@@ -266,7 +266,7 @@ class ScalarLimitError(SamaraError):
 
 
 class ScenarioError(SamaraError):
-    """A signed scenario cannot be used, or a server's request is not covered by one."""
+    """A signed scenario cannot be used, or does not cover a server's request."""
 
     refusal_code = RefusalCode.SCENARIO
 
@@ -274,7 +274,7 @@ class ScenarioError(SamaraError):
 class BatchLimitError(SamaraError):
     """A step or an evaluation would use fewer examples than their owner allows.
 
-    The numbers are the number of examples that would be used, and the least number allowed
+    The first number counts the examples that would be used, the second is the least number allowed
     (docs/guides/privacy.md).
     """
 
@@ -312,7 +312,7 @@ class RevokedKeyError(ClientKeyError):
 
 
 class TakenIndexError(SamaraError):
-    """Another node already has the client index in a hello; only a server raises this."""
+    """A server received a hello with the client index of another node."""
 
     refusal_code = RefusalCode.INDEX
 

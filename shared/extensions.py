@@ -93,7 +93,7 @@ def stored_name(kind: Kind, value: str) -> str | None:
 
 
 def names(kind: Kind) -> list[str]:
-    """Return the registered and installed names."""
+    """Return the names of all registered and installed objects of a kind, sorted."""
     own = {name for registered, name in _registered if registered == kind}
     return sorted(own | _installed(kind).keys())
 
@@ -108,13 +108,13 @@ def extension(kind: Kind, value: str) -> Any:
     found = _find(kind, name)
     if found is None:
         raise ConfigError(
-            f"{kind} {name!r}: is not on this machine; install the package that has it, or "
-            f"register it before the run (known here: {', '.join(names(kind)) or 'none'})"
+            f"{kind} {name!r}: is not on this machine; install its package, or register it "
+            f"before the run (known here: {', '.join(names(kind)) or 'none'})"
         )
     if wanted and found.hash != wanted:
         raise ConfigError(
-            f"{kind} {name!r}: this machine has {found.hash}, and the run was begun with {wanted}; "
-            "use the same version on all machines, or begin another run"
+            f"{kind} {name!r}: this machine has hash {found.hash}, and the run was begun "
+            f"with {wanted}; install the same version on all machines, or begin another run"
         )
     return found.value
 
@@ -136,7 +136,7 @@ def check_extensions(flat: Mapping[str, object], on_client: bool = False) -> Non
 
 
 def _find(kind: Kind, name: str) -> Extension | None:
-    """Return an object by its name: a registered one or, if there is none, an installed one."""
+    """Return the registered object of a name, otherwise the installed one, otherwise None."""
     if (own := _registered.get((kind, name))) is not None:
         return own
     entry = _installed(kind).get(name)
@@ -155,8 +155,8 @@ def _load(kind: Kind, entry: EntryPoint) -> Extension:
         value = entry.load()
     except Exception as error:
         raise ConfigError(
-            f"{kind} {entry.name!r}: {entry.value} cannot be loaded: {error!r}; mend or remove its "
-            "package"
+            f"{kind} {entry.name!r}: {entry.value} cannot be loaded: {error!r}; repair or remove "
+            "its package"
         ) from error
     package = entry.dist
     about = f"{package.name} {package.version} " if package else ""

@@ -113,7 +113,7 @@ class FlowerPart(NamedTuple):
     """A non-public part of Flower.
 
     Attributes:
-        module: the module that it is imported from.
+        module: module that contains the part.
         tested_version: the Flower version that Samara was tested with.
     """
 
@@ -216,7 +216,7 @@ if not TYPE_CHECKING:
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Set a message's id, as Flower's grids do when they send it."""
+    """Set a message's id, as Flower's grids do when they send a message."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
@@ -228,8 +228,8 @@ def runtime_client(grid: "HttpGrid") -> "RuntimeHttpClient":
 def end_tasks_of_lost_messages() -> None:
     """Make the SuperNode of this process end a task whose message can no longer be fetched.
 
-    Flower ends such a task itself, except when the run has ended since the message was offered:
-    Flower then raises an error that is not an `Exception`. The task would then stay open, and its
+    Flower ends such a task itself, unless the run has ended since the message was offered. In that
+    case Flower raises an error that is not an `Exception`. The task would then stay open, and its
     executor would wait for the message forever.
     """
     internal: Any = import_module(_START_CLIENT)
@@ -282,7 +282,7 @@ def note_messages(note: Callable[[str, int], None]) -> None:
 
 
 class _GivenReplies:
-    """A SuperNode state whose only content is given replies to send."""
+    """A SuperNode's state in which the only replies to send are the given ones."""
 
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
@@ -306,16 +306,18 @@ def transfer_parts_together() -> None:
 def fetch_messages_quickly() -> None:
     """Make an executor in this process fetch its SuperNode's incoming message without delay.
 
-    After a failed attempt Flower waits a second. Flower's own executor asks less often, and so it
-    rarely asks too early. Flower also confirms to the SuperNode that a message was fetched, and
-    waits for this before the message is answered.
+    After a failed attempt Flower waits a second. Flower's own executor polls less often than
+    Samara's, so it rarely asks too early. Flower also confirms to the SuperNode that a message was
+    fetched, and waits for this confirmation before the message is answered. Here a thread sends the
+    confirmation.
     """
     clientapp: Any = import_module(_RUN_CLIENTAPP)
     fetch = clientapp.pull_and_inflate_object_from_tree
 
     def fetch_now(tree: Any, pull: Any, confirm: Callable[[str], None], **given: Any) -> Any:
         def confirm_quietly(object_id: str) -> None:
-            with suppress(Exception):  # the SuperNode deletes it at the latest with its answer
+            # The SuperNode deletes the object at the latest when the message is answered.
+            with suppress(Exception):
                 confirm(object_id)
 
         def confirm_meanwhile(object_id: str) -> None:
@@ -327,7 +329,7 @@ def fetch_messages_quickly() -> None:
 
 
 def pass_on_many_messages_at_once(longest_pause: float) -> None:
-    """Make the SuperNode of this process accept the next message before the last one is answered.
+    """Make the SuperNode of this process accept a message before the previous one is answered.
 
     Flower's own loop answers one message after another, and polls every 3 s. This loop polls more
     often for a short time after a reply, or after a message other than a hello request.
@@ -360,7 +362,7 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
                 if replies := state.get_messages_legacy(is_reply=True):
                     taken.extend(replies)
                     active = now
-                    return 0  # any number makes the loop send what is ready
+                    return 0  # any number makes the loop send the replies
                 time.sleep(min(LEAST_PAUSE / 2, end - now))
 
     def push_what_there_is(state: Any, **given: Any) -> None:
@@ -369,7 +371,7 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
         if replies:
             push(state=_GivenReplies(state, replies), **given)
 
-    # waiting for parts of an offered message or a reply then costs less than a second
+    # Flower would wait at least a second before it asks again for a missing part.
     internal.pull_objects = partial(internal.pull_objects, initial_backoff=LEAST_PAUSE)
     internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LEAST_PAUSE / 2)))
     internal._pull_and_store_message = pull_or_notice_replies

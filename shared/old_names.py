@@ -41,7 +41,8 @@ def make_way(name: str, path: MutableSequence[str]) -> None:
         path: search path of the package's submodules; its content is replaced.
 
     Raises:
-        ModuleNotFoundError: with the new name, if there is no such folder.
+        ModuleNotFoundError: with the new name, if no other folder on the module path has the old
+            name.
     """
     own = set(map(os.path.realpath, path))
     found = [os.path.join(entry or os.getcwd(), name) for entry in sys.path]

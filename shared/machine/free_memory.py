@@ -42,9 +42,9 @@ def left_in_groups(memberships: str, groups: Path) -> Iterator[int]:
 
 
 def _left_around(root: Path, path: str, limit_file: str, in_use: str) -> Iterator[int]:
-    """Yield the free bytes of a group and of its parent groups; droppable caches are free.
+    """Yield the free bytes of a group and of its parent groups; droppable caches count as free.
 
-    A container may see the path that its group has outside, although the group is mounted as root.
+    A container may see its group's path on the host, although the group is mounted as the root.
     """
     own = root / path.lstrip("/")
     for folder in (own, *own.parents):

@@ -9,7 +9,9 @@ _NOISY = ("executorch", "torchao", "torch.utils._pytree", "bitsandbytes")
 """Loggers of libraries that warn at every import about missing kernels for other machines."""
 
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Environment variable that makes PyTorch allocate large tensors in huge pages from its start."""
+"""Environment variable with which PyTorch allocates large tensors in huge pages; set it before
+PyTorch is imported.
+"""
 
 
 def cores() -> int:
@@ -24,13 +26,13 @@ def peak_memory_bytes() -> int:
 
 
 def silence_libraries() -> None:
-    """Limit the loggers of noisy libraries to errors; call it before importing them."""
+    """Limit the loggers of noisy libraries to errors; call this before importing the libraries."""
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def log_to_stderr() -> None:
     """Log Samara's progress on standard error, without gRPC's own lines."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are logged in our words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Samara logs these errors itself
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

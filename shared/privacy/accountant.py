@@ -1,17 +1,17 @@
 """The accountant: privacy cost of releases with Gaussian noise, in zero-concentrated privacy ρ.
 
 A release is a sum of clients' vectors, each of norm at most 1, with Gaussian noise of standard
-deviation z on every number; z is the noise multiplier. It is ρ-zCDP with ρ = 1/(2z²). The same
-holds for discrete Gaussian noise on integers (Canonne, Kamath, Steinke, The Discrete Gaussian for
-Differential Privacy, 2020, Theorem 14). The ρ of several releases adds up, even if later ones
-depend on earlier ones (Bun and Steinke, 2016, Lemma 2.3), so the accountant only adds. It assumes
-no amplification by sampling, which would need unpredictable cohorts and batches.
+deviation z on every number. z is called the noise multiplier. The release is ρ-zCDP with ρ =
+1/(2z²). The same holds for discrete Gaussian noise on integers (Canonne, Kamath, Steinke, The
+Discrete Gaussian for Differential Privacy, 2020, Theorem 14). The ρ of several releases adds up,
+even if later ones depend on earlier ones (Bun and Steinke, 2016, Lemma 2.3), so the accountant only
+adds. It assumes no amplification by sampling, which would need unpredictable cohorts and batches.
 """
 
 import math
 
 ROUNDING = 1 + 1e-9
-"""Tolerance for a sum of equal ρ that rounds differently from their product.
+"""Relative tolerance for rounding: a sum of n equal ρ may differ from n·ρ.
 
 Without the tolerance the last planned round might exceed the budget.
 """
@@ -77,7 +77,7 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def rho_within(epsilon: float, delta: float) -> float:
-    """Return the largest ρ that stays within (ε, δ), rounded down.
+    """Return the largest ρ for which ρ-zCDP implies (ε, δ)-differential privacy, rounded down.
 
     Args:
         epsilon: ε, above 0.
@@ -97,7 +97,7 @@ def rho_within(epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """Return the least noise multiplier that keeps releases within (ε, δ).
+    """Return the least noise multiplier for which all releases are (ε, δ)-private together.
 
     Args:
         epsilon: ε, above 0.

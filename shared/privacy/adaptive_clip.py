@@ -2,7 +2,7 @@
 
 Andrew, Thakkar, McMahan, Ramaswamy, Differentially Private Learning with Adaptive Clipping (2021),
 Algorithm 1 with the geometric update: C ← C·exp(−η·(b − γ)). Here b is the share of clients with a
-norm of at most C, from a noised sum. γ and η have the paper's values.
+norm of at most C, estimated from a noised sum. γ and η have the paper's values.
 """
 
 import math

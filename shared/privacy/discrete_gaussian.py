@@ -2,9 +2,9 @@
 
 Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy (2020), Algorithms 1 to 3.
 The algorithms use only integers and rational probabilities, so that no float rounding reveals the
-hidden values (Mironov, 2012). The noise of a release must be unknown to everyone. So it never comes
-from Philox, whose seeds are sent over the network. The time to draw a sample depends on its value,
-so this time should not be measurable from outside.
+hidden values (Mironov, 2012). Nobody may know the noise of a release. So the noise never comes from
+Philox, whose seeds are sent over the network. The time to draw a sample depends on its value, so
+this time should not be measurable from outside.
 """
 
 import secrets

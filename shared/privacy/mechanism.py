@@ -16,19 +16,17 @@ from samara.shared.privacy.vector import SENSITIVITY
 Mode = Literal["central", "local", "distributed"]
 
 TRUST: dict[str, str] = {
-    "central": "the server adds the noise: it sees every client's clipped report, and is trusted "
-    "to forget it",
-    "local": "every client adds the noise: nobody is trusted, the server neither",
+    "central": "the server adds the noise: it sees every client's clipped report, and must be "
+    "trusted to delete the report",
+    "local": "every client adds the noise: no other party must be trusted, not even the server",
     "distributed": "every client adds a share of the noise, and only the sum has enough of it: "
-    "without secure aggregation the server sees single reports, and is trusted to forget them",
+    "without secure aggregation the server sees single reports, and must be trusted to "
+    "delete them",
 }
 """Sentences for users about the sides that add noise and must be trusted, by mode."""
-_SUMS = (
-    "the server sees sums alone, unless a third of a round's clients are in league with it or made "
-    "up by it"
-)
+_SUMS = "the server sees only sums, unless a third of a round's clients collude with it or are fake"
 MASKED_TRUST: dict[str, str] = {
-    "central": f"secure aggregation: {_SUMS}; it is trusted to add noise to them",
+    "central": f"secure aggregation: {_SUMS}; it must be trusted to add noise to the sums",
     "local": f"every client adds the noise, and with secure aggregation {_SUMS}",
     "distributed": f"every client adds a share of the noise, and with secure aggregation {_SUMS}",
 }
@@ -36,9 +34,9 @@ MASKED_TRUST: dict[str, str] = {
 MOST_CLIENT_NOISE = 2.0**15
 """Largest noise multiplier of a client's own noise that the range of its numbers allows."""
 _SURE = 9.0
-"""Factor s for which the norm of d noise numbers exceeds s·σ·√d with probability at most 10⁻¹⁷.
+"""Summand s for which the norm of d noise numbers exceeds σ·(√d + s) with probability ≤ 10⁻¹⁷.
 
-Discrete Gaussian noise is subgaussian with its σ² (Canonne, Kamath, Steinke, 2020). So the
+Discrete Gaussian noise is subgaussian with parameter σ² (Canonne, Kamath, Steinke, 2020). So the
 probability of a norm above σ·(√d + √(2t)) is at most e⁻ᵗ (Hsu, Kakade, Zhang, 2012); here t = 40.5.
 """
 
@@ -48,7 +46,7 @@ class Mechanism:
     """The noise of a round, the side that adds it, and the privacy cost of the round.
 
     Attributes:
-        mode: who adds noise.
+        mode: side that adds the noise.
         noise_multiplier: z, the standard deviation of all noise in units of the largest norm of a
             vector.
         honest: least number of honest clients with noise in a sum; 1 if the mode is not
@@ -140,7 +138,7 @@ def make_mechanism(
     """Return the mechanism of a run.
 
     Args:
-        mode: who adds noise, a key of `TRUST`.
+        mode: side that adds the noise, a key of `TRUST`.
         noise_multiplier: z; 0 selects the least z that keeps all rounds within the budget.
         budget: ε and δ of the run.
         rounds: rounds of the federation.

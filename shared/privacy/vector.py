@@ -3,9 +3,9 @@
 The numbers are K·q projected gradients, the mean loss, the curvature (clients send its root,
 `curvature_root`) and a constant 1. The norm of the whole vector is at most `SENSITIVITY`. A
 client's presence changes a sum by at most this norm, so the noise is scaled to it. Each of the last
-three numbers has 1/16 of the squared norm. With them, the noise relative to the projected gradients
-is `gradient_noise` = 1.11 times as large as without. With an adaptive clip there is a fourth such
-number, the indicator: 1 for a client whose norm is within the clip, and −1 for any other. The
+three numbers has 1/16 of the squared norm. These three numbers increase the noise relative to the
+projected gradients by a factor of 1.11 (`gradient_noise`). With an adaptive clip there is a fourth
+such number, the indicator: 1 for a client whose norm is within the clip, and −1 for any other. The
 factor is then 1.15.
 
 Sums cannot wrap. The norm limits every number of a vector to 2²⁴, and a sum has at most 2²⁰ vectors
@@ -33,7 +33,7 @@ CURVATURE_LIMIT = 64.0
 CURVATURE_SCALE = math.sqrt(CURVATURE_LIMIT)
 """Factor on the root of a curvature, so that roots have the same range as curvatures."""
 OTHERS = 3
-"""Count of a vector's other numbers: loss, curvature and 1, without an indicator."""
+"""Count of a vector's numbers besides projected gradients and indicator: loss, curvature and 1."""
 
 NOISED_LIMIT = 2**42
 """Largest absolute number of a vector after a client has added noise."""
@@ -113,7 +113,7 @@ def encode_vector(
 
 
 def numbers_of(scalars: int, has_indicator: bool = False) -> int:
-    """Return the length of a vector with this many projected gradients."""
+    """Return the length of a vector with `scalars` projected gradients."""
     return scalars + OTHERS + has_indicator
 
 
@@ -141,7 +141,7 @@ def add_noise(
 
 
 def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
-    """Return whether a vector's norm is at most `SENSITIVITY`, exactly."""
+    """Return whether a vector's norm is at most `SENSITIVITY`, computed without rounding."""
     largest = int(np.abs(vector.astype(np.int64)).max(initial=0))
     if largest > SENSITIVITY:
         return False
@@ -152,7 +152,7 @@ def is_within_sensitivity(vector: NDArray[np.int32]) -> bool:
 
 
 def limit_sum(total: NDArray[np.object_]) -> NDArray[np.int64]:
-    """Limit a noised sum, Python integers [n], to the stored range, int64."""
+    """Limit a noised sum, Python integers [n], to ±2⁶², and return it as int64 [n]."""
     return _limited(total, _MOST)
 
 

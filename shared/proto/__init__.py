@@ -1,1 +1,1 @@
-"""The gRPC service that trainers speak: trainer.proto and what is generated from it."""
+"""The gRPC services of trainers and gateways: trainer.proto and the code generated from it."""

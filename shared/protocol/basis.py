@@ -76,7 +76,7 @@ class Basis:
 
     @classmethod
     def quantize(cls, origin: BasisOrigin, vectors: NDArray[np.float64]) -> "Basis":
-        """Create a basis from float vectors [k, d], rounding each to int8 by its largest number.
+        """Create a basis from float vectors [k, d], each scaled by its largest number to int8.
 
         Raises:
             ModelError: if a vector is zero or not finite, or the lift of a state could overflow.
@@ -198,8 +198,9 @@ class Basis:
             some = np.abs(self.vectors[:, start : start + _AT_ONCE].astype(np.int64))
             if int((self.scales.astype(np.int64) @ some).max()) > MAX_ROW_SUM:
                 raise ModelError(
-                    "the basis has one element on which too much of it falls; adapt more elements "
-                    "(adapter.layers, adapter.rank), or leave adapter.basis empty"
+                    "the basis has a sum of absolute values over its vectors that is too large for "
+                    "one element; adapt more elements (adapter.layers, adapter.rank), or leave "
+                    "adapter.basis empty"
                 )
 
 
@@ -241,7 +242,7 @@ def _read_origin(data: bytes) -> BasisOrigin:
     origin = BasisOrigin(**content)
     for name, kind in BasisOrigin.__annotations__.items():
         if not isinstance(getattr(origin, name), kind):
-            raise ValueError(f"{name} is no {kind.__name__}")
+            raise ValueError(f"{name} is not of type {kind.__name__}")
     return origin
 
 

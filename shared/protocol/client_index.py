@@ -1,4 +1,4 @@
-"""Client indices: the numbers that stand for clients in frames and seeds."""
+"""Client indices: the numbers that identify clients in frames and seeds."""
 
 import hashlib
 import re

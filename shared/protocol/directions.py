@@ -2,8 +2,8 @@
 
 Philox is the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2,
 3" (SC 2011). Its key is a 64-bit seed (low word first). Word 2 of the counter is a domain tag, so
-two uses of one seed never share a counter. This module is the readable specification; every other
-backend must agree with it bit for bit.
+two uses of one seed never share a counter. This module is the readable specification. Every other
+backend must give the same bits.
 """
 
 import math
@@ -32,8 +32,9 @@ DIRECTION_BITS = 11
 """Fractional bits of a direction's integers, which are multiples of 2⁻¹¹."""
 
 WHOLE_BLOCKS = 8192
-"""A part of a direction begins at a multiple of this number, where a block begins in both the
-Gaussian and the Rademacher distribution."""
+"""Alignment of a part of a direction, in elements. At a multiple of this number a block begins in
+the Gaussian and in the Rademacher distribution.
+"""
 MAX_DIRECTION = 2**35
 """Most elements of a direction that the counter can number."""
 INDEX_BITS = 24
@@ -106,8 +107,8 @@ def normals(
 ) -> NDArray[np.int16]:
     """Return standard normal numbers with scale 2⁻¹¹, in the element order of the format.
 
-    Counters go in blocks of 256; block b covers elements 2048·b onward. The low (h = 0) or high
-    (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
+    Counters form blocks of 256. Block b covers elements 2048·b to 2048·b + 2047. The low (h = 0) or
+    high (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
 
     Args:
         seeds: uint64 [n].
@@ -128,8 +129,8 @@ def normals(
 def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray[np.int16]:
     """Return random signs ±1 with scale 2⁻¹¹, that is ±2048; a set bit is +1.
 
-    Counters go in blocks of 64; bit t of word w of counter 64·b + j is element
-    8192·b + 256·t + 64·w + j.
+    Counters form blocks of 64. Bit t of word w of counter 64·b + j is element 8192·b + 256·t + 64·w
+    + j.
 
     Args:
         seeds: uint64 [n].
@@ -175,7 +176,7 @@ def orthogonal_rows(seeds: NDArray[np.uint64], count: int) -> OrthogonalRows:
 
     A seed consists of a key (upper 40 bits) and an index i (lower 24 bits). It selects the (i div
     d)-th set with that key, and row (i·s) mod d of this set. The stride s is the smallest number
-    coprime to d that is not below d/φ, where φ is the golden ratio. So seeds with neighbouring
+    from ⌊d/φ⌋ on that is coprime to d, where φ is the golden ratio. So seeds with neighbouring
     indices select rows that are far apart. The d coordinates are divided into blocks by the binary
     digits of d, the largest first. An element of a row in a block of m coordinates is ±2048·√(d/m),
     rounded and at most 32,767, so that a row is about as long as a Gaussian direction.
@@ -273,9 +274,9 @@ def check_whole(count: int, first: int) -> None:
     """
     if first or not 1 <= count <= MAX_ORTHOGONAL:
         raise ReplayError(
-            f"orthogonal directions of {count:,} elements from element {first:,} on: they are made "
-            f"as a whole, with at most {MAX_ORTHOGONAL:,} elements; set adapter.distribution to "
-            "gaussian"
+            f"orthogonal directions of {count:,} elements from element {first:,} on: Samara makes "
+            f"only whole directions of at most {MAX_ORTHOGONAL:,} elements; set "
+            "adapter.distribution to gaussian"
         )
 
 
@@ -316,7 +317,7 @@ def query_seeds(
     queries: int,
     first_step: int = 0,
 ) -> NDArray[np.uint64]:
-    """Return the seeds of all queries in a round, of one client or several.
+    """Return the seeds of all queries in a round, for one client or several clients.
 
     Args:
         root: the round's root seed, or one per client, uint64 [n].
@@ -352,10 +353,16 @@ def consecutive_seeds(root: int, count: int) -> NDArray[np.uint64]:
 
 
 def orthogonal_root(run_seed: int, round_number: int, queries: int, track: int) -> int:
-    """Return the seed of a round's first orthogonal direction; the others have the next seeds.
+    """Return the seed of a round's first orthogonal direction.
 
-    The next round continues after the last seed of this one. So every d directions form a complete
-    orthogonal set.
+    The round's other directions have the consecutive seeds, and the next round continues after
+    them. So every d consecutive directions form a complete orthogonal set.
+
+    Args:
+        run_seed: the run's seed.
+        round_number: the round, counted from 1.
+        queries: directions per round.
+        track: track of the round.
     """
     key = round_root(run_seed, 0, track) >> INDEX_BITS
     return key << INDEX_BITS | (round_number - 1) * queries % MAX_ORTHOGONAL

@@ -1,4 +1,4 @@
-"""The layout: the tensors of the d trained numbers, and the recipe for the frozen rest."""
+"""The layout: the tensors of the d trained numbers, and the recipe for the frozen weights."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ class StatePart:
 
     Attributes:
         name: name of the tensor, or `BASIS_PART`.
-        group: group of the tensors that it belongs to.
+        group: group of the tensors in this part.
         numbers: slice of the state.
     """
 
@@ -103,7 +103,7 @@ class DampingRecipe:
 
 @dataclass(frozen=True)
 class Layout:
-    """The ordered tensors of an adapter, with everything needed to rebuild the frozen rest.
+    """The ordered tensors of an adapter, and the recipe for its frozen weights.
 
     If two layouts have equal hashes, the same scalars mean the same update. Without a basis a state
     holds the elements of the tensors. With a basis, k coordinates at its beginning replace the
@@ -278,7 +278,7 @@ class Layout:
             faithful = json.loads(layout.to_json()) == content
         except KeyError as error:
             raise SamaraError(
-                f"not a layout: {error} is missing; use the Samara version that wrote it"
+                f"not a layout: the field {error} is missing; use the Samara version that wrote it"
             ) from error
         except (
             ValueError,
@@ -288,7 +288,7 @@ class Layout:
             RecursionError,
         ) as error:
             raise SamaraError(
-                f"not a layout: {error!r}; it should come from layout.json"
+                f"not a layout: {error!r}; use the content of a layout.json"
             ) from error
         if not faithful or not layout.tensors or any(t.size < 1 for t in layout.tensors):
             raise SamaraError(
@@ -307,7 +307,7 @@ class Layout:
             raise SamaraError("the layout holds a number out of its range or a name twice")
         layout._check_basis()
         if layout.start and not _SHA256.fullmatch(layout.start):
-            raise SamaraError("the layout names a start that is no SHA-256")
+            raise SamaraError("the start in the layout is not a SHA-256")
         return layout
 
     def _check_basis(self) -> None:
@@ -321,7 +321,7 @@ class Layout:
             or not 1 <= self.basis.size <= min(MAX_BASIS_SIZE, self.adapter_element_count)
             or not _SHA256.fullmatch(self.basis.sha256)
         ):
-            raise SamaraError("the layout names a basis that its tensors cannot have")
+            raise SamaraError("the basis in the layout does not fit the layout's tensors")
 
 
 def _read_reference(content: dict[str, Any] | None) -> BasisReference | None:

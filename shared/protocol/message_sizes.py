@@ -21,8 +21,9 @@ SHORT_RECORD_BYTES = 64 * _KIB
 """Largest size in bytes of the records that a server of an earlier version sends even if the state
 is shorter."""
 INTERCEPT_RECORD_BYTES = 4 * _MIB
-"""Largest size in bytes of the records from such a server if the last round is a common
-intercept."""
+"""Largest size in bytes of the records that such a server sends if the last round is a common
+intercept.
+"""
 MOST_OF_CLIENT_BYTES = 16 * _KIB
 """Largest number of bytes per client in a message to a gateway: the client's index and sealed
 shares."""

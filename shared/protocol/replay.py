@@ -45,7 +45,7 @@ _SHRUNK_AT_ONCE = 2**16
 
 
 class Backend(Protocol):
-    """An implementation of directions and of adding them to a state; all give the same bits."""
+    """An implementation of directions and of their sums; all backends give the same bits."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Backend(Protocol):
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
-        """Generate directions as `directions.directions` does: int16 [n, count]."""
+        """Return directions as `samara.shared.protocol.directions.directions` does."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class Shrink:
 class DenseValues:
     """Values added to consecutive elements of a state.
 
-    Private tracks may hold them. A federation's track holds them only as its common intercept.
+    A private track may hold dense values. The only dense values in a federation's track are its
+    common intercept.
 
     Attributes:
         first: index of the first element.
@@ -211,7 +212,7 @@ def check_fits(
     Raises:
         ReplayError: if an upper bound of |state| reaches 2⁶², or dense values are outside the
             state. Every block raises the bound by Σ|c|·2^shift·2¹⁵, and dense values raise it by
-            the largest of them. Every shrink lowers it.
+            their largest absolute value. Every shrink lowers it.
     """
     bound = max(int(state.max(initial=0)), -int(state.min(initial=0)))
     fits = bound < _STATE_LIMIT
@@ -277,7 +278,7 @@ def rebuild(
         backend: replay backend; `default_backend` if None.
 
     Returns:
-        The state after, int64 [d]; compare its digest.
+        The state after, int64 [d]; the caller must compare its digest.
 
     Raises:
         ReplayError: if dense values are outside the state.
@@ -351,7 +352,7 @@ def forced_backend() -> str:
     if name and name not in BACKENDS:
         raise ReplayError(
             f"{BACKEND_VARIABLE}={name}: there is no such backend; "
-            f"use one of {', '.join(BACKENDS)}, or unset it to get the fastest"
+            f"use one of {', '.join(BACKENDS)}, or unset the variable for the fastest"
         )
     return name
 
@@ -388,7 +389,7 @@ def _backend(forced: str, threads: int) -> Backend:
 
 
 def to_float32(state: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Convert a state to weights, float32 [d], rounding each once."""
+    """Convert a state to weights, float32 [d]; each weight is rounded once."""
     weights: NDArray[np.float32] = state.astype(np.float32) * np.float32(2.0**-STATE_BITS)
     return weights
 

@@ -1,8 +1,8 @@
 """Replay compiled by numba: blocks of the state stay in cache while many seeds are folded.
 
 The kernels release Python's lock and run on plain threads, each on its own range of blocks. Numba's
-own pools are not used: one aborts when two threads call it, the other after a fork. Kernels are
-compiled at the first call and cached on disk.
+own thread pools are not used: one of them aborts when two threads call it, the other aborts after a
+fork. Kernels are compiled at the first call and cached on disk.
 """
 
 from collections.abc import Callable

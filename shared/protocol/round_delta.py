@@ -61,7 +61,7 @@ class PoolSeeds:
 
 @dataclass(frozen=True)
 class ConsecutiveSeeds:
-    """Consecutive seeds, as orthogonal directions have.
+    """The consecutive seeds of orthogonal directions.
 
     Attributes:
         root: the first seed.
@@ -166,7 +166,7 @@ class Group:
         """Read a group of a round delta, after its kind byte.
 
         Raises:
-            FrameError: if it is out of range or truncated.
+            FrameError: if the group is out of range or truncated.
         """
         origin, shift, count = reader.fields(cls._FIELDS)
         if not (kind in cls._KINDS and shift <= MAX_SHIFT and 1 <= count <= MAX_SCALARS):
@@ -175,7 +175,7 @@ class Group:
         if kind == _EntryKind.DERIVED:
             source = DerivedSeeds(*reader.fields(cls._DERIVED))
             if source.steps * source.queries != count:
-                raise FrameError("a group's coefficients are not one per derived seed")
+                raise FrameError("a group does not have one coefficient per derived seed")
         elif kind == _EntryKind.POOL:
             (root,) = reader.fields(cls._ROOT)
             source = PoolSeeds(root, reader.array("<u4", count))
@@ -197,7 +197,7 @@ def read_dense_values(reader: Reader) -> DenseValues:
     """Read dense values, after their kind byte.
 
     Raises:
-        FrameError: if they are too many, too large, or truncated.
+        FrameError: if the values are too many, too large, or truncated.
     """
     first, count = reader.fields(_DENSE_FIELDS)
     if not 1 <= count <= MAX_SCALARS:
@@ -251,7 +251,7 @@ class RoundDelta:
 
     Attributes:
         round: number of the round, counted from 1 without gaps.
-        track: track that it extends.
+        track: track that the delta extends.
         token: token of the round's instruction, 8 bytes.
         contributors: contributing clients, sorted by index, each once.
         entries: groups of scalars, shrinks, and in a private track dense values. Between two
@@ -296,14 +296,14 @@ class RoundDelta:
         if has_dense_values and track != PERSONAL_TRACK and len(entries) > 1:
             raise FrameError(
                 f"dense values are among other entries of a round delta of track {track}; only "
-                "private tracks may hold them so"
+                "private tracks may mix them"
             )
         if round_number < 1 or not _ascend(contributors):
             raise FrameError("the round delta's round or contributors are out of order")
         return cls(round_number, track, token, contributors, entries)
 
     def encode_contributors(self) -> bytes:
-        """Encode token and contributors, 8 bytes plus 10 for each; empty without contributors."""
+        """Encode token and contributors, 8 bytes plus 10 each; empty without contributors."""
         if not self.contributors:
             return b""
         each = [_CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
@@ -319,10 +319,11 @@ class RoundDelta:
         """Restore the complete delta.
 
         Args:
-            kept: result of its `encode_contributors`.
+            kept: result of the complete delta's `encode_contributors`.
 
         Raises:
-            FrameError: if the token stands for other contributors, or they are out of order.
+            FrameError: if the token stands for other contributors, or the contributors are out of
+                order.
         """
         each, rest = divmod(len(kept) - TOKEN_BYTES, _CONTRIBUTOR.size)
         if rest or each < 1 or self.contributors or _commitment(kept) != self.token:
@@ -367,14 +368,14 @@ class RoundDelta:
     def check_dense_values(self, layout: Layout) -> None:
         """Check that the round's track may hold the delta's dense values.
 
-        In a track that others replay, dense values would be an upload of weights. The only
+        In a track that other clients replay, dense values would be an upload of weights. The only
         exception is the label bias: one number per label.
 
         Args:
             layout: layout of the adapter.
 
         Raises:
-            ReplayError: if the track may not hold them.
+            ReplayError: if the track may not hold the dense values.
         """
         values = self.common_intercept
         if values is None:
@@ -382,8 +383,8 @@ class RoundDelta:
         taken = slice(values.first, values.first + len(values.values))
         if len(self.entries) > 1 or taken != layout.label_bias:
             raise ReplayError(
-                f"round {self.round}: dense values that are not the label bias alone are for "
-                f"private tracks only; this is track {self.track}"
+                f"round {self.round}: only private tracks may hold dense values other than "
+                f"the label bias alone; this is track {self.track}"
             )
 
     @property
@@ -434,7 +435,7 @@ def _commitment(contributors: bytes) -> bytes:
 def revert_delta(
     number: int, track: int, token: bytes, reverted: Sequence[RoundDelta]
 ) -> RoundDelta:
-    """Return a round delta that reverts others exactly, by negated coefficients.
+    """Return a round delta that exactly reverts other rounds by negated coefficients.
 
     If a group and its reversal are both among the rounds, they cancel and are left out.
 

@@ -1,4 +1,4 @@
-"""ECDSA signatures with SHA-256 of phones and operators: creation and checking."""
+"""Creation and verification of the ECDSA signatures (SHA-256) of phones and operators."""
 
 import hashlib
 from pathlib import Path
@@ -47,7 +47,7 @@ class SigningKey:
         try:
             key = load_ssh_private_key(file.read_bytes(), None)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise DeviceError(f"{file}: not a private key that can be read: {error}") from error
+            raise DeviceError(f"{file}: cannot be read as a private key: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise DeviceError(f"{file}: not a key on an elliptic curve")
         self._key = key
@@ -93,7 +93,7 @@ def normalize_public_key(public_key: bytes) -> bytes:
     """Return a public key in the canonical PEM form, from which client index and name are derived.
 
     Raises:
-        DeviceError: if it is not a public key on an elliptic curve.
+        DeviceError: if the bytes are not a public key on an elliptic curve.
     """
     try:
         key = load_pem_public_key(public_key)

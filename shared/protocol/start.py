@@ -2,8 +2,8 @@
 
 The ledger's state still begins at zero. The start is added when the state becomes weights
 (docs/decisions/0021-the-start-belongs-to-the-adapter.md). The file is safetensors with one tensor,
-``start`` int64 [d] in units of a state, and names its model and adapter. `samara tune` writes it,
-and a finished federation writes one too.
+``start`` int64 [d] in units of a state, and its header names the start's model and adapter. `samara
+tune` writes it, and a finished federation writes one too.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ FORMAT = "samara start 2"
 FORMAT_WITHOUT_LAYOUT = "samara start 1"
 """First format of the file, which identifies the adapter only by `Layout.weights_hash`."""
 START_LIMIT = 2**61
-"""Exclusive limit of a start's absolute numbers, in units of a state: 1,024."""
+"""Exclusive limit of the absolute values in a start, in units of a state: 1,024."""
 _METADATA_KEY, _TENSOR = "samara", "start"
 
 
@@ -129,7 +129,7 @@ class Start:
         """Decode and check the bytes of a start's file.
 
         Raises:
-            ModelError: if they are not a start.
+            ModelError: if the bytes are not a start.
         """
         try:
             content = read_safetensors_metadata(data, _METADATA_KEY)
@@ -186,7 +186,7 @@ class Start:
                 raise ModelError(
                     f"adapter.start: the start was trained for {name} {origin.hex()[:12]}, but the "
                     f"run has {expected.hex()[:12]}{': ' if differences else ''}"
-                    f"{', '.join(differences)}; {'set the same here, or ' if differences else ''}"
+                    f"{', '.join(differences)}; {'set them here, or ' if differences else ''}"
                     "train a start with samara tune for the same model and adapter settings"
                 )
         if len(self.values) != layout.element_count:
@@ -266,7 +266,7 @@ def read_start(value: str, store: BlobStore | None = None) -> Start:
         data = path.read_bytes()
         start = Start.decode(data)
         if start.encode() != data:
-            raise ModelError("not a start as samara tune writes it; train one again")
+            raise ModelError("not a start written by samara tune; train a start again")
     except OSError as error:
         raise ModelError(f"adapter.start: {path}: cannot be read: {error.strerror}") from error
     except ModelError as error:

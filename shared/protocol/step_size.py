@@ -52,7 +52,9 @@ LEAST_LEFT = 0.1
 MOST_AT_ONCE = 0.01
 """Largest share of the initial loss that a step, or a client in a round, may add by noise."""
 MEMORY = 50
-"""Largest number of steps over which observations are averaged; a tenth of a shorter run."""
+"""Largest number of steps over which observations are averaged. A run of fewer than 500 steps
+averages over a tenth of its steps, but at least 4.
+"""
 REACH = 30.0
 """Largest move √Σ c² of one step, or of one client in a round, in units of ε.
 
@@ -61,14 +63,18 @@ Curvature is measured from perturbations of size ε, and may be different at a l
 OUTLIER = 4.0
 """Limit of projected gradients in units of their root mean square."""
 CURVATURE_SHARE = 16
-"""Directions per L₀ with central differences, or steps per L₋ with forward ones."""
+"""Number of directions per measured L₀ with central differences, or of steps per measured L₋ with
+forward differences.
+"""
 RISE = 3.0
 """Rise of the smoothed loss above its lowest value that still counts as noise, in standard
 errors."""
 LEAST_RISE = 0.1
 """Further rise that still counts as noise, as a share of the initial loss."""
 AT_ONCE = 4.0
-"""Multiple of the initial loss by which a single loss must exceed the lowest to count as a rise."""
+"""Multiple of the initial loss. A single loss counts as a rise if it exceeds the lowest loss by
+this amount.
+"""
 LEAST_SCALE = 1.0
 """Least value of the initial loss in the rules of `LEAST_RISE` and `AT_ONCE`: one nat, or the whole
 range of a metric.
@@ -202,7 +208,7 @@ class _Average:
             memory: number of values after which the mean becomes exponential.
             weight: number of single values of which the new value is the mean.
             noise: standard deviation of the value's known noise, a lower limit for the estimated
-                one.
+                standard deviation.
         """
         count = self.count + weight
         share = weight / min(count, max(memory, weight))
@@ -428,8 +434,8 @@ class RecordedStepSize:
             done: number of steps taken.
 
         Raises:
-            SamaraError: if the file is damaged, or lacks one of these steps. An incomplete line of
-                the last step is replaced by a line without observation.
+            SamaraError: if the file is damaged, or lacks one of the steps taken. An incomplete line
+                of the last step is replaced by a line without observation.
         """
         self.size, self._file = size, file
         self.latest: Observation | None = None
@@ -450,7 +456,7 @@ class RecordedStepSize:
 
         Args:
             observation: observation of the step; None if the step has none.
-            clients: clients whose reports it uses, for a repetition of the run.
+            clients: clients whose reports the observation uses, for a repetition of the run.
 
         Raises:
             SamaraError: if the file cannot be written.
@@ -468,7 +474,7 @@ class RecordedStepSize:
 
 
 def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
-    """Read each step's clients with observed reports; None for a step without names of clients.
+    """Read each step's clients with observed reports; None for a step without recorded clients.
 
     If a step was repeated, its last record counts.
     """
@@ -493,7 +499,7 @@ def _replace_half_line(file: Path, done: int) -> None:
         line = json.dumps({"step": done}) + "\n"
         write_durably(file, data[:end], line.encode())
         log.warning(
-            "%s: the line of step %d was cut off; the step size goes on without its observation",
+            "%s: the line of step %d was cut off; the step size continues without its observation",
             file,
             done,
         )

@@ -2,7 +2,7 @@
 
 Every frame is little-endian and begins with 8 bytes: the letters ``SM``, the format version, the
 kind, and a CRC-32 of those 4 bytes and everything after the checksum. A decoder checks kind,
-length, checksum, counts and ranges; it returns a whole frame or raises `FrameError`.
+length, checksum, counts and ranges. At the first mistake it raises `FrameError`.
 """
 
 import struct
@@ -35,16 +35,16 @@ CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "
 KNOWN, ATTACHED, SESSION = "known", "attached", "session"
 """Keys for the hellos of a gateway's phones and boards.
 
-In the request, the first lists the numbers of phones whose hello the server has. In the reply, the
-second lists the phones that are still attached, and the third holds random bytes of the gateway's
-process.
+In the request, `KNOWN` lists the numbers of phones whose hello the server has. In the reply,
+`ATTACHED` lists the phones that are still attached, and `SESSION` holds random bytes of the
+gateway's process.
 """
 IN_PARTS, PENDING = "in-parts", "pending"
 """Keys for incomplete replies of a gateway.
 
-In the message, the first says whether the reply may lack answers that are still to come. In the
-reply, the second lists the numbers of phones and boards that may still answer, or whose answers did
-not fit.
+In the message, `IN_PARTS` says whether the gateway may reply before all answers have arrived. In
+the reply, `PENDING` lists the numbers of phones and boards that may still answer, or whose answers
+did not fit.
 """
 BLOB_ACTION = "blob"
 """Action of query messages with a part of a blob."""
@@ -64,7 +64,7 @@ _PREFIX = struct.Struct("<2sBBI")
 _MAGIC = b"SM"
 
 
-_RETIRED_KINDS = {5: "report with seeds of its own", 7: "refusal with a text"}
+_RETIRED_KINDS = {5: "report with its own seeds", 7: "refusal with a text"}
 """Numbers of frame kinds of earlier versions; new kinds never use these numbers."""
 
 
@@ -97,7 +97,7 @@ class Kind(IntEnum):
 
 
 def pack(kind: Kind, body: bytes) -> bytes:
-    """Return a frame of this kind with this body."""
+    """Return the frame of a kind with a body."""
     start = _START.pack(_MAGIC, FRAME_VERSION, kind)
     return start + struct.pack("<I", zlib.crc32(body, zlib.crc32(start))) + body
 
@@ -110,7 +110,9 @@ def kind_of(frame: bytes) -> Kind:
             another version or a retired kind.
     """
     if not _PREFIX.size <= len(frame) <= MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {len(frame)} bytes is truncated or over {MAX_FRAME_BYTES}")
+        raise FrameError(
+            f"a frame of {len(frame)} bytes is truncated or over the limit of {MAX_FRAME_BYTES}"
+        )
     magic, version, kind, checksum = _PREFIX.unpack_from(frame)
     if magic != _MAGIC:
         raise FrameError("the bytes do not begin with SM: not a Samara frame")
@@ -119,7 +121,7 @@ def kind_of(frame: bytes) -> Kind:
             f"frame version {version} is not {FRAME_VERSION}; update the older side of the two"
         )
     if checksum != zlib.crc32(frame[_PREFIX.size :], zlib.crc32(frame[: _START.size])):
-        raise FrameError("the frame's checksum is wrong: it was truncated or damaged on its way")
+        raise FrameError("the frame's checksum is wrong: the frame was truncated or damaged")
     if kind in _RETIRED_KINDS:
         raise FrameError(
             f"frame kind {kind} ({_RETIRED_KINDS[kind]}) is retired; update the side that sent it"

@@ -2,7 +2,8 @@
 
 A setting in `OPEN` that a scenario does not set gets an automatic value. The rules come from
 measurements on several data sets and models (docs/concepts/step-size.md), and depend only on the
-other settings and the task. A run in which the user sets the same values has the same run id.
+other settings and the task. A run in which the user sets these values has the same run id as a run
+with automatic values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,16 +61,17 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     """
     layers = Choice(
         READOUT_AT_A_DEPTH,
-        "the model runs once per example, and in measurements a readout gained more for it than "
-        f"adapters inside the model; of a causal LM with at least {FEWEST_CUT} blocks it reads the "
-        "state after two thirds of them, which was as accurate in measurements",
+        "the model runs only once per example, and in measurements a readout gained more per "
+        f"forward pass than adapters inside the model; in a causal LM with at least {FEWEST_CUT} "
+        "blocks, a readout after two thirds of the blocks was as accurate as one after all "
+        "blocks",
     )
     if flat.get("adapter.basis"):
         layers = Choice(INNER, "a basis is for adapters inside the model")
     elif flat.get("fleet.devices"):
         layers = Choice(INNER, "emulated devices are timed with adapters inside the model")
     elif isinstance(_task(flat), GenerationTask):
-        layers = Choice(INNER, "texts have no labels, of which a readout would have rows")
+        layers = Choice(INNER, "a readout needs labels, and texts have none")
     given = flat.get("adapter.layers", AUTO)
     if flat.get("adapter.start") and given != AUTO:
         layers = Choice(given, "the adapter begins with a start, which has these layers")
@@ -80,28 +82,34 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
             "queries": _readout_queries(flat),
             "batch": Choice(
                 READOUT_BATCH,
-                "a readout's step can take all examples of a client, and has no noise of batches "
-                "then",
+                "a readout's step can use all examples of a client, which avoids the noise of "
+                "batches",
             ),
             SCHEDULE: _readout_schedule(flat),
             EVERY: _readout_every(flat),
             BEST: _best(flat),
         }
-    divided = "in measurements the number of forward passes decided, and not how steps divide them"
+    divided = (
+        "in measurements the result depended on the number of forward passes, not on the number of "
+        "steps"
+    )
     return {
         "adapter.layers": layers,
-        "steps": Choice(INNER_STEPS, f"{divided}; two steps need half the messages of one"),
+        "steps": Choice(
+            INNER_STEPS,
+            f"{divided}; rounds of two steps need half the messages of rounds of one step",
+        ),
         "queries": Choice(
             QUERIES,
-            f"{divided}; from {QUERIES} directions on every step can measure curvature with one "
-            "loss more",
+            f"{divided}; with at least {QUERIES} directions every step can measure curvature by "
+            "one further loss",
         ),
         "batch": Choice(INNER_BATCH, divided),
         SCHEDULE: _schedule(
             flat, "constant", "adapters inside the model were measured with a constant step size"
         ),
         EVERY: Choice(USUAL_EVERY, "a validation takes forward passes of the whole model"),
-        BEST: Choice(False, "returning to the lowest loss was measured for readouts alone"),
+        BEST: Choice(False, "the return to the lowest loss was only measured for readouts"),
     }
 
 
@@ -113,7 +121,7 @@ def _best(flat: Mapping[str, Any]) -> Choice:
         return Choice(False, "no rounds are validated")
     if flat.get("method") == "readout":
         return Choice(False, "every validation would fit the private part of every client")
-    return Choice("loss", "a readout learns few examples by heart, which validations show")
+    return Choice("loss", "a readout overfits few examples, and validations detect it")
 
 
 def _readout_every(flat: Mapping[str, Any]) -> Choice:
@@ -123,15 +131,18 @@ def _readout_every(flat: Mapping[str, Any]) -> Choice:
         return Choice(USUAL_EVERY, "validations do not decide which round the run returns to")
     return Choice(
         EVERY_ROUND,
-        "few examples are learned by heart within a few rounds, the run returns to a validated "
-        "round, and representations that are kept take no forward passes",
+        "a readout overfits few examples within a few rounds, the run returns to a validated "
+        "round, and cached representations need no forward passes",
     )
 
 
 def _readout_schedule(flat: Mapping[str, Any]) -> Choice:
     """Return the schedule of a readout's step size."""
     if flat.get("rounds") in range(1, FEW_ROUNDS + 1):
-        reason = f"in measurements up to {FEW_ROUNDS} rounds gained more at the full step size"
+        reason = (
+            f"in measurements runs of at most {FEW_ROUNDS} rounds gained more with a constant step "
+            "size"
+        )
         return _schedule(flat, "constant", reason)
     return _schedule(flat, "linear", "the noise of a readout's last steps would stay in the model")
 
@@ -148,11 +159,11 @@ def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
 def _readout_steps(flat: Mapping[str, Any]) -> Choice:
     """Return the number of steps of a readout's round."""
     if flat.get("differences") == COMPONENTS:
-        return Choice(1, "a report of components is of all that a client does in a round")
+        return Choice(1, "a report of components covers a client's whole round")
     return Choice(
         READOUT_STEPS,
-        "a readout's steps cost no forward pass, and in measurements fewer a round, with as many "
-        "directions each, gained less",
+        "a readout's steps need no forward passes, and in measurements fewer steps per round, "
+        "with equally many directions each, gained less",
     )
 
 
@@ -171,8 +182,8 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
         each, most = COMPONENT_QUERIES, MOST_COMPONENT_QUERIES
     queries = min(each * (labels - 1), most)
     reason = (
-        f"{each} for each label but one, at most {most}: a readout has a row of weights for each, "
-        "and more rows need more directions"
+        f"{each} for every label except one, at most {most}: a readout has a row of weights for "
+        "each of these labels, and more rows need more directions"
     )
     return Choice(queries, reason)
 

@@ -369,8 +369,8 @@ class RunConfig(Settings):
     def sent(self) -> dict[str, Scalar]:
         """Return the settings that a live server sends, by dotted key.
 
-        A setting is left out if it has its default value and earlier versions, which lack the
-        setting, behaved the same. Their clients refuse unknown keys.
+        A setting is left out if it has its default value, and if earlier versions, which lack the
+        setting, behaved as this value demands. Clients of these versions refuse unknown keys.
         """
         described = describe(type(self))
         defaults = type(self)().flat()
@@ -421,8 +421,8 @@ class RunConfig(Settings):
         has_components = self.differences == "components"
         if has_components != (self.adapter.distribution == "orthogonal"):
             raise ValueError(
-                "differences: components needs orthogonal directions, which no other value "
-                "accepts; leave adapter.distribution out"
+                "differences: components needs orthogonal directions; leave adapter.distribution "
+                "out"
             )
         if has_components and self.steps != 1:
             raise ValueError(

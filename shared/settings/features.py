@@ -1,4 +1,4 @@
-"""The feature matrix: which combinations of methods, engines, clients, seeds and tasks exist.
+"""The feature matrix: the supported combinations of methods, engines, clients, seeds and tasks.
 
 `DIMENSIONS` and `EXCLUSIONS` define it completely. Every combination that is not excluded is
 supported, and tested pairwise. An excluded combination is refused as soon as its values are known:
@@ -76,12 +76,12 @@ _WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "head", "full", "linear")
 EXCLUSIONS = (
     Exclusion(
         {"task": ("open choice",)},
-        "a federation evaluates by counts of labels, and here candidates differ from row to row; "
-        "choose a classification, or a choice whose candidates the task lists",
+        "a federation counts predictions by label, but here the candidates differ from row to "
+        "row; choose a classification, or a choice whose candidates the task lists",
     ),
     Exclusion(
         {"task": ("generation",), "clients": ("phone",)},
-        "a phone's program has no answers of several tokens to train; let boards take part",
+        "a phone's program cannot train answers of several tokens; let boards take part",
     ),
     Exclusion(
         {"task": ("generation",), "label bias": ("trained",)},
@@ -89,11 +89,12 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"task": ("generation",), "gradients": ("exact",)},
-        "the backward pass is that of the cross-entropy over labels; set gradients to differences",
+        "exact gradients exist only for the cross-entropy over labels; set gradients to "
+        "differences",
     ),
     Exclusion(
         {"task": ("generation",), "basis": ("informed",)},
-        "a basis is found from labels; leave adapter.basis empty",
+        "a basis is computed from labels; leave adapter.basis empty",
     ),
     Exclusion(
         {"engine": ("in-process", "flower"), "clients": ("emulated",)},
@@ -102,7 +103,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"engine": ("fleet",), "clients": ("simulated", "board", "phone")},
-        "a fleet has emulated devices only; set fleet.devices",
+        "a fleet has only emulated devices; set fleet.devices",
     ),
     Exclusion(
         {"engine": ("in-process",), "clients": ("board", "phone")},
@@ -110,17 +111,18 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"method": ("cluster",), "clients": ("emulated",)},
-        "emulated devices share one state, which clusters do not; leave fleet.devices out, or "
-        "choose another method",
+        "emulated devices share one state, but every cluster has its own; leave fleet.devices "
+        "out, or choose another method",
     ),
     Exclusion(
         {"method": ("readout",), "clients": ("emulated",)},
-        "emulated devices train from one state, and here every client adds an intercept of its "
-        "own; leave fleet.devices out, or choose another method",
+        "emulated devices train from one state, but here every client adds its own intercept; "
+        "leave fleet.devices out, or choose another method",
     ),
     Exclusion(
         {"method": ("local",), "private rounds": ("earlier",)},
-        "there are no rounds with others to take private ones between; set personal.when to end",
+        "the method has no common rounds between which a client could take private rounds; set "
+        "personal.when to end",
     ),
     Exclusion(
         {"method": ("global", "cluster"), "private rounds": ("earlier",)},
@@ -128,8 +130,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"clients": ("emulated",), "private rounds": ("earlier",)},
-        "the time model of emulated devices has private rounds after the last round only; set "
-        "personal.when to end, or leave fleet.devices out",
+        "the time model of emulated devices covers private rounds only after the last round; "
+        "set personal.when to end, or leave fleet.devices out",
     ),
     Exclusion(
         {"method": ("readout",), "label bias": ("none",)},
@@ -137,7 +139,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"method": ("partial",), "clients": ("phone",)},
-        "a phone's program moves all numbers or none; choose another method",
+        "a phone's program trains all numbers or none; choose another method",
     ),
     Exclusion(
         {
@@ -156,7 +158,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"basis": ("informed",), "clients": ("phone",)},
-        "a phone's program moves the adapter's elements, and no coordinates in a basis; leave "
+        "a phone's program trains the adapter's elements, not coordinates in a basis; leave "
         "adapter.basis empty",
     ),
     Exclusion(
@@ -166,12 +168,12 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"adapter": ("both",), "clients": ("phone",)},
-        "a phone's program has a readout or adapters inside the model; set adapter.layers to "
-        "readout or top:1",
+        "a phone's program has either a readout or adapters inside the model; set "
+        "adapter.layers to readout or top:1",
     ),
     Exclusion(
         {"adapter": ("readout", "both"), "task": ("open choice", "generation")},
-        "rows do not choose between the same labels, so every query of a readout would pay for the "
+        "the rows have no common labels, so every query of a readout would need scores of the "
         "whole vocabulary; set adapter.layers to top:1",
     ),
     Exclusion(
@@ -184,16 +186,16 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"reports": ("components",), "adapter": ("inner", "both")},
-        "an update of a client's own is free with a readout alone; set adapter.layers to readout, "
-        "or differences to central",
+        "only with a readout alone does a client's own update need no forward passes; set "
+        "adapter.layers to readout, or differences to central",
     ),
     Exclusion(
         {"reports": ("components",), "seed-policy": ("independent", "pool")},
-        "components add up along the same directions only; set seed-policy to shared",
+        "components can be added only along the same directions; set seed-policy to shared",
     ),
     Exclusion(
         {"reports": ("components",), "gradients": ("exact",)},
-        "a client's own update takes no projected gradients; set gradients to differences",
+        "a client's own update uses no projected gradients; set gradients to differences",
     ),
     Exclusion(
         {"reports": ("components",), "method": ("cluster",)},
@@ -201,21 +203,21 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"cohorts": ("recorded",), "engine": ("flower", "fleet")},
-        "a run is repeated by the in-process engine alone; leave --cohorts-from out, or --engine "
-        "and fleet.devices",
+        "only the in-process engine can repeat a run; leave --cohorts-from out, or --engine and "
+        "fleet.devices",
     ),
     Exclusion(
         {"cohorts": ("recorded",), "clients": ("emulated", "board", "phone")},
-        "a run is repeated by simulated clients; leave --cohorts-from out",
+        "only simulated clients can repeat a run; leave --cohorts-from out",
     ),
     Exclusion(
         {"cohorts": ("recorded",), "method": ("cluster",)},
-        "every cluster samples cohorts of its own; leave --cohorts-from out",
+        "every cluster samples its own cohorts; leave --cohorts-from out",
     ),
     Exclusion(
         {"late reports": ("counted",), "seed-policy": ("shared", "pool")},
-        "a late report needs directions of its own; set cohort.late-rounds to 0, or seed-policy "
-        "to independent",
+        "a late report needs its own directions; set cohort.late-rounds to 0, or seed-policy to "
+        "independent",
     ),
     Exclusion(
         {"aggregation": ("coordinates",), "seed-policy": ("independent", "pool")},
@@ -224,12 +226,13 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"scalar limit": ("set",), "clients": ("emulated",)},
-        "emulated devices have no limits of an owner's; leave data.scalar-limit, data.least-batch, "
-        "data.scalars-per-example and data.epsilon-limit out, or fleet.devices",
+        "emulated devices have no owner who sets limits; leave data.scalar-limit, "
+        "data.least-batch, data.scalars-per-example and data.epsilon-limit out, or "
+        "fleet.devices",
     ),
     Exclusion(
         {"privacy": _PRIVATE, "seed-policy": ("independent", "pool")},
-        "noise is added to a sum, and reports add up along the same directions only; set "
+        "noise is added to a sum, and reports can be added only along the same directions; set "
         "seed-policy to shared",
     ),
     Exclusion(
@@ -238,7 +241,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"privacy": _PRIVATE, "late reports": ("counted",)},
-        "a late report is in no sum of its round; set cohort.late-rounds to 0",
+        "a late report misses the sum of its round; set cohort.late-rounds to 0",
     ),
     Exclusion(
         {"privacy": _PRIVATE, "method": ("cluster",)},
@@ -290,13 +293,13 @@ _OTHER_OBJECTIVES = (*_WITHOUT_DERIVATIVE, _PROFILED)
 FURTHER_EXCLUSIONS = (
     Exclusion(
         {"split": ("text",), "clients": ("phone",)},
-        "a phone's page splits its rows by a hash of its own, which neither the seed nor the "
-        "normalization of data.split is in; let boards take part, or set data.split to random",
+        "a phone's page splits its rows by another hash, without the seed and the normalization "
+        "of data.split; let boards take part, or set data.split to random",
     ),
     Exclusion(
         {"estimator": ("registered",), "clients": ("phone", "emulated")},
-        "a phone's program, and the time model of emulated devices, have the built-in estimators "
-        "only; set gradients to differences",
+        "a phone's program, and the time model of emulated devices, have only the built-in "
+        "estimators; set gradients to differences",
     ),
     Exclusion(
         {"objective": _WITHOUT_DERIVATIVE, "clients": ("phone",)},
@@ -305,15 +308,15 @@ FURTHER_EXCLUSIONS = (
     ),
     Exclusion(
         {"objective": _WITHOUT_DERIVATIVE, "gradients": ("exact",)},
-        "the backward pass is that of the cross-entropy; set gradients to differences",
+        "exact gradients exist only for the cross-entropy; set gradients to differences",
     ),
     Exclusion(
         {"objective": _OTHER_OBJECTIVES, "reports": ("components",)},
-        "a client's own update is that of the cross-entropy; set objective to cross-entropy",
+        "a client's own update minimizes the cross-entropy; set objective to cross-entropy",
     ),
     Exclusion(
         {"estimator": ("registered",), "reports": ("components",)},
-        "a client's own update takes no projected gradients; set gradients to differences",
+        "a client's own update uses no projected gradients; set gradients to differences",
     ),
     Exclusion(
         {"objective": ("registered",), "task": ("generation",)},
@@ -324,17 +327,17 @@ FURTHER_EXCLUSIONS = (
             "objective": ("summed-cross-entropy",),
             "task": ("classification", "listed choice", "open choice"),
         },
-        "labels are compared by their means per token; set objective to cross-entropy",
+        "labels are compared by their mean losses per token; set objective to cross-entropy",
     ),
     Exclusion(
         {"objective": (_PROFILED,), "task": ("open choice", "generation")},
-        "rows do not choose between the same labels, so that a shift of their scores means "
-        "nothing; set objective to cross-entropy",
+        "the rows have no common labels whose scores could be shifted; set objective to "
+        "cross-entropy",
     ),
     Exclusion(
         {"objective": (_PROFILED,), "label bias": ("trained",)},
-        "a profiled loss has a bias of its own at every step, so that a trained one learns "
-        "nothing; set adapter.label-bias to false, or objective to cross-entropy",
+        "a profiled loss fits a new bias at every step, so a trained label bias learns nothing; "
+        "set adapter.label-bias to false, or objective to cross-entropy",
     ),
     Exclusion(
         {"own words": ("mixed",), "task": ("classification", "listed choice", "open choice")},
@@ -364,7 +367,7 @@ TUNING_EXCLUSIONS = (
     ),
     Exclusion(
         {"adapter": ("readout", "both"), "task": ("open choice", "generation")},
-        "rows do not choose between the same labels, so every query of a readout would pay for the "
+        "the rows have no common labels, so every query of a readout would need scores of the "
         "whole vocabulary; set adapter.layers to top:1",
     ),
 )

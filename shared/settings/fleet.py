@@ -44,10 +44,10 @@ class DeviceGroup(Section):
     quantization: Literal["fp32", "fp16", "int8", "nf4"] = setting(
         "fp32",
         "type of the weights in the blocks: `fp32`, `fp16`, `int8`, `nf4`. Training uses INT8 "
-        "and NF4 (extra: `samara-fl[quantized]`); `fp16` only affects time and memory, training "
+        "and NF4 (extra: `samara-fl[quantized]`); `fp16` only affects time and memory; training "
         "then uses `model.dtype`",
     )
-    power: Text = setting("", "power mode of the device; empty is its profile's")
+    power: Text = setting("", "power mode of the device; empty means the mode of its profile")
     available: Windows = setting(
         (),
         "hours of the day when the link is up, instead of the profile's hours; `[[22, 31]]` means "
@@ -61,7 +61,7 @@ class DeviceGroup(Section):
     )
     slow: float = setting(0.0, "probability of being slow in a round", ge=0, le=1)
     slowdown: float = setting(3.0, "factor of the duration of steps in a slow round", ge=1)
-    battery: float = setting(0.0, "capacity of the battery in Wh; 0 is on mains", ge=0)
+    battery: float = setting(0.0, "capacity of the battery in Wh; 0 means mains power", ge=0)
     charging: Windows = setting((), "hours of the day at a charger")
     charger: float = setting(10.0, "power of the charger in W", ge=0)
     use: float = setting(0.5, "average power in W that the device's owner uses", ge=0)
@@ -102,7 +102,7 @@ class FleetSettings(Section):
     ] = setting(
         (),
         "groups of devices, each a table `[[fleet.devices]]`; in `--set` and in Flower's run "
-        "config a JSON list of objects. Empty is no emulation",
+        "config a JSON list of objects. Empty means no emulation",
         page="guides/fleet.md",
     )
     begins: float = setting(12.0, "hour of the day when the run begins", ge=0, lt=24)

@@ -46,7 +46,7 @@ class PersonalSettings(Section):
     pull: float = term(
         "personal.pull",
         "share by which the personal model moves towards the global model after each private "
-        "round, rounded to a power of 2; this is η·λ·K in the paper's terms",
+        "round, rounded to a power of 2; this share is η·λ·K in the notation of Ditto",
         read_by=("ditto",),
     )
     part: Text = term(

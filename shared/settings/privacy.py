@@ -10,8 +10,8 @@ from samara.shared.protocol.secure_aggregation.graph import LEAST_CLIENTS
 from samara.shared.settings.setting import Section, setting, term
 
 _MASKS_NEED_A_MODE = (
-    "privacy.secure-aggregation: only the vectors of a privacy.mode add up; set one, such as "
-    "distributed"
+    "privacy.secure-aggregation: only the vectors of a privacy.mode can be masked; set "
+    "privacy.mode, for example to distributed"
 )
 
 
@@ -35,7 +35,8 @@ class PrivacySettings(Section):
     adaptive_clip: bool = term(
         "privacy.adaptive-clip",
         "whether the clip follows the median of the clients' norms, estimated from noised sums, "
-        "beginning with `privacy.clip`. The noise on projected gradients is 4 % more",
+        "beginning with `privacy.clip`. The noise on projected gradients is 4 % larger than "
+        "with a fixed clip",
         before=False,
     )
     noise_multiplier: float = term(
@@ -142,14 +143,13 @@ class PrivacySettings(Section):
             )
         if self.secure_aggregation and minimum < LEAST_CLIENTS:
             mistakes.append(
-                f"cohort.minimum: secure aggregation needs {LEAST_CLIENTS} clients in a sum, since "
-                "of two each knows the other's numbers"
+                f"cohort.minimum: secure aggregation needs {LEAST_CLIENTS} clients in a sum, "
+                "because in a sum of two each client knows the other's numbers"
             )
         if self.bucket and not LEAST_CLIENTS <= self.bucket <= minimum:
             mistakes.append(
                 f"privacy.bucket: {self.bucket} must be from {LEAST_CLIENTS} to cohort.minimum = "
-                f"{minimum}; with {LEAST_TRIMMED} times as many clients as in a bucket the trimmed "
-                "mean begins"
+                f"{minimum}; a trimmed mean needs at least {LEAST_TRIMMED} buckets"
             )
         if self.secure_aggregation and self.evaluation == "exact":
             mistakes.append(

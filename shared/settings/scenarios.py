@@ -59,12 +59,12 @@ def read_scenario(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if path.suffix in (".jsonl", ".json", ".csv"):
             raise ConfigError(
-                f"{path}: is data, not a scenario; give it as --data {path} behind a scenario"
+                f"{path}: is data, not a scenario; give it as --data {path} after a scenario"
             ) from error
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     if {"text", "question", "words", "candidates"} & settings.keys():
         raise ConfigError(
-            f"{path}: is a task file, not a scenario; give it as --set task={path} beside a "
+            f"{path}: is a task file, not a scenario; give it as --set task={path} with a "
             "scenario, such as samara simulate sst2"
         )
     return {key: _from_folder(value, path.absolute().parent) for key, value in settings.items()}

@@ -261,15 +261,15 @@ class CohortSettings(Section):
     )
     layout_hash: Text = setting(
         "",
-        "`layout_hash` of the run, as in `result.json`; clients with another one are refused. "
-        "Empty leaves the layout to the quorum",
+        "`layout_hash` of the run, as in `result.json`; clients with another layout are "
+        "refused. Empty leaves the layout to the quorum",
         identity=False,
         pattern="^([0-9a-f]{64})?$",
     )
     model_id: Text = setting(
         "",
-        "`model_id` of the base model, as in `result.json`; clients with another one are refused. "
-        "Empty leaves it to the quorum",
+        "`model_id` of the base model, as in `result.json`; clients with another model are "
+        "refused. Empty leaves the model to the quorum",
         identity=False,
         pattern="^([0-9a-f]{64})?$",
     )

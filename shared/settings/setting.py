@@ -423,7 +423,7 @@ def refuse_retired(
         ConfigError: naming each retired setting and the source of its value now.
     """
     mistakes = [
-        f"{key}: is no setting of new runs any more: {setting.retired}; leave it out"
+        f"{key}: is no longer a setting of new runs: {setting.retired}; leave it out"
         for key, setting in describe(section).items()
         if setting.retired
         and not _is_same(given.get(key, setting.default), setting.default)
@@ -431,7 +431,9 @@ def refuse_retired(
     ]
     if mistakes:
         head = f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"
-        goes_on = "a run that was begun with it goes on in its own folder: name that by out"
+        goes_on = (
+            "to continue a run that was begun with such a setting, set out to the run's folder"
+        )
         raise ConfigError("\n  ".join([head, *mistakes, goes_on]))
 
 
@@ -503,7 +505,7 @@ def explain(
                 if unknown in fixed:
                     hint = f" any more, it is always {fixed[unknown].value}; leave it out"
                 elif unknown in former:
-                    hint = f"; it is called {former[unknown]} now, which is given, too"
+                    hint = f"; it is now called {former[unknown]}, which is also given"
                 else:
                     hint = _nearest(unknown, known)
                 mistakes.append(f"{unknown}: there is no such setting{hint}")
@@ -511,7 +513,7 @@ def explain(
             mistakes += mistake["msg"].removeprefix("Value error, ").splitlines()
         elif mistake["type"] == "string_pattern_mismatch" and key in settings:
             values, *_ = settings[key].help.split(". ")
-            mistakes.append(f"{key}: {mistake['input']!r} is no value for this setting: {values}")
+            mistakes.append(f"{key}: {mistake['input']!r} is not a value of this setting: {values}")
         else:
             mistakes.append(f"{key}: {mistake['msg']} (got {mistake['input']!r})")
     head = f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"

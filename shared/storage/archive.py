@@ -78,7 +78,7 @@ def archive_pieces(files: Sequence[ArchivedFile], file: Path) -> Iterator[bytes]
 
     Raises:
         ArchiveError: if a source cannot be read, or the archive would be too large. The iterator
-            raises it too, if a source has changed meanwhile.
+            raises the same error if a source has changed meanwhile.
     """
     listed = _List(files=[_describe(one) for one in files])
     _check_list(listed, file)
@@ -149,7 +149,7 @@ def extract_pieces(pieces: Iterator[bytes], folder: Path, file: Path) -> list[st
 
 def damaged(file: Path, how: str) -> ArchiveError:
     """Return the error for a damaged archive."""
-    return ArchiveError(f"{file}: {how}; nothing was taken from it")
+    return ArchiveError(f"{file}: {how}; no file was taken from it")
 
 
 def _describe(one: ArchivedFile) -> _Entry:
@@ -183,14 +183,16 @@ def _contents(listed: _List, files: Sequence[ArchivedFile]) -> Iterator[bytes]:
                 digest.update(piece)
                 yield piece
         if digest.hexdigest() != entry.sha256:
-            raise ArchiveError(f"{one.source}: changed while it was read; stop what writes it")
+            raise ArchiveError(
+                f"{one.source}: changed while it was read; stop the process that writes it"
+            )
 
 
 def _check_list(listed: _List, file: Path) -> None:
     """Check that an archive may hold all files of a list."""
     paths = [entry.path for entry in listed.files]
     if bad := [path for path in paths if not is_safe_path(path)]:
-        raise ArchiveError(f"{file}: {bad[0]!r} is no path of a file in an archive")
+        raise ArchiveError(f"{file}: {bad[0]!r} is not a valid path in an archive")
     folded = [path.casefold() for path in paths]
     folders = {
         "/".join(names[:end])

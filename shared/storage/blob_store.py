@@ -35,7 +35,7 @@ def blob_hash(path: Path) -> bytes:
     """Return the SHA-256 of a file, 32 bytes.
 
     Raises:
-        BlobError: if it cannot be read.
+        BlobError: if the file cannot be read.
     """
     try:
         return file_hash(path)
@@ -108,8 +108,8 @@ class BlobStore:
             raise BlobError(f"{source}: not a file")
         if not 1 <= size <= MAX_BLOB_BYTES:
             raise BlobError(
-                f"{source}: {size} bytes; a blob has 1 to {MAX_BLOB_BYTES}, since every client "
-                "fetches it"
+                f"{source}: {size} bytes; a blob has 1 to {MAX_BLOB_BYTES} bytes, because every "
+                "client fetches it"
             )
         blob = blob_hash(source)
         if self.find(blob) is None:
@@ -159,8 +159,8 @@ class BlobStore:
         """
         if not (1 <= size <= MAX_BLOB_BYTES and content and offset + len(content) <= size):
             raise BlobError(
-                f"a part of blob {blob.hex()[:12]} is refused: {len(content)} bytes at {offset} of "
-                f"{size}, where at most {MAX_BLOB_BYTES} are allowed"
+                f"a part of blob {blob.hex()[:12]} is refused: {len(content)} bytes at offset "
+                f"{offset} of {size}; a blob has at most {MAX_BLOB_BYTES} bytes"
             )
         if self.find(blob) is not None:
             return size

@@ -25,7 +25,7 @@ def file_hash(path: Path) -> bytes:
     """Return the SHA-256 of a file, 32 bytes.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
@@ -84,7 +84,7 @@ def write_requested(path: Path, data: bytes) -> None:
     """Write a whole file that a user requested, as `write_durably` does.
 
     Raises:
-        SamaraError: if it cannot be written.
+        SamaraError: if the file cannot be written.
     """
     try:
         write_durably(path, data)
@@ -103,7 +103,8 @@ def disk_errors_explained(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise LedgerError(
-            f"{file}: cannot be written: {error.strerror}; make room, then run the same command"
+            f"{file}: cannot be written: {error.strerror}; free disk space, then run the same "
+            "command"
         ) from error
 
 
@@ -206,6 +207,6 @@ def read_safetensors_metadata(data: bytes, key: str) -> dict[str, Any]:
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
-        raise ValueError("truncated, or no safetensors file")
+        raise ValueError("truncated, or not a safetensors file")
     content: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][key])
     return content

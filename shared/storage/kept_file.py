@@ -67,8 +67,8 @@ class KeptFile(_Kept, Generic[Content]):
     """A small file, read and replaced as a whole; without a folder it is always empty.
 
     Attributes:
-        is_needed: whether a damaged file is an error. It is for a file of limits, because an empty
-            file would remove the limits. Otherwise damage is logged, and the content is empty.
+        is_needed: whether a damaged file is an error, as for a file of limits, which an empty file
+            would remove. If not, damage is logged, and the content is empty.
         empty: type of the content; a call without arguments makes the content for a missing file.
         style: arguments of `json.dumps`.
     """
@@ -177,8 +177,8 @@ class KeptLog(_Kept):
 def _append_line(file: Path, line: bytes) -> int:
     """Append a line after the last whole line; return the size of the file.
 
-    An incomplete last line is cut off. The client had not yet sent the answer that the line is
-    about.
+    An incomplete last line is cut off. The client had not yet sent the answer that the line
+    records.
 
     Raises:
         OSError: if reading or writing fails.

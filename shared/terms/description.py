@@ -8,8 +8,8 @@ def describe_terms(terms: RunTerms) -> list[str]:
     """Describe a run's demands on a client, in one sentence per demand."""
     directions = {
         SeedPolicy.SHARED: "the same for all clients",
-        SeedPolicy.INDEPENDENT: "of its own",
-        SeedPolicy.POOL: f"out of {terms.pool_size:,} of the run",
+        SeedPolicy.INDEPENDENT: "different for every client",
+        SeedPolicy.POOL: f"from the run's pool of {terms.pool_size:,}",
     }[terms.seed_policy]
     rate = "estimated" if terms.learning_rate is None else f"{terms.learning_rate:g}"
     splits = "validation and test" if terms.has_test else "validation"
@@ -20,7 +20,7 @@ def describe_terms(terms: RunTerms) -> list[str]:
         f"method {terms.method}: {terms.rounds_of_federation:,} rounds with others, "
         f"{terms.private_rounds:,} private ones{often}, which send nothing",
         f"a round: {terms.steps:,} steps of {terms.queries:,} directions, {directions}, on "
-        f"{terms.batch:,} examples or all that there are",
+        f"{terms.batch:,} examples, or all if there are fewer",
         (
             f"components of the client's own update, learning rate {rate}"
             if terms.differences == "components"
@@ -53,7 +53,7 @@ def _describe_evaluations(terms: RunTerms) -> list[str]:
         return []
     times = "once" if MOST_RESTORES == 1 else f"{MOST_RESTORES} times"
     return [
-        "each loss in an evaluation has a table of counts beside it, by true and predicted label; "
-        f"evaluations of the global model are asked for again {times} at most, after a restore of "
-        "the server's backup, and are counted so"
+        "each loss in an evaluation has a table of counts beside it, by true and predicted "
+        f"label; evaluations of the global model are requested again at most {times}, after a "
+        "restore of the server's backup, and the numbers above include them"
     ]

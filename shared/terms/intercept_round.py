@@ -19,10 +19,10 @@ def intercept_instruction(
 ) -> TrainInstruction:
     """Return the instruction of the round of intercepts.
 
-    Its projected gradients are the coordinates of a client's private intercept along the contrasts
-    of the labels, −H·b·q/η, followed by zeros. Under differential privacy there are as many numbers
-    as in any other round, because the noise depends on their count. η is chosen so that an
-    intercept of norm `INTERCEPT_LIMIT` has the norm of the clip.
+    The round's projected gradients are the coordinates of a client's private intercept along the
+    contrasts of the labels, −H·b·q/η, followed by zeros. Under differential privacy there are as
+    many numbers as in any other round, because the noise depends on their count. η is chosen so
+    that an intercept of norm `INTERCEPT_LIMIT` has the norm of the clip.
 
     Args:
         terms: terms of the run.

@@ -118,7 +118,7 @@ class PrivacyTerms:
         if self.bucket:
             trust += (
                 f". A sum is that of a bucket of {self.bucket} clients or one more, drawn by lot, "
-                "and what is said of a round's clients holds for each bucket"
+                "and the statements about a round's clients hold for each bucket"
             )
         return [
             f"differential privacy, {mechanism.mode}: clip {self.clip:g}"

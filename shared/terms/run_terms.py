@@ -46,8 +46,7 @@ from samara.shared.terms.values import (
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
 """Least number of steps and of directions in the clustering instruction."""
 MOST_RESTORES = 1
-"""Number of times that a run may be restored from a backup such that a client repeats
-evaluations."""
+"""Largest number of restores of a run from a backup after which a client repeats evaluations."""
 
 
 def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
@@ -109,7 +108,7 @@ class RunTerms:
         pool_size: seeds in the pool.
         deadline: seconds that the server waits for a report.
         clusters: number of clusters; 0 without clusters.
-        clustering_rounds: number of rounds in whose place the clusters are determined.
+        clustering_rounds: number of rounds that the search for clusters replaces.
         validation_every: rounds between validations; 0 for none.
         has_test: whether test examples are evaluated.
         returns_to_best: whether a further round after the last may revert to the best round.

@@ -66,8 +66,8 @@ class SignedScenario:
         """Decode a file written by `encode`, and check its signature.
 
         Raises:
-            ScenarioError: if the file is too large, incomplete, no signed scenario of this version,
-                or was changed after it was signed.
+            ScenarioError: if the file is too large, incomplete, not a signed scenario of this
+                version, or was changed after the signature.
         """
         if len(data) > MAX_SCENARIO_BYTES:
             raise ScenarioError(f"a signed scenario has at most {MAX_SCENARIO_BYTES} bytes")
@@ -92,7 +92,7 @@ class SignedScenario:
         if not is_signed_by(operator, signature, _signed_bytes(lines[1], files)):
             raise ScenarioError(
                 "its signature is wrong: the file was changed after the operator signed it; copy "
-                "it again"
+                "the file again"
             )
         RunTerms.of(settings)
         return cls(operator, lines[1], files, signature)

@@ -107,7 +107,7 @@ def read_text(settings: Mapping[str, Any], key: str) -> str:
     term = TERMS[key]
     value = settings.get(key, term.default)
     if type(value) is not str:
-        raise ScenarioError(f"{key}: {value!r} is no text")
+        raise ScenarioError(f"{key}: {value!r} is not a text")
     is_known = not term.words or value in term.words
     if not is_known or (term.pattern and not re.fullmatch(term.pattern, value)):
         raise ScenarioError(f"{key}: {value!r} is unknown to this version")
@@ -140,7 +140,7 @@ def read_whole(settings: Mapping[str, Any], key: str, most: int = MOST_WHOLE) ->
     term = TERMS[key]
     value = settings.get(key, term.default)
     if type(value) is not int or not term.holds(value, most):
-        raise ScenarioError(f"{key}: {value!r} is no whole number {term.describe(most)}")
+        raise ScenarioError(f"{key}: {value!r} is not a whole number {term.describe(most)}")
     return value
 
 
@@ -155,7 +155,7 @@ def read_number(settings: Mapping[str, Any], key: str) -> float:
     if type(value) is int:
         value = float(value)
     if type(value) is not float or not isfinite(value) or not term.holds(value, value):
-        raise ScenarioError(f"{key}: {value!r} is no number {term.describe()}")
+        raise ScenarioError(f"{key}: {value!r} is not a number {term.describe()}")
     return value
 
 

@@ -210,14 +210,14 @@ def test_a_proof_finds_what_does_not_belong_there(
 ) -> None:
     (write_run(tmp_path) / LEDGER_FOLDER / name).touch()
     status, said = verify(tmp_path)
-    assert (status, f"{name}: it is no part of a ledger" in said) == (1, True)
+    assert (status, f"{name}: it is not part of a ledger" in said) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
         (["0000000001.seg"], "neither round 1 nor a snapshot"),
-        (["0000000003.seg"], "round 3: it is missing"),
+        (["0000000003.seg"], "round 3: the record is missing"),
         (["0000000001.seg", "0000000003.seg"], "0000000002.snap: round 2: its record is missing"),
         (["0000000007.seg", "0000000005.seg"], "0000000006.snap: round 6: its record is missing"),
     ],

@@ -339,8 +339,8 @@ def test_registered_code_is_refused_where_it_cannot_work() -> None:
     samara.register.personalization("own", lambda examples: None, version="1")
     devices = '[{"device": "laptop", "share": 1}]'
     for settings, said in (
-        ({"objective": "own", "gradients": "exact"}, "the backward pass is that of"),
-        ({"gradients": "own", "fleet.devices": devices}, "have the built-in estimators"),
+        ({"objective": "own", "gradients": "exact"}, "exact gradients exist only for"),
+        ({"gradients": "own", "fleet.devices": devices}, "have only the built-in estimators"),
         ({"method": "own"}, "set adapter.label-bias to true"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -9,7 +9,7 @@ from samara.shared.protocol.wire import Kind, Reader, check_client_index, pack, 
 from samara.shared.storage.blob_store import MAX_BLOB_BYTES
 
 PART_BYTES = 4 * 2**20
-"""Most bytes of a blob in one part, and the most that an interrupted transfer loses."""
+"""Largest number of bytes in a blob part; an interrupted transfer loses at most one part."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class BlobPart:
         blob, size, offset, length = reader.fields(cls._FIELDS)
         if not (1 <= length <= PART_BYTES and offset + length <= size <= MAX_BLOB_BYTES):
             raise FrameError(
-                f"a part of blob {blob.hex()[:12]} is out of range: {length} bytes at {offset} of "
-                f"{size}"
+                f"a part of blob {blob.hex()[:12]} is out of range: {length} bytes at "
+                f"offset {offset} of {size}"
             )
         part = cls(blob, size, offset, bytes(reader.take(length)))
         reader.end()
@@ -90,5 +90,5 @@ class BlobReceipt:
         reader.end()
         check_client_index(receipt.client)
         if receipt.received > MAX_BLOB_BYTES:
-            raise FrameError(f"client {receipt.client} has more of a blob than there can be")
+            raise FrameError(f"client {receipt.client} reports too many received bytes of a blob")
         return receipt

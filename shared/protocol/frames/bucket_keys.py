@@ -18,7 +18,7 @@ class BucketKeyList:
 
     Attributes:
         listed: all clients that sent keys, and the keys of the receiver's neighbours in its bucket.
-        digests: digest of each client's keys in that order, 32 bytes each.
+        digests: digest of each client's keys, 32 bytes each, in the order of `listed.clients`.
     """
 
     listed: KeyList
@@ -36,13 +36,13 @@ class BucketKeyList:
         """
         known = dict(zip(self.listed.clients, self.digests, strict=True))
         if any(keys.digest != known[keys.client] for keys in self.listed.keys):
-            raise FrameError("the buckets were drawn from other keys than those in the list")
+            raise FrameError("the keys in the key list do not match its digests")
         for bucket in draw_buckets(self.listed.token, known, size):
             if client in bucket:
                 if not {keys.client for keys in self.listed.keys} <= set(bucket):
-                    raise FrameError("the list of keys has clients of another bucket")
+                    raise FrameError("the key list contains keys of clients in another bucket")
                 return KeyList(self.listed.token, tuple(bucket), self.listed.keys)
-        raise FrameError(f"the buckets of the round are without client {client}")
+        raise FrameError(f"no bucket of the round contains client {client}")
 
     def encode(self) -> bytes:
         """Return the list as a frame."""
@@ -61,6 +61,6 @@ class BucketKeyList:
         digests = reader.take(count * DIGEST_BYTES)
         listed = KeyList.decode(bytes(reader.take(reader.left)))
         if len(listed.clients) != count:
-            raise FrameError(f"{count} digests for {len(listed.clients)} clients")
+            raise FrameError(f"the key list has {count} digests for {len(listed.clients)} clients")
         starts = range(0, len(digests), DIGEST_BYTES)
         return cls(listed, tuple(bytes(digests[at : at + DIGEST_BYTES]) for at in starts))

@@ -20,14 +20,14 @@ class Hello:
 
     Attributes:
         client: client index.
-        examples: number of its training examples.
-        round: last round in its state.
+        examples: number of the client's training examples.
+        round: last round in the client's state.
         model_id: model id, 32 bytes.
-        layout: canonical JSON of its layout.
+        layout: canonical JSON of the client's layout.
         facts: JSON object. `clients` is the number of clients that share the data set, or 0 if all
-            data are its own. `split_examples`, or for generation `split_tokens`, limits the counts
-            in its evaluations. `split_bytes` is the length of the same texts. Other facts, such as
-            versions and threads, are only recorded.
+            data are the client's own. `split_examples`, or for generation `split_tokens`, limits
+            the counts in its evaluations. `split_bytes` is the length of the same answers in UTF-8
+            bytes. Other facts, such as versions and threads, are only recorded.
     """
 
     client: int

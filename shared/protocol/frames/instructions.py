@@ -28,8 +28,9 @@ CLUSTERING_TRACK = 2**32 - 2
 INTERCEPT_TRACK = 2**32 - 3
 """Track of the round of intercepts, whose scalars are the clients' private intercepts.
 
-It starts from a state of the global track, whose ledger receives the result. Its instruction
-carries a flag that clients of earlier versions refuse, because they would take ordinary steps.
+The round starts from a state of the global track, and the global ledger receives its result. The
+instruction carries a flag that clients of earlier versions refuse. Without the flag they would take
+ordinary steps.
 """
 
 
@@ -61,7 +62,7 @@ def _member(kind: type[_E], value: int) -> _E:
     try:
         return kind(value)
     except ValueError:
-        raise FrameError(f"{value} is no {kind.__name__}") from None
+        raise FrameError(f"{value} is not a valid {kind.__name__}") from None
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,17 @@ class TrainInstruction:
         learning_rate: η; with components, the step size of a client's update on the sum of its
             losses (`samara.client.personal.components`).
         clip: limit of the absolute value of a projected gradient; 0 for none.
-        deadline: seconds that the server waits for the report; 0 for no limit. It is a duration, so
-            that a repeated instruction has the same bytes and clocks need not agree.
+        deadline: seconds that the server waits for the report; 0 for no limit. The limit is a
+            duration, so that a repeated instruction has the same bytes and clocks need not agree.
         layout_hash: hash of the run's layout, 32 bytes.
         start_digest: digest of the state that the round starts from, 32 bytes.
         pool_root: root seed of the pool; 0 without one.
         pool_size: number of seeds in the pool; 0 without one.
         curvature_every: interval, in steps, between measurements of curvature from L₊, L₋ and L₀; 0
             for none.
-        differences: central or forward differences in the other steps, or components. With
-            components the report is about one step and holds the components of the client's update.
+        differences: central or forward differences in the steps that do not measure curvature, or
+            components. With components the report is about one step and holds the components of the
+            client's update.
         joint_clip: largest L2 norm of all projected gradients together, in a run with an adaptive
             clip; otherwise 0.
         is_profiled: whether losses are profiled (`samara.shared.tasks.profiled_loss`).
@@ -234,7 +236,7 @@ class TrainInstruction:
         return query_seeds(self.root, self.seed_stream(client), self.steps, self.queries)
 
     def pool_indices(self, client: int) -> NDArray[np.uint32]:
-        """Return the pool indices of the seeds that a client tries, uint32 [K, q]."""
+        """Return the pool indices of the seeds that a client uses, uint32 [K, q]."""
         seed_stream = self.seed_stream(client)
         return pool_indices(self.root, seed_stream, self.steps, self.queries, self.pool_size)
 

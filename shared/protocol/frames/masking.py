@@ -75,9 +75,9 @@ class MaskingKeys:
     Attributes:
         token: token of the round's instruction, 8 bytes.
         client: client index.
-        sealing_key: public key with which neighbours encrypt shares for it, 65 bytes.
+        sealing_key: public key with which neighbours encrypt shares for this client, 65 bytes.
         mask_key: public key from which the pair masks follow, 65 bytes.
-        commitment: hash of the seed of its own mask, 32 bytes.
+        commitment: hash of the seed of the client's own mask, 32 bytes.
         device_key: public key of the device, PEM.
         signature: the device's signature of all other fields, DER.
     """
@@ -173,7 +173,7 @@ class KeyList:
 
 @dataclass(frozen=True)
 class SealedShares:
-    """Encrypted shares of two secrets, from a client to its neighbours, or for it from them.
+    """Encrypted shares of two secrets: a client's shares for its neighbours, or theirs for it.
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
@@ -348,8 +348,8 @@ class RevealedShares:
         """Read shares.
 
         Raises:
-            FrameError: if the frame does not hold valid shares, or holds both kinds of share of a
-                client.
+            FrameError: if the frame does not hold valid shares, or holds both kinds of share for
+                one client.
         """
         reader = Reader(unpack(frame, cls.KIND))
         token, client = reader.fields(_HEADER)

@@ -13,60 +13,60 @@ _SENTENCES: dict[int, str] = {
     RefusalCode.DATA: "its data cannot be used",
     RefusalCode.TASK: "the task does not fit its model",
     RefusalCode.MODEL: "its model cannot be used",
-    RefusalCode.FRAME: "it received a frame that is damaged or not the expected one",
+    RefusalCode.FRAME: "it received a damaged or unexpected frame",
     RefusalCode.RANGE: "coefficients do not fit the exact range of its state",
-    RefusalCode.FILE: "one of its files is damaged, of another run, or in use",
+    RefusalCode.FILE: "one of its files is damaged, belongs to another run, or is in use",
     RefusalCode.CATCH_UP: "it cannot catch up",
     RefusalCode.LAYOUT: "its layout is not the run's",
     RefusalCode.TRAINING: "a step of its training failed",
     RefusalCode.TRAINER: "its resident trainer cannot be reached",
     RefusalCode.DEVICE: "its device cannot take part",
     RefusalCode.PAUSED: "it is paused by its owner's limits",
-    RefusalCode.CODE: "its installed version of Samara does not know what the server asks for",
+    RefusalCode.CODE: "its version of Samara lacks a feature that the server asks for",
     RefusalCode.MISSING_BLOB: "it lacks a file that the run needs",
     RefusalCode.SCALARS: "it has sent as many scalars about its examples as its owner allows",
-    RefusalCode.SCENARIO: "it has another scenario, or none of this run, signed by the operator",
-    RefusalCode.BATCH: "an answer would tell of fewer of its examples than its owner allows",
-    RefusalCode.EVALUATION: "it evaluates no training examples, and its personal model for one "
-    "state of a run",
+    RefusalCode.SCENARIO: "no scenario signed by the operator covers the server's request",
+    RefusalCode.BATCH: "an answer would use fewer of its examples than its owner allows",
+    RefusalCode.EVALUATION: "it does not evaluate training examples, and evaluates its personal "
+    "model only once in a run",
     RefusalCode.KEY: "its key is not valid in this run",
     RefusalCode.INDEX: "another node is the same client",
     RefusalCode.REVOKED: "its key was revoked",
     RefusalCode.BUDGET: "its owner's privacy budget does not allow the round",
-    RefusalCode.MASKING: "it is not asked for masks and their shares as secure aggregation asks",
-    RefusalCode.DISK: "its disk refuses what it writes",
-    RefusalCode.HIDDEN: "it does not say why, since the run has differential privacy",
+    RefusalCode.MASKING: "a request for secure aggregation, a key or a share is invalid",
+    RefusalCode.DISK: "its disk refuses writes",
+    RefusalCode.HIDDEN: "it gives no reason, because the run has differential privacy",
 }
 _SENTENCES_WITH_NUMBERS: dict[int, str] = {
     RefusalCode.CATCH_UP: "it cannot catch up to the end of round {0}: it reached round {1}",
     RefusalCode.LAYOUT: "its layout {0:08x} is not the run's {1:08x}",
     RefusalCode.TRAINING: "its local step {0} failed",
-    RefusalCode.DISK: "its disk refuses what it writes (problem {0})",
+    RefusalCode.DISK: "its disk refuses writes (problem {0})",
     RefusalCode.MISSING_BLOB: "it lacks blob {0:08x} of the run, of which it has {1} bytes",
     RefusalCode.SCALARS: "its owner's limit leaves {1} scalars, and the instruction asks for {0}",
-    RefusalCode.BATCH: "an answer would tell of {0} of its examples, and its owner allows no "
+    RefusalCode.BATCH: "an answer would use {0} of its examples, and its owner allows no "
     "fewer than {1}",
 }
 _DISK_SENTENCES: dict[int, str] = {
     1: "its disk is full: no space left on device",
     2: "its disk quota is exceeded",
-    3: "a file of it has become larger than its system allows",
+    3: "one of its files exceeds the size limit of its system",
     4: "its disk can only be read",
     5: "its disk fails: input/output error",
 }
 
 _BY_THE_SERVER: dict[int, str] = {
-    RefusalCode.SETTINGS: "its settings exclude this client; ask the operator",
-    RefusalCode.MODEL: "its base model is another one; give this client the run's, by --model",
-    RefusalCode.FRAME: "it cannot read this client's hello; install the server's version of Samara",
-    RefusalCode.LAYOUT: "its adapter has another layout; give this client the run's --model, "
-    "--task and adapter settings",
-    RefusalCode.MISSING_BLOB: "it does not have the file that this client lacks, or has sent too "
-    "much of it; ask the operator",
+    RefusalCode.SETTINGS: "the run's settings exclude this client; ask the operator",
+    RefusalCode.MODEL: "this client's base model is not the run's; set --model to the run's",
+    RefusalCode.FRAME: "this client's hello cannot be read; install the server's version of Samara",
+    RefusalCode.LAYOUT: "this client's layout is not the run's; set --model, --task and the "
+    "adapter settings to those of the run",
+    RefusalCode.MISSING_BLOB: "the server lacks the file that this client needs, or has already "
+    "sent too many parts of it; ask the operator",
     RefusalCode.KEY: "this client's key is not registered in this run, was revoked, or is another "
     "client's; ask the operator for a key (samara server keys create)",
-    RefusalCode.INDEX: "another node is connected as the same client; stop the other one, or give "
-    "this one a key of its own",
+    RefusalCode.INDEX: "another node is connected as the same client; stop that node, or give this "
+    "client its own key",
     RefusalCode.REVOKED: "this client's key was revoked; ask the operator to register another one "
     "(samara server keys)",
 }
@@ -74,7 +74,7 @@ _BY_THE_SERVER: dict[int, str] = {
 
 def describe_servers_refusal(code: int) -> str:
     """Return the reason for a server's refusal as a sentence for the client's log."""
-    reason = _BY_THE_SERVER.get(code, "for a reason that its own log has; ask the operator")
+    reason = _BY_THE_SERVER.get(code, "the reason is in the server's log; ask the operator")
     return f"the server refuses this client: {reason} (code {code})"
 
 

@@ -11,14 +11,16 @@ from samara.shared.errors import FrameError
 from samara.shared.protocol.wire import MAX_SCALARS, Kind, Reader, check_client_index, pack, unpack
 
 MAX_GRADIENT = 1e6
-"""Largest absolute value of a projected gradient or mean loss in a report; others are refused."""
+"""Largest absolute value of a projected gradient or mean loss; reports with larger values are
+refused.
+"""
 MAX_CURVATURE = 1e12
-"""Largest absolute value of the curvature in a report; others are refused."""
+"""Largest absolute value of the curvature; reports with larger values are refused."""
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A client's report on a round: 32 bytes and 4 per projected gradient.
+    """A client's report on a round: 32 bytes plus 4 bytes per projected gradient.
 
     Attributes:
         token: token of the answered instruction, 8 bytes.

@@ -13,7 +13,7 @@ from samara.shared.protocol.wire import Kind, Reader, check_client_index, pack, 
 
 MAX_COST_SECONDS = 1e7
 MAX_COST_JOULES = 1e9
-"""Limits of a round's duration and energy; a round cost with a larger one is refused."""
+"""Limits of a round's duration and energy; a round cost beyond a limit is refused."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class VectorReport:
         """
         token, client, vector = _decode(frame, cls.KIND, "<i4")
         if not is_within_sensitivity(vector):
-            raise FrameError(f"the vector of client {client} is longer than it may be")
+            raise FrameError(f"the vector of client {client} exceeds the limit of its norm")
         return cls(token, client, vector)
 
 

@@ -33,7 +33,7 @@ def copy_ledger(source: Path, target: Path, layout: Layout) -> Recovery:
             target.mkdir()
             for path in snapshot_paths(source).values():
                 shutil.copy2(path, target)
-            # listed later than the snapshots, so that they lead to them
+            # Listed after the snapshots, so that the segments lead to every copied snapshot.
             for path in segment_paths(source).values():
                 shutil.copy2(path, target)
             return recover(target, read_header(target), layout)

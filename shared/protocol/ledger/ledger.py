@@ -1,7 +1,7 @@
 """The ledger: an append-only, hash-chained, fsynced log of the round deltas of one track.
 
-A ledger is a folder of segments and snapshots (docs/reference/ledger.md). Only one process writes
-it, and any number may read it at the same time (shared/protocol/ledger/reading.py).
+A ledger is a folder of segments and snapshots (docs/reference/ledger.md). Only one process writes a
+ledger, and any number of processes may read it meanwhile (shared/protocol/ledger/reading.py).
 """
 
 import os
@@ -48,7 +48,7 @@ from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.storage.files import make_folder, sync_folder, write_durably
 
 SEGMENT_BYTES = 16 * 2**20
-"""Size in bytes at which a segment is full, and the next record starts a new one."""
+"""Size in bytes at which a segment is full. The next record then starts a new segment."""
 
 
 class _Span(NamedTuple):
@@ -59,7 +59,7 @@ class _Span(NamedTuple):
     end: int
 
     def read(self) -> bytes:
-        """Return its bytes."""
+        """Return the bytes of the record."""
         with self.path.open("rb") as file:
             file.seek(self.begin)
             return file.read(self.end - self.begin)
@@ -84,8 +84,8 @@ class Ledger:
 
         The state comes from the newest snapshot and a replay of the rounds after it. An incomplete
         last record, left by a crash before it was acknowledged, is cut off. If a snapshot is
-        damaged, replay starts from an older one. `recovered` reports both. Any other damage is an
-        error.
+        damaged, replay starts from an older one. `recovered` reports both kinds of damage. Any
+        other damage is an error.
 
         Args:
             folder: folder of the ledger.
@@ -155,7 +155,7 @@ class Ledger:
         """Check that a round fits the exact range of the state.
 
         Raises:
-            ReplayError: if it does not fit; the ledger is unchanged.
+            ReplayError: if the round does not fit; the ledger is unchanged.
         """
         check_fits(self.state, delta.changes)
 
@@ -163,16 +163,16 @@ class Ledger:
         """Apply a round, and return once its record is on the disk.
 
         Returns:
-            The size of its record in bytes.
+            The size of the round's record in bytes.
 
         Raises:
-            ReplayError: if it does not fit the state; the ledger is unchanged.
+            ReplayError: if the round does not fit the state; the ledger is unchanged.
             LedgerError: if the round is not the next one, or writing fails; the ledger is then
                 unchanged, unless only the snapshot after the round could not be written.
         """
         if delta.track != self.header.track:
             raise LedgerError(
-                f"{self.folder}: a delta of track {delta.track}, not {self.header.track}"
+                f"{self.folder}: the round is of track {delta.track}, not {self.header.track}"
             )
         try:
             delta.check_dense_values(self._layout)
@@ -188,7 +188,7 @@ class Ledger:
         except OSError as error:
             reason = f"cannot append round {delta.round}: {error.strerror}"
             raise LedgerError(
-                f"{self.folder}: {reason}; make room there, and the same command goes on"
+                f"{self.folder}: {reason}; free disk space there, then run the same command"
             ) from error
         self.state, self.digest, self.position = state, record.end_digest, record.position
         self._last, self._state_sent = record.link, None
@@ -199,15 +199,15 @@ class Ledger:
     def _segment_is_full(self) -> bool:
         """Return whether the next record starts a new segment.
 
-        This is so after a snapshot, and if the last segment is large or of an earlier format
-        version.
+        A new segment starts after a snapshot, or if the last segment is full or has an earlier
+        format version.
         """
         is_earlier = bool(self._segments) and self._segments[-1].version < SEGMENT_VERSION
         is_large = self._end >= SEGMENT_BYTES
         return is_earlier or is_large or self._snapshots[-1:] == [self.position.round]
 
     def _begin_segment(self, record: bytes) -> None:
-        """Write a segment together with its first record, so that a crash never leaves it empty."""
+        """Write a segment together with its first record, so that no crash leaves it empty."""
         path = segment_path(self.folder, self.position.round + 1)
         begin = encode_segment_header(self.header, self.position)
         try:
@@ -260,10 +260,10 @@ class Ledger:
 
         The two newest snapshots and all records after the older one stay. With them a damaged
         newest snapshot can be replaced. Older snapshots are deleted. A segment that ends before the
-        older of the two is deleted in two cases. Either every client has passed the segment, or the
-        records from the segment to the newest snapshot are longer than this snapshot, so that
-        clients receive the snapshot instead. The oldest files are deleted first, so that a crash
-        leaves no gap.
+        older of these two snapshots is deleted in two cases. Either every client has passed the
+        segment, or the records from the segment to the newest snapshot are longer than this
+        snapshot, so that clients receive the snapshot instead. The oldest files are deleted first,
+        so that a crash leaves no gap.
 
         Args:
             passed: round that every known client has reached.
@@ -312,7 +312,7 @@ class Ledger:
         before the intercept and then the intercept's record.
 
         Raises:
-            LedgerError: if the ledger has no such round, or a file is damaged.
+            LedgerError: if the ledger lacks round `since`, or a file is damaged.
         """
         if not 0 <= since <= self.position.round:
             raise LedgerError(f"{self.folder}: has no round {since} to continue from")

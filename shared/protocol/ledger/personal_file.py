@@ -2,7 +2,7 @@
 
 Private rounds, 4 bytes per scalar:
 
-    identity     "SAMARAPB" and the rest as in a segment
+    identity     "SAMARAPB", then the other fields of a segment's identity
     fields       run's seed u64 · client u32 · rounds u32 · steps K u16 · queries q u16
                  · digest of the global state 32 · digest of the personal state 32
                  · pull u8 · shrinks at the end u8
@@ -16,7 +16,7 @@ every round ends with the same shrink, or none does. Further shrinks may follow 
 
 A fit, 8 bytes per fitted number:
 
-    identity     "SAMARAPV" and the rest as in a segment
+    identity     "SAMARAPV", then the other fields of a segment's identity
     fields       client u32 · digest of the global state 32 · digest of the personal state 32
                  · parts u16
     parts        of each: first element u32 · values n u32 · values int64 [n]
@@ -127,7 +127,9 @@ class PersonalFile:
                     end = record.end_digest
                     continue
                 case _:
-                    raise LedgerError(f"round {record.delta.round} is not one group of scalars")
+                    raise LedgerError(
+                        f"round {record.delta.round} does not consist of one group of scalars"
+                    )
             is_consecutive = isinstance(source, ConsecutiveSeeds)
             steps, queries = (
                 (1, source.count)
@@ -137,16 +139,16 @@ class PersonalFile:
             shape = shape or (steps, queries)
             if source != _source(seed, number, client, *shape, is_consecutive):
                 raise LedgerError(
-                    f"round {record.delta.round} does not follow from the run's seed; earlier "
-                    "rounds may be gone into a snapshot"
+                    f"round {record.delta.round} does not follow from the run's seed; a "
+                    "snapshot may have replaced earlier rounds"
                 )
             blocks.append(group.scalars)
             end = record.end_digest
         if shape is None:
-            raise LedgerError("it holds no private round")
+            raise LedgerError("the ledger holds no private round")
         if len(pulls) > 1:
             raise LedgerError(
-                "its rounds end with different shrinks, but all must end with the same one"
+                "the rounds end with different shrinks, but all must end with the same shrink"
             )
         return cls(
             header,
@@ -162,7 +164,7 @@ class PersonalFile:
         )
 
     def encode(self) -> bytes:
-        """Encode the file: 174 bytes, 4 per scalar, ½ per round, and 1 per shrink at the end."""
+        """Encode the file: 174 bytes plus 4 per scalar, ½ per round and 1 per shrink at the end."""
         rounds = len(self.shifts)
         fields = self._FIELDS.pack(
             self.seed,
@@ -186,7 +188,7 @@ class PersonalFile:
         """Decode a file of private rounds.
 
         Raises:
-            LedgerError: if it is damaged or of another kind.
+            LedgerError: if the file is damaged or of another kind.
         """
         start = IDENTITY_BYTES + cls._FIELDS.size
         content = _checked_content(data, PERSONAL_MAGIC, start)
@@ -198,7 +200,7 @@ class PersonalFile:
         start = start + last
         middle = start + (rounds + 1) // 2
         if not rounds * steps * queries or len(content) != middle + 4 * rounds * steps * queries:
-            raise LedgerError("its length does not match its fields")
+            raise LedgerError("the file's length does not match its fields")
         halves = np.frombuffer(content[start:middle], np.uint8)
         shifts = np.column_stack([halves & 15, halves >> 4]).ravel()[:rounds]
         if shifts.max() > MAX_SHIFT:
@@ -221,14 +223,14 @@ class PersonalFile:
         )
 
     def state(self, layout: Layout) -> NDArray[np.int64]:
-        """Return the personal state, int64 [d], to be added to the global one.
+        """Return the personal state, int64 [d]; add it to the global state.
 
         Raises:
-            LedgerError: if it is for another layout, or replay gives another digest.
-            ReplayError: if it does not fit the exact range of the state.
+            LedgerError: if the file is for another layout, or replay gives another digest.
+            ReplayError: if the coefficients do not fit the exact range of a state.
         """
         if self.header.layout_hash != layout.hash:
-            raise LedgerError("it is for another layout")
+            raise LedgerError("the file is for another layout")
         state = zero_state(layout.size)
         pulled = [Shrink(self.pull)] if self.pull else []
         for number, (shift, coefficients) in enumerate(
@@ -242,7 +244,7 @@ class PersonalFile:
             state = replay(state, [scalars, *pulled], layout.distribution)
         state = replay(state, [Shrink(bits) for bits in self.closing], layout.distribution)
         if digest(layout.hash, state) != self.digest:
-            raise LedgerError("its scalars replay to another digest than its own")
+            raise LedgerError("the scalars replay to another digest than the file states")
         return state
 
 
@@ -279,20 +281,20 @@ class FitFile:
         end = b""
         for number, record in enumerate(records, start=1):
             if record.delta.round != number:
-                raise LedgerError(f"round {number} is gone into a snapshot")
+                raise LedgerError(f"a snapshot has replaced the record of round {number}")
             for entry in record.delta.entries:
                 if not isinstance(entry, DenseValues):
-                    raise LedgerError(f"round {number} is no fit")
+                    raise LedgerError(f"round {number} is not a private fit")
                 earlier = values.get(entry.first, np.zeros_like(entry.values))
                 values[entry.first] = earlier + entry.values
             end = record.end_digest
         if not end:
-            raise LedgerError("it holds no private fit")
+            raise LedgerError("the ledger holds no private fit")
         parts = (DenseValues.of(first, sums) for first, sums in sorted(values.items()))
         return cls(header, client, global_digest, end, tuple(parts))
 
     def encode(self) -> bytes:
-        """Encode the file, in 158 bytes plus 8 per value and 8 per part."""
+        """Encode the file: 158 bytes plus 8 per value and 8 per part."""
         content = self.header.encode(FIT_MAGIC)
         content += self._FIELDS.pack(self.client, self.global_digest, self.digest, len(self.parts))
         content += b"".join(map(encode_dense_values, self.parts))
@@ -303,7 +305,7 @@ class FitFile:
         """Decode a file of a fit.
 
         Raises:
-            LedgerError: if it is damaged or of another kind.
+            LedgerError: if the file is damaged or of another kind.
         """
         start = IDENTITY_BYTES + cls._FIELDS.size
         content = _checked_content(data, FIT_MAGIC, start)
@@ -314,21 +316,23 @@ class FitFile:
             parts = tuple(read_dense_values(reader) for _ in range(count))
             reader.end()
         except FrameError as error:
-            raise LedgerError(f"its values cannot be read: {error}") from error
+            raise LedgerError(f"the file's values cannot be read: {error}") from error
         return cls(header, client, fitted_to, end, parts)
 
     def state(self, layout: Layout) -> NDArray[np.int64]:
-        """Return the personal state, int64 [d], to be added to the global one.
+        """Return the personal state, int64 [d]; add it to the global state.
 
         Raises:
-            LedgerError: if it is for another layout, or its values give another digest.
-            ReplayError: if they do not fit the layout, or the exact range of the state.
+            LedgerError: if the file is for another layout, or its values give another digest.
+            ReplayError: if the values do not fit the layout, or the exact range of a state.
         """
         if self.header.layout_hash != layout.hash:
-            raise LedgerError("it is for another layout")
+            raise LedgerError("the file is for another layout")
         state = replay(zero_state(layout.size), self.parts, layout.distribution)
         if digest(layout.hash, state) != self.digest:
-            raise LedgerError("the digest of its values is not the digest that it states")
+            raise LedgerError(
+                "the digest of the file's values is not the digest that the file states"
+            )
         return state
 
 
@@ -336,7 +340,7 @@ def read_personal_file(data: bytes) -> PersonalFile | FitFile:
     """Decode a file of private rounds or of a fit.
 
     Raises:
-        LedgerError: if it is damaged or of neither kind.
+        LedgerError: if the file is damaged or of neither kind.
     """
     return FitFile.decode(data) if data.startswith(FIT_MAGIC) else PersonalFile.decode(data)
 
@@ -351,7 +355,7 @@ def _checked_content(data: bytes, magic: bytes, least: int) -> bytes:
     if len(content) < least or not content.startswith(magic):
         raise LedgerError("not a file of private rounds or of a private fit")
     if hashlib.sha256(content).digest() != checksum:
-        raise LedgerError("it is damaged; export it again")
+        raise LedgerError("the file is damaged; export it again")
     return content
 
 

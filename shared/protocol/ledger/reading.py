@@ -88,7 +88,9 @@ class Segment:
 def _read_segment(path: Path, file: BinaryIO) -> Segment:
     segment = Segment(path, *read_segment_header(file))
     if int(path.stem) != segment.start.round + 1:
-        raise LedgerError(f"it is the segment that begins with round {segment.start.round + 1}")
+        raise LedgerError(
+            f"the segment begins with round {segment.start.round + 1}, but its name differs"
+        )
     return segment
 
 
@@ -133,8 +135,8 @@ def _all_segments(folder: Path) -> dict[int, Path]:
 def read_ledger(folder: Path, since: int | None = None, strict: bool = False) -> Iterator[Record]:
     """Yield the records after a round.
 
-    An incomplete last record is skipped, because the writer may be in the middle of it. Segments
-    that the writer begins during the reading are not read.
+    An incomplete last record is skipped, because the writer may still be writing it. Segments that
+    the writer begins during the reading are not read.
 
     Args:
         folder: folder of the ledger.
@@ -142,8 +144,8 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
         strict: whether an incomplete last record is an error.
 
     Raises:
-        LedgerError: naming the file and the round, if something is damaged or missing, or the
-            ledger lacks the records after that round.
+        LedgerError: naming the file and the round, if a file is damaged or missing, or the ledger
+            lacks the records after that round.
     """
     paths = _all_segments(folder)
     first = next(iter(paths)) if since is None else since + 1
@@ -163,8 +165,8 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
                     start = skip_records(file, start, first - 1 - start.round)
                 elif start != position:
                     raise LedgerError(
-                        f"round {position.round + 1}: it is missing, or the segment does not "
-                        "follow the one before"
+                        f"round {position.round + 1}: the record is missing, or the segment "
+                        "does not follow the previous segment"
                     )
                 position = start
                 for record in read_records(file, start, segment.header.track):

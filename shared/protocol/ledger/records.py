@@ -133,7 +133,7 @@ def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position, int]:
     data = stream.read(SEGMENT_HEADER_BYTES)
     fields, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
     if len(data) < SEGMENT_HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
-        raise LedgerError("the segment's header is damaged or there is none")
+        raise LedgerError("the segment's header is damaged or missing")
     header = LedgerHeader.decode(fields, SEGMENT_MAGIC, SEGMENT_VERSION)
     _, version, *_ = _IDENTITY.unpack_from(fields)
     start = Position(*_START.unpack_from(fields, IDENTITY_BYTES))
@@ -427,14 +427,15 @@ class Snapshot:
 
         Args:
             data: bytes from a file or from the network.
-            header: track, run and layout that it must have.
+            header: track, run and layout that the snapshot must have.
             layout: layout of the adapter.
 
         Returns:
             The snapshot; its state is a view of `data`.
 
         Raises:
-            LedgerError: if it is damaged or of another ledger, or the digest of its state is wrong.
+            LedgerError: if the snapshot is damaged or of another ledger, or its state's digest is
+                wrong.
         """
         if len(data) != snapshot_bytes(layout.size):
             raise LedgerError(
@@ -481,7 +482,9 @@ def read_snapshot(path: Path, header: LedgerHeader, layout: Layout) -> Snapshot:
     except LedgerError as error:
         raise LedgerError(f"{path}: {error}") from error
     if int(path.stem) != snapshot.link.round:
-        raise LedgerError(f"{path}: it is the snapshot of round {snapshot.link.round}")
+        raise LedgerError(
+            f"{path}: the snapshot is of round {snapshot.link.round}, but its name differs"
+        )
     return snapshot
 
 
@@ -503,7 +506,7 @@ class CatchUp:
 
 
 class _DigestMismatchError(LedgerError):
-    """The digest after a replayed round differs from its record's."""
+    """The digest after a replayed round differs from the digest in the round's record."""
 
 
 def replay_batch(

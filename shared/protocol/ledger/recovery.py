@@ -153,7 +153,7 @@ def _read_whole_records(segments: Sequence[Segment], start: Position) -> tuple[P
                 if not (crashed and segment is segments[-1]):
                     raise LedgerError(f"{segment.path}: {error}") from error
         if position.round and position == segment.start:
-            raise LedgerError(f"{segment.path}: its first record, written with it, is not whole")
+            raise LedgerError(f"{segment.path}: its first record is incomplete")
     return position, end
 
 
@@ -170,9 +170,13 @@ def _segments_leading_to(
                 for record in read_records(file, position, segment.header.track):
                     position = record.position
             if position != goal:
-                raise LedgerError(f"it ends at round {position.round}, not at {goal.round}")
+                raise LedgerError(
+                    f"the segment ends at round {position.round}, not at {goal.round}"
+                )
         except LedgerError as error:
-            problems.append(f"{segment.path}: {error}; clients before it get the snapshot")
+            problems.append(
+                f"{segment.path}: {error}; clients at earlier rounds receive the snapshot"
+            )
             break
         leading.insert(0, segment)
         goal = segment.start

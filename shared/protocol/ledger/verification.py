@@ -97,5 +97,5 @@ def _check_names(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path not in known:
             raise LedgerError(
-                f"{path}: it is no part of a ledger; opening the run removes what a crash left"
+                f"{path}: it is not part of a ledger; opening the run removes a crash's leftovers"
             )

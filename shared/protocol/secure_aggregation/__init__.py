@@ -1,6 +1,6 @@
-"""Secure aggregation: masks that cancel in a sum and hide the single vectors.
+"""Secure aggregation: masks that hide each vector and cancel in the sum.
 
 Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning (2017). The
 graph is from Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead (2020).
-Everything here is pure.
+The package sends and stores nothing.
 """

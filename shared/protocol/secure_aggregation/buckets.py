@@ -1,13 +1,13 @@
-"""Buckets: small groups of a round's clients, drawn by lot, each with a separate sum.
+"""Buckets: small random groups of a round's clients, each with a separate sum.
 
 Masked vectors look alike, so one hostile client can move their sum at will. Sums of several buckets
 can be compared, and a rule leaves out sums far from the others (He, Karimireddy, Jaggi, Secure
 Byzantine-Robust Machine Learning, 2020; Velicheti, Xia, Koyejo, Secure Byzantine-Robust Distributed
 Learning via Clustering, 2021).
 
-The lot follows from the round's token and every client's fresh keys, which clients send before they
-see any other client's keys. So no client chooses its bucket, and every client can check the
-server's draw.
+The draw depends on the round's token and on the fresh keys of all clients. A client sends its keys
+before it sees any other client's keys. So no client chooses its bucket, and every client can check
+the server's draw.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """The graph of a round: its edges are the pairs of clients that share masks and secrets.
 
 With up to `DEGREE` + 1 clients, every pair is connected. With more, clients form a circle in an
-order that follows from the round's token, and the `DEGREE` nearest ones are a client's neighbours.
-This graph of Bell et al. (2020, section 3.1) keeps a client's work independent of the number of
-clients. Here a client also counts as its own neighbour, because it keeps a share of its own
-secrets.
+order that follows from the round's token, and the `DEGREE` nearest clients are a client's
+neighbours. This graph of Bell et al. (2020, section 3.1) keeps a client's work independent of the
+number of clients. Here a client also counts as its own neighbour, because it keeps a share of its
+own secrets.
 """
 
 import hashlib
@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 DEGREE = 100
 """Number of a client's neighbours, without the client itself; an even number.
 
-Bell et al. (2020, Theorem 3.10) require three things: no neighbourhood loses more clients than it
-may, no neighbourhood has t corrupt clients, and the remaining clients' graph is connected. Each may
-fail with a probability of at most 2⁻⁴⁰ and 2⁻³⁰. docs/decisions/0030-masks-that-cancel.md has
-figures for this degree.
+Bell et al. (2020, Theorem 3.10) require three properties: no neighbourhood loses more clients than
+its threshold t allows, no neighbourhood has t corrupt clients, and the graph of the remaining
+clients is connected. The first property, which decides whether a round succeeds, may fail with a
+probability of at most 2⁻³⁰. The other two decide security, and may fail with at most 2⁻⁴⁰.
+docs/decisions/0030-masks-that-cancel.md has figures for this degree.
 """
 LEAST_CLIENTS = 3
-"""Least number of clients in a sum; of two, each would know the other's vector."""
+"""Least number of clients in a sum. In a sum of two, each client would know the other's vector."""
 
 
 def least_number(count: int) -> int:

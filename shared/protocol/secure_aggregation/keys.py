@@ -56,7 +56,7 @@ class RoundKey:
         try:
             return ec.derive_private_key(int.from_bytes(self.secret, "little"), ec.SECP256R1())
         except ValueError as error:
-            raise MaskingError("a secret that is no private key on P-256") from error
+            raise MaskingError("the secret is not a private key on P-256") from error
 
     @cached_property
     def public(self) -> bytes:
@@ -144,7 +144,7 @@ def unseal(key: bytes, sealed: bytes, sender: int, receiver: int, token: bytes) 
     """Decrypt a ciphertext of `seal`.
 
     Raises:
-        MaskingError: if it is forged, or for another round, sender or receiver.
+        MaskingError: if the ciphertext is forged, or for another round, sender or receiver.
     """
     nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
     try:

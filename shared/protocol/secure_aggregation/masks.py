@@ -38,7 +38,7 @@ def mask_vector(
     Args:
         vector: integers [n].
         client: client index.
-        seed: seed of its own mask, 32 bytes.
+        seed: seed of the client's own mask, 32 bytes.
         pair_keys: mask key shared with each neighbour, by client index.
     """
     total: Masked = vector.astype(np.int64).view(np.uint64) + mask_stream(seed, len(vector))
@@ -67,14 +67,14 @@ def unmask_sum(
 
     Args:
         masked: masked vectors of the clients that stayed, uint64 [n].
-        seeds: seeds of their own masks.
+        seeds: seeds of these clients' own masks.
         missing: for each client that left after its neighbours had added pair masks, the mask keys
             that it shares with the clients that stayed.
     """
     total: Masked = np.sum(list(masked), axis=0, dtype=np.uint64)
     for seed in seeds:
         total = total - mask_stream(seed, len(total))
-    # the clients that stayed added the opposite of its masks
+    # The clients that stayed added the opposites of the missing client's pair masks.
     for client, pair_keys in missing.items():
         total = total + pair_masks(client, pair_keys, len(total))
     return total.view(np.int64)

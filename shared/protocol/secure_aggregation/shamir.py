@@ -1,7 +1,7 @@
 """Shamir's secret sharing: any t of n shares determine the secret, and fewer reveal nothing.
 
 Shamir, How to Share a Secret (1979). Shares are the values of a random polynomial of degree t − 1
-over a prime field larger than every secret. Its value at 0 is the secret.
+over a prime field larger than every secret. The value of the polynomial at 0 is the secret.
 """
 
 import secrets
@@ -47,8 +47,8 @@ def split_secret(
 def combine_shares(shares: Mapping[int, int]) -> int:
     """Return the secret by Lagrange interpolation of its shares at 0.
 
-    Too few or forged shares give a different number. A caller that knows a hash of the secret
-    checks it.
+    Too few or forged shares give a different number. A caller that knows a hash of the secret can
+    detect this.
 
     Args:
         shares: share by point; as many as the threshold.

@@ -70,7 +70,7 @@ def test_no_step_is_taken_on_one_example_unless_the_owner_says_so(
         wrap_local_steps(patch, never)
         refused = trainer.client_under(server_config).answer(train_task(frame))
     assert refusal_of(refused) == (RefusalCode.BATCH, (1, 2))
-    assert "an answer would tell of 1 of its examples, and its owner allows no fewer than 2" in (
+    assert "an answer would use 1 of its examples, and its owner allows no fewer than 2" in (
         Refusal.decode(refused).description
     )
     careful = load(settings, tmp_path / "careful", least_batch=16)

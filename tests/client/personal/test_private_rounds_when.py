@@ -164,12 +164,12 @@ def test_a_file_of_private_rounds_from_several_states_is_the_private_state(
         ({"personal.when": "every 0 rounds"}, "personal.when"),
         ({"personal.when": "each round"}, "personal.when"),
         ({"personal.when": "always", "personal.rounds": 0}, "needs personal.rounds above 0"),
-        ({"personal.when": "always", "method": "local"}, "no rounds with others"),
+        ({"personal.when": "always", "method": "local"}, "no common rounds"),
         ({"personal.when": "on-data", "method": "global"}, "there are no private rounds"),
         ({"personal.when": "every 2 rounds", "method": "cluster"}, "there are no private rounds"),
         (
             {"personal.when": "always", "fleet.devices": '[{"device": "laptop", "share": 1}]'},
-            "after the last round only",
+            "only after the last round",
         ),
     ],
 )

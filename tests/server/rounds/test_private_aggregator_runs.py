@@ -183,7 +183,7 @@ def test_a_refusal_does_not_say_what_is_wrong_with_the_examples(settings: Settin
     config = private(settings, data__least_batch=1000, rounds=1)
     with pytest.raises(TrainingError) as ended:
         serve(config, grid_of(config))
-    assert "it does not say why, since the run has differential privacy (code 23)" in str(
+    assert "it gives no reason, because the run has differential privacy (code 23)" in str(
         ended.value
     )
     assert "1000" not in str(ended.value)
@@ -204,5 +204,5 @@ def test_a_report_that_is_not_clipped_is_refused_alone(settings: Settings) -> No
 
     grid.tamper = longer  # type: ignore[attr-defined]
     (event,) = read_result(serve(config, grid))["rounds"]
-    assert event["refused"] == {"1": "the vector of client 1 is longer than it may be"}
+    assert event["refused"] == {"1": "the vector of client 1 exceeds the limit of its norm"}
     assert set(event["clients"]) == {"0", "2"}

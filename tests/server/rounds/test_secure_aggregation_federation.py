@@ -158,7 +158,7 @@ def test_live_clients_mask_their_reports(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"privacy__mode": "none"}, "only the vectors of a privacy.mode add up"),
+        ({"privacy__mode": "none"}, "only the vectors of a privacy.mode can be masked"),
         ({"cohort__minimum": 2}, "secure aggregation needs 3 clients in a sum"),
         ({"privacy__evaluation": "exact"}, "exact evaluations show the server single clients"),
     ],
@@ -172,7 +172,7 @@ def test_what_masks_cannot_go_with_is_refused(
 
 def test_the_terms_say_what_the_server_sees(settings: Settings) -> None:
     said = "\n".join(describe_terms(masked(settings).terms))
-    assert "the server sees sums alone" in said
+    assert "the server sees only sums" in said
     assert "for the server alone" not in said
 
 

@@ -305,6 +305,6 @@ def test_a_live_run_waits_on_when_nobody_can_take_part(
 
 def test_late_reports_need_directions_of_their_own() -> None:
     with pytest.raises(
-        ConfigError, match="seed-policy shared: a late report needs directions of its own"
+        ConfigError, match="seed-policy shared: a late report needs its own directions"
     ):
         RunConfig.of({"cohort.late-rounds": 1, "seed-policy": "shared"}, "test")

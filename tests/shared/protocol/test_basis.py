@@ -202,13 +202,13 @@ def test_a_layout_with_a_basis_has_coordinates_in_place_of_elements() -> None:
     ],
 )
 def test_a_layout_with_an_impossible_basis_is_refused(basis: BasisReference) -> None:
-    with pytest.raises(SamaraError, match="a basis that its tensors cannot have"):
+    with pytest.raises(SamaraError, match="the basis in the layout does not fit"):
         Layout.from_json(replace(layout_with_basis(), basis=basis).to_json())
 
 
 def test_a_basis_that_does_not_come_first_is_refused() -> None:
     layout = layout_with_basis()
-    with pytest.raises(SamaraError, match="a basis that its tensors cannot have"):
+    with pytest.raises(SamaraError, match="the basis in the layout does not fit"):
         Layout.from_json(replace(layout, tensors=layout.tensors[::-1]).to_json())
 
 

@@ -220,5 +220,5 @@ def test_tune_and_phones_refuse_a_basis(informed: Settings) -> None:
     config = config_of(informed, adapter__layers="top:1", adapter__label_bias=False)
     with pytest.raises(ConfigError, match=r"adapter\.basis: samara tune trains"):
         TuneSettings.of({"adapter.basis": informed["adapter.basis"]}, "test")
-    with pytest.raises(ConfigError, match="a phone's program moves the adapter's elements"):
+    with pytest.raises(ConfigError, match="a phone's program trains the adapter's elements"):
         prepare_model(config, "none")

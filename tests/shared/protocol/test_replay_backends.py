@@ -113,7 +113,7 @@ def test_a_block_that_ends_early_is_folded_as_far_as_it_goes(how: Distribution, 
 
 def test_orthogonal_directions_are_refused_in_parts(backend: Backend) -> None:
     seeds, _ = scalars_of(2)
-    with pytest.raises(ReplayError, match="made as a whole"):
+    with pytest.raises(ReplayError, match="makes only whole directions"):
         backend.directions(seeds, 10, "orthogonal", 8192)
 
 

@@ -72,7 +72,10 @@ def test_no_other_track_may_hold_them(track: int, tmp_path: Path) -> None:
         RoundDelta.decode(fit_of(track).encode())
     header = LedgerHeader(track, RUN_ID, LAYOUT.hash)
     with closing(Ledger(tmp_path, header, LAYOUT, 0)) as ledger:
-        with pytest.raises(LedgerError, match="the label bias alone are for private tracks only"):
+        with pytest.raises(
+            LedgerError,
+            match="only private tracks may hold dense values other than the label bias alone",
+        ):
             ledger.append(fit_of(track))
         assert ledger.position == header.start
 
@@ -197,9 +200,9 @@ def test_any_flipped_byte_and_any_cut_of_a_file_is_found() -> None:
         (124, "<H", 1, "follow the end"),
         (130, "<I", 0, "an entry of 0 dense values"),
         (134, "<q", -(2**63), "a dense value is beyond"),
-        (134, "<q", 6, "the digest of its values is not"),
+        (134, "<q", 6, "the digest of the file's values is not"),
         (126, "<I", 19, "outside the state"),
-        (126, "<I", 1, "the digest of its values is not"),
+        (126, "<I", 1, "the digest of the file's values is not"),
     ],
 )
 def test_a_sealed_file_of_nonsense_is_refused(
@@ -216,5 +219,5 @@ def test_a_file_of_another_layout_or_of_private_rounds_is_refused() -> None:
     with pytest.raises(LedgerError, match="another layout"):
         file().state(layout_of(30))
     record = record_of(replace(delta_of(1), track=PERSONAL_TRACK))
-    with pytest.raises(LedgerError, match="round 1 is no fit"):
+    with pytest.raises(LedgerError, match="round 1 is not a private fit"):
         FitFile.from_records(HEADER, [record], 3, FITTED_TO)

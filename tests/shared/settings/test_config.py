@@ -132,7 +132,7 @@ def test_an_unknown_key_suggests_the_nearest(key: str, nearest: str) -> None:
 @pytest.mark.parametrize("layers", ["readout:0", "top:1,top:2", "top", "readout:2/0"])
 def test_a_refused_form_of_layers_names_the_forms(layers: str) -> None:
     (mistake,) = mistakes({"adapter.layers": layers})
-    assert mistake.startswith(f"adapter.layers: {layers!r} is no value for this setting: ")
+    assert mistake.startswith(f"adapter.layers: {layers!r} is not a value of this setting: ")
     assert "`top:2`" in mistake
     assert "`readout:2/3`" in mistake
 
@@ -431,7 +431,7 @@ def test_a_run_that_was_recorded_before_goes_on_in_its_folder_alone(
         "trunk-cache",
         "model.stream-direct",
     ]
-    with pytest.raises(ConfigError, match="micro-batch: is no setting of new runs"):
+    with pytest.raises(ConfigError, match="micro-batch: is no longer a setting of new runs"):
         load_scenario(scenario, [f"out={run}", "micro-batch=2"])
 
 
@@ -448,7 +448,7 @@ def test_a_run_goes_on_with_the_layers_that_it_began_with(stored: str, tmp_path:
 
 def test_a_recorded_tuning_goes_on_with_a_retired_value(tmp_path: Path) -> None:
     given = {"optimizer": "mezo", "adapter.seed": 5, "out": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"adapter\.seed: is no setting of new runs any more"):
+    with pytest.raises(ConfigError, match=r"adapter\.seed: is no longer a setting of new runs"):
         TuneSettings.given(given, "tune")
     identity = TuneSettings.of(given, "tune").identity()
     (tmp_path / IDENTITY_FILE).write_text(json.dumps({"config": identity}))
@@ -456,10 +456,10 @@ def test_a_recorded_tuning_goes_on_with_a_retired_value(tmp_path: Path) -> None:
 
 
 def test_keys_given_to_a_device_or_in_python_are_refused_too() -> None:
-    with pytest.raises(ConfigError, match="micro-batch: is no setting of new runs any more"):
+    with pytest.raises(ConfigError, match="micro-batch: is no longer a setting of new runs"):
         resolve_device_settings("embedded", "messages", "messages", "cpu", ["micro-batch=2"])
     for scenario in ({"rounds": 2}, RunConfig()):
-        with pytest.raises(ConfigError, match="micro-batch: is no setting of new runs any more"):
+        with pytest.raises(ConfigError, match="micro-batch: is no longer a setting of new runs"):
             config_of(scenario, {"micro_batch": 2})
 
 

@@ -52,15 +52,15 @@ def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("privacy.honest-share", 100.0, "is no number from 0 to 1"),
+        ("privacy.honest-share", 100.0, "is not a number from 0 to 1"),
         ("privacy.honest-share", 0.0, "without honest clients a sum has no noise"),
-        ("privacy.honest-share", math.nan, "is no number"),
+        ("privacy.honest-share", math.nan, "is not a number"),
         ("privacy.bucket", 10**5, "above cohort.minimum"),
         ("privacy.bucket", 2, "is below 3"),
-        ("privacy.clip", math.inf, "is no number"),
-        ("privacy.epsilon", math.nan, "is no number"),
-        ("privacy.noise-multiplier", -1.0, "is no number"),
-        ("cohort.minimum", 0, "is no whole number from 1"),
+        ("privacy.clip", math.inf, "is not a number"),
+        ("privacy.epsilon", math.nan, "is not a number"),
+        ("privacy.noise-multiplier", -1.0, "is not a number"),
+        ("cohort.minimum", 0, "is not a whole number from 1"),
     ],
 )
 def test_a_server_cannot_have_a_client_take_little_noise_for_much(

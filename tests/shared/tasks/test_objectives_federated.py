@@ -169,8 +169,8 @@ def test_exact_derivatives_are_the_limit_of_differences_of_the_profiled_loss(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"adapter.label-bias": True}, "has a bias of its own at every step"),
-        ({"differences": "components", "adapter.layers": "readout"}, "own update is that of"),
+        ({"adapter.label-bias": True}, "fits a new bias at every step"),
+        ({"differences": "components", "adapter.layers": "readout"}, "own update minimizes"),
     ],
 )
 def test_what_a_profiled_loss_does_not_go_with_is_refused(
@@ -181,7 +181,7 @@ def test_what_a_profiled_loss_does_not_go_with_is_refused(
 
 
 def test_texts_have_no_profiled_loss(answers: Settings) -> None:
-    with pytest.raises(ConfigError, match="rows do not choose between the same labels"):
+    with pytest.raises(ConfigError, match="the rows have no common labels"):
         simulate(config_of(answers, objective=PROFILED))
     with pytest.raises(TaskError, match="which has no label scores to shift"):
         training_objective(PROFILED, load_task(answers["task"]))
@@ -220,5 +220,5 @@ def test_objectives_that_texts_do_not_have_are_refused(
 
 
 def test_labels_have_no_summed_losses(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="compared by their means per token"):
+    with pytest.raises(ConfigError, match="compared by their mean losses per token"):
         simulate(config_of(settings, objective="summed-cross-entropy"))

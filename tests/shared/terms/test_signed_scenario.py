@@ -69,7 +69,7 @@ def test_what_it_says_is_in_plain_words(key: SigningKey) -> None:
     for words in (
         f"signed by operator {describe_operator(key.public)}",
         f"method finetune: {rounds} rounds with others, 5 private ones, which send nothing",
-        "3 steps of 5 directions, of its own, on 32 examples",
+        "3 steps of 5 directions, different for every client, on 32 examples",
         "epsilon 0.5",
         f"in all at most {config.terms.scalars} scalars about examples",
         f"{rounds * 3 * 5} projected gradients",
@@ -263,7 +263,7 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
     assert file.read_bytes() == before
     with pytest.raises(SamaraError, match="cannot be written"):
         sign_scenario(CONFIG, file, tmp_path / "none" / "out")
-    with pytest.raises(SamaraError, match="not a private key"):
+    with pytest.raises(SamaraError, match="cannot be read as a private key"):
         sign_scenario(CONFIG, tmp_path / "missing", tmp_path / "out")
 
 

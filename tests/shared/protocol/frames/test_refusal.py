@@ -65,7 +65,7 @@ def test_the_numbers_of_a_refusal_are_in_its_sentence() -> None:
     [
         (errno.ENOSPC, "its disk is full: no space left on device"),
         (errno.EDQUOT, "its disk quota is exceeded"),
-        (errno.EFBIG, "a file of it has become larger than its system allows"),
+        (errno.EFBIG, "one of its files exceeds the size limit of its system"),
         (errno.EROFS, "its disk can only be read"),
         (errno.EIO, "its disk fails: input/output error"),
     ],

@@ -97,12 +97,12 @@ def _sealed(data: bytearray) -> bytes:
 @pytest.mark.parametrize(
     ("offset", "layout", "value", "message"),
     [
-        (68, "<I", 2**32 - 1, "its length does not match its fields"),
-        (68, "<I", 0, "its length does not match its fields"),
-        (74, "<H", 0, "its length does not match its fields"),
+        (68, "<I", 2**32 - 1, "the file's length does not match its fields"),
+        (68, "<I", 0, "the file's length does not match its fields"),
+        (74, "<H", 0, "the file's length does not match its fields"),
         (142, "<B", 0xFF, "a shift is out of range"),
         (140, "<B", 63, "a shrink is out of range"),
-        (141, "<B", 9, "its length does not match its fields"),
+        (141, "<B", 9, "the file's length does not match its fields"),
         (8, "<H", 9, "version 9"),
     ],
 )
@@ -134,5 +134,5 @@ def test_what_it_cannot_hold_is_refused() -> None:
     with pytest.raises(LedgerError, match=r"round 4 does not follow.*snapshot"):
         PersonalFile.from_records(HEADER, records(2, 1, 2, first=4), SEED, CLIENT, STARTED)
     empty = Record.create(HEADER.start, RoundDelta(1, PERSONAL_TRACK, bytes(8), (), ()), bytes(32))
-    with pytest.raises(LedgerError, match="round 1 is not one group"):
+    with pytest.raises(LedgerError, match="round 1 does not consist of one group"):
         PersonalFile.from_records(HEADER, [empty], SEED, CLIENT, STARTED)

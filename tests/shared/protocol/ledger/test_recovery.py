@@ -241,7 +241,7 @@ def test_damage_before_the_newest_snapshot_is_said_and_does_no_harm(tmp_path: Pa
         {**SOUND, SECOND: flipped(SOUND[SECOND], 20)},
     ):
         with opened(write_files(tmp_path, damaged)) as ledger:
-            assert SECOND in ledger.recovered or f"{FIRST}: it ends at" in ledger.recovered
+            assert SECOND in ledger.recovered or f"{FIRST}: the segment ends at" in ledger.recovered
             assert "0000000002.snap: the records after round 2 are missing" in ledger.recovered
             assert ledger.position == HISTORY.position(7)
             assert ledger.catch_up(6).tail == HISTORY.tail(6)
@@ -277,10 +277,10 @@ def test_a_snapshot_alone_is_enough_to_go_on(tmp_path: Path) -> None:
 
 def test_files_that_change_their_names_are_refused(tmp_path: Path) -> None:
     swapped = {**SOUND, LAST: SOUND[THIRD], THIRD: SOUND[LAST]}
-    assert_refused(tmp_path, swapped, "segment that begins with round 5")
+    assert_refused(tmp_path, swapped, "the segment begins with round 5")
     swapped = {**SOUND, SECOND: SOUND[THIRD], THIRD: SOUND[SECOND]}
     with opened(write_files(tmp_path, swapped)) as ledger:
-        assert "segment that begins with round 3" in ledger.recovered
+        assert "the segment begins with round 3" in ledger.recovered
         assert ledger.position == HISTORY.position(7)
 
 

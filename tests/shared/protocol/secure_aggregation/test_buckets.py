@@ -332,7 +332,7 @@ def test_the_survivors_of_a_bucket_have_all_the_noise() -> None:
     terms = PrivacyTerms.of(settings_with(), 2, 8)
     assert terms is not None
     assert terms.mechanism == mechanism
-    assert "holds for each bucket" in terms.describe()[1]
+    assert "hold for each bucket" in terms.describe()[1]
 
 
 @pytest.mark.parametrize(
