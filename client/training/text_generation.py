@@ -16,7 +16,7 @@ Mix = Callable[[NDArray[np.float32], Sequence[int]], NDArray[np.float32]]
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """The character that a decoder writes in place of a character with missing bytes."""
 _TOKENS_BEFORE = 8
-"""Tokens of the prompt that are decoded with an answer, to get the space between them right."""
+"""Number of prompt tokens decoded with an answer, to get the space before the answer right."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class _GrowingText:
     def add(self, logits: NDArray[np.float32]) -> str:
         """Append the next token, and return the text that became final with it.
 
-        A text that has ended gets a token too, so that it stays as long as those that share its
-        passes, but no text becomes final.
+        A text that has ended gets a token too, so that it stays as long as the texts that share
+        its passes. No more of it becomes final.
 
         Args:
             logits: float32 [vocabulary], logits of the next token.
@@ -269,7 +269,7 @@ def _check_head(runtime: ModelRuntime) -> None:
 
 
 def end_tokens(runtime: ModelRuntime) -> set[int]:
-    """Return the tokens that end a text: the tokenizer's and those of the generation settings."""
+    """Return the tokens that end a text, according to tokenizer and generation settings."""
     settings = getattr(runtime.base.network, "generation_config", None)
     listed = getattr(settings, "eos_token_id", None)
     ends = {runtime.base.tokenizer.eos_token_id}

@@ -213,7 +213,7 @@ def test_a_full_disk_is_reported_and_the_checkpoint_stays_as_it_was(
 def test_blocks_that_are_only_read_cannot_be_changed(folder: Path) -> None:
     stream = stream_of(folder)
     stream.load_block(0)
-    with pytest.raises(AssertionError, match="only read"):
+    with pytest.raises(AssertionError, match="read-only"):
         stream.mark_changed()
 
 
