@@ -264,4 +264,6 @@ def stream_folder() -> Path:
     try:
         return cache_folder("blocks")
     except RuntimeError as error:
-        raise ModelError("blocks cannot be cached without a home folder; set XDG_CACHE_HOME to a folder") from error
+        raise ModelError(
+            "blocks cannot be cached without a home folder; set XDG_CACHE_HOME to a folder"
+        ) from error

@@ -229,7 +229,10 @@ class GrowingData:
         for problem in new[:_LOGGED_PROBLEMS]:
             log.warning("data not used: %s", problem)
         if len(new) > _LOGGED_PROBLEMS:
-            log.warning("%d more problems with the data; see samara client status", len(new) - _LOGGED_PROBLEMS)
+            log.warning(
+                "%d more problems with the data; see samara client status",
+                len(new) - _LOGGED_PROBLEMS,
+            )
 
 
 def load_given(task: Task, settings: DataSettings) -> list[Example]:

@@ -372,7 +372,9 @@ class ModelRuntime:
         Raises:
             LayoutError: if the layouts differ.
         """
-        self.layout.check_hash(layout_hash, "use the same model and adapter settings on client and server")
+        self.layout.check_hash(
+            layout_hash, "use the same model and adapter settings on client and server"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return the settings and versions that the results depend on, for a hello."""

@@ -205,7 +205,9 @@ class OwnExamples:
             raise self._error("locked", error) from error
 
     def _error(self, what: str, error: OSError) -> TrainerError:
-        return TrainerError(f"{self.file}: cannot be {what}: {error.strerror}; check its permissions and the disk")
+        return TrainerError(
+            f"{self.file}: cannot be {what}: {error.strerror}; check its permissions and the disk"
+        )
 
 
 def parse_rows(lines: Iterable[bytes]) -> list[Mapping[str, Any]]:
