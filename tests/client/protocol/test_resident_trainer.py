@@ -219,7 +219,7 @@ def test_unsound_settings_from_the_server_are_refused(
         with RemoteTrainer(str(short / "t.sock")) as remote:
             refusal = Refusal.decode(remote.answer(hello_task(b"[")).frame)
             assert refusal.code == RefusalCode.SETTINGS
-        assert "client 7 refuses: run config: not JSON" in caplog.text
+        assert "client 7 refuses: run config: is not JSON" in caplog.text
 
 
 def test_a_paused_trainer_refuses_and_says_where_it_stands(
