@@ -145,7 +145,7 @@ class PerturbedBody(ProvenBody):
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
 
     def _caching_is_exact(self) -> bool:
-        """Return whether a pass from a cache gives the same states as a pass over the whole text."""
+        """Return whether a pass from a cache gives the states of a pass over the whole text."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
         try:

@@ -107,7 +107,7 @@ class Rows:
         )
 
     def repeat(self, times: int) -> "Rows":
-        """Return the rows repeated as a whole: all rows of the first copy, then of the second, …."""
+        """Return several copies of all rows: the first copy of every row, then the second, …."""
         inputs = {name: value.repeat(times, 1) for name, value in self.inputs.items()}
         return replace(self, ids=self.ids.repeat(times, 1), inputs=inputs)
 

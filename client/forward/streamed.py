@@ -1,10 +1,11 @@
 """The forward engine for streamed blocks: a loaded block computes all passes of a step.
 
 ZO2 (Wang et al., section 4) computes both forward passes of a perturbation with a block while the
-block is loaded. Here a loaded block computes all passes of a step: every perturbation and micro-batch, 2·q·B
-rows. A pass is divided into stages: the body's work before its blocks, each block, and the work
-after the blocks. All passes finish a stage before any pass begins the next stage. The stages run the same
-operations on the same shapes as an undivided pass, so the scores have the same bits.
+block is loaded. Here a loaded block computes all passes of a step: every perturbation and
+micro-batch, 2·q·B rows. A pass is divided into stages: the body's work before its blocks, each
+block, and the work after the blocks. All passes finish a stage before any pass begins the next
+stage. The stages run the same operations on the same shapes as an undivided pass, so the scores
+have the same bits.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -199,8 +200,8 @@ class StreamedForward(ResidentForward):
         adapter: adapters in the model.
         scorer: scorer of the model's family.
         body: body of the model.
-        parameters: parameters that are perturbed in place, in a separate pass per perturbation; None
-            without such parameters.
+        parameters: parameters that are perturbed in place, in a separate pass per perturbation;
+            None without such parameters.
         readout: as for `ResidentForward`.
     """
 

@@ -1,9 +1,9 @@
 """Turns of forward passes: a question comes before the next pass of training.
 
-Training and questions use one model, and only one of them may run the model at a time. Interruptible work
-takes a turn for each forward pass (`forward_pass`). A question waits at most until the running pass
-ends. Training continues when no question is open. Questions do not change the results of
-training.
+Training and questions use one model, and only one of them may run the model at a time.
+Interruptible work takes a turn for each forward pass (`forward_pass`). A question waits at most
+until the running pass ends. Training continues when no question is open. Questions do not change
+the results of training.
 """
 
 import threading

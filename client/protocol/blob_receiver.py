@@ -38,8 +38,8 @@ def receive_part(frame: bytes, accepted: Collection[bytes], client: int, store: 
     if others + part.size > MOST_RUN_BYTES:
         raise BlobError(
             f"blob {part.blob.hex()[:12]} of {part.size} bytes is refused: with the "
-            f"{others} bytes of the run's other files it exceeds the limit of {MOST_RUN_BYTES} bytes; "
-            "use smaller files in the run"
+            f"{others} bytes of the run's other files it exceeds the limit of {MOST_RUN_BYTES} "
+            "bytes; use smaller files in the run"
         )
     received = store.receive(part.blob, part.size, part.offset, part.content)
     if received == part.size:

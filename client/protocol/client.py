@@ -197,8 +197,8 @@ class Client:
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
         """Log and return the reply to a task, a frame.
 
-        The session first catches up to the start state of the instruction. It stays there if a later
-        step fails. A repeated train instruction gets the stored report.
+        The session first catches up to the start state of the instruction. It stays there if a
+        later step fails. A repeated train instruction gets the stored report.
 
         Args:
             task: task of a server.
@@ -278,8 +278,8 @@ class Client:
                 reply = self._evaluate(instruction, task, part, pausing)
             case _:
                 raise FrameError(
-                    f"the frame of the {TaskKind.Name(task.kind).lower()} task is an instruction of "
-                    "another kind; use the same version of Samara on server and client"
+                    f"the frame of the {TaskKind.Name(task.kind).lower()} task is an instruction "
+                    "of another kind; use the same version of Samara on server and client"
                 )
         self._guard.add_answer(task, reply)
         return reply
@@ -395,9 +395,9 @@ class Client:
     ) -> Session:
         """Return and store the session at an instruction's start.
 
-        A live client catches up within the owner's limits, and keeps each replayed round. The method
-        records the states from which private rounds are due. A simulated client takes these rounds
-        at once. If they fail, the instruction is still carried out.
+        A live client catches up within the owner's limits, and keeps each replayed round. The
+        method records the states from which private rounds are due. A simulated client takes these
+        rounds at once. If they fail, the instruction is still carried out.
         """
         missed = CatchUp(task.snapshot, task.tail)
         before = session

@@ -224,10 +224,11 @@ class MaskingClient:
         return frame
 
     def _read_key_list(self, frame: bytes) -> KeyList:
-        """Return the key list of a round, or of this client's bucket, which the client draws itself.
+        """Return the key list of a round or of this client's bucket; the client draws it itself.
 
         Raises:
-            MaskingError: if the round has too few clients, or the frame has the wrong kind for the run.
+            MaskingError: if the round has too few clients, or the frame has the wrong kind for the
+                run.
             FrameError: if the frame is invalid, or the client draws another bucket.
         """
         expected = Kind.BUCKET_KEY_LIST if self._bucket else Kind.KEY_LIST

@@ -153,8 +153,9 @@ def choose_tier(settings: ModelSettings) -> Tier | None:
     """Choose where to store the blocks; return None to keep the whole model on the device.
 
     With ``stream = auto`` the model stays on the device if its weights take at most three quarters
-    of the device's free memory. Otherwise the blocks are stored on disk. The blocks of a GPU's model
-    are stored in host memory instead if the weights take at most three quarters of that memory.
+    of the device's free memory. Otherwise the blocks are stored on disk. The blocks of a GPU's
+    model are stored in host memory instead if the weights take at most three quarters of that
+    memory.
     """
     if settings.stream == "off":
         return None

@@ -191,7 +191,7 @@ class BlockStream:
         return self._tensors
 
     def set_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Make the loaded block compute with these tensors, and convert them to the model's types."""
+        """Make the loaded block compute with these tensors, converted to the types of the model."""
         assert self._current is not None
         for name, swappable in self._swappable[self._current].items():
             swappable.swap_in(tensors[name])
@@ -261,8 +261,8 @@ class BlockStream:
         return (
             f"the disk reads {rate / 1e6:,.0f} MB/s, and the model waited "
             f"{statistics.waiting_seconds:.1f} of {seconds:.1f} s for its blocks; quantize "
-            "(model.quantization = nf4 reads a seventh of the bytes of float32), score more rows in "
-            "a step, or use a faster disk"
+            "(model.quantization = nf4 reads a seventh of the bytes of float32), score more rows "
+            "in a step, or use a faster disk"
         )
 
     def _load_successor(self, index: int) -> None:
@@ -272,7 +272,7 @@ class BlockStream:
             self._pending[successor] = self._start_loading(successor)
 
     def _start_loading(self, index: int) -> _PendingBlock:
-        """Start loading a block into a free buffer, or into that of an unused block loaded ahead."""
+        """Start loading a block into a free buffer, or that of an unused block loaded ahead."""
         if not self._free and self._unallocated:
             buffer = _BlockBuffer()
             self._allocate(buffer)

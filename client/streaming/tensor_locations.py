@@ -91,8 +91,8 @@ def tensor_locations(file: Path) -> dict[str, TensorLocation]:
     end = max((location.offset + location.bytes for location in locations.values()), default=0)
     if size < end:
         raise ModelError(
-            f"{file}: is truncated: it has {size:,} bytes, but its tensors need {end:,}; get the file "
-            "again"
+            f"{file}: is truncated: it has {size:,} bytes, but its tensors need {end:,}; get the "
+            "file again"
         )
     return locations
 

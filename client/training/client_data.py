@@ -306,8 +306,8 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
 
     Args:
         task: task of the examples.
-        settings: settings that name the data. Generated messages are created at the first call of the
-            returned function, by one writer per client.
+        settings: settings that name the data. Generated messages are created at the first call of
+            the returned function, by one writer per client.
 
     Raises:
         DataError: if the data cannot be read, are missing, or lack the user field that the task

@@ -5,9 +5,9 @@ model's own predictions y. The texts x are random tokens or lines of a public fi
 prompt around them, so neither data nor labels of a federation are needed. The basis consists of the
 eigenvectors with the largest eigenvalues λ, each multiplied by λ^(−1/4). The factor shortens
 directions that change answers a lot, because such directions limit the learning rate. It lengthens
-the other directions, but not so far that those directions mostly add noise. All vectors are scaled so that tr(UᵀFU) = tr(F).
-Projected gradients are then as large as those of isotropic directions, and the same learning rates
-are stable.
+the other directions, but not so far that those directions mostly add noise. All vectors are scaled
+so that tr(UᵀFU) = tr(F). Projected gradients are then as large as those of isotropic directions,
+and the same learning rates are stable.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The model runtime: base model, adapter, scorer, forward engine, and their execution.
 
-The runtime is independent of clients. `scores` evaluates prompts under a state; local steps (local_steps.py)
-use the forward engine, the replay backend and the schedule.
+The runtime is independent of clients. `scores` evaluates prompts under a state; local steps
+(local_steps.py) use the forward engine, the replay backend and the schedule.
 """
 
 import threading
@@ -85,7 +85,8 @@ class ModelRuntime:
         torch_device: torch device of the model.
         backend: replay backend, on the model's torch device if that is faster than the CPU.
         decodes_answers: whether the steps' objective is a metric of decoded answers.
-        tokenize: function that turns an example into a prompt. Runtimes with the same weights share it.
+        tokenize: function that turns an example into a prompt. Runtimes with the same weights share
+            it.
     """
 
     tokenize: ExampleTokenizer
@@ -108,7 +109,7 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        # The turn is taken before the lock, since training waits for questions, which need the lock.
+        # The turn comes before the lock: training waits for questions, which need the lock too.
         with forward_pass(), predecessor.tokenize.lock if predecessor else nullcontext():
             self.scorer = make_scorer(base, task, config.model.max_length, only_compares(config))
         settings = config.adapter
@@ -159,7 +160,7 @@ class ModelRuntime:
         return isinstance(self.forward, ReadoutForward)
 
     def texts_to_measure(self) -> Sequence[Prompt]:
-        """Return the texts that the model reads before the first example if it has only a readout."""
+        """Return the texts that a model with only a readout reads before the first example."""
         return self.forward.texts_to_measure() if isinstance(self.forward, ReadoutForward) else ()
 
     @property

@@ -69,7 +69,9 @@ def test_a_file_that_becomes_shorter(
     monkeypatch.setattr(loading, "HELD_SHARE", 0.0 if direct else inf)
     stream = stream_of(folder)
     os.truncate(folder / FILE, (folder / FILE).stat().st_size // 2)
-    with pytest.raises(ModelError, match=r"is truncated: it ends before byte .* get the file again"):
+    with pytest.raises(
+        ModelError, match=r"is truncated: it ends before byte .* get the file again"
+    ):
         through(stream)
 
 
@@ -127,7 +129,9 @@ def test_direct_reads_where_there_are_none(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loading, "HELD_SHARE", 0.0)
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ModelError, match=r"does not support direct reads; move the file to a disk of"):
+    with pytest.raises(
+        ModelError, match=r"does not support direct reads; move the file to a disk of"
+    ):
         read_directly(folder / FILE, 0, memoryview(bytearray(1)))
     through(stream_of(folder))
 
