@@ -25,7 +25,7 @@ def export_model(base: BaseModel, folder: Path) -> None:
         folder: folder to write.
 
     Raises:
-        TrainingError: if it cannot be written.
+        TrainingError: if the folder cannot be written.
     """
     unfinished = folder.with_name(folder.name + ".part")
     try:

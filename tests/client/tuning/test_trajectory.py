@@ -150,7 +150,7 @@ def test_records_in_another_order_are_refused(tmp_path: Path) -> None:
     records = [whole[a:b] for a, b in pairwise(sizes)]
     for order in ([1, 0], [0, 0], [0, 2]):
         path.write_bytes(whole[: sizes[0]] + b"".join(records[i] for i in order))
-        with pytest.raises(TrajectoryError, match="damaged or not the next one"):
+        with pytest.raises(TrajectoryError, match="damaged or out of order"):
             read_trajectory(path)
 
 
