@@ -35,7 +35,7 @@ class HeadSpace(ParameterSpace):
         head = base.network.get_output_embeddings()
         if head is None:
             raise ModelError(
-                f"{base.folder}: has no head that leads to a vocabulary; choose another space, or "
+                f"{base.folder}: the model has no head with a vocabulary; choose another space, or "
                 "a language model"
             )
         name = next(name for name, module in base.network.named_modules() if module is head)

@@ -23,7 +23,7 @@ from samara.shared.settings.sections import AdapterSettings
 
 
 class LowRankSpace(FlatSpace):
-    """A space of low-rank adapters, of which several perturbations can share a forward pass.
+    """A space of low-rank adapters; several perturbations can share a forward pass.
 
     Attributes:
         layout: names and shapes of the tensors of θ.
@@ -47,7 +47,7 @@ class LowRankSpace(FlatSpace):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine once with all perturbations; its schedule groups them."""
+        """Run a forward engine once with all perturbations, which its schedule groups."""
         device = self._torch_device
         if not len(seeds):
             return score(Perturbations(self.layout, self._theta))
@@ -88,8 +88,8 @@ class LoRAFASpace(LowRankSpace):
 class LoRASpace(LowRankSpace):
     """The space of A and B of every adapted layer (MeZO, appendix E.5), and of the label bias.
 
-    All A's come first, then the tensors of the adapters' layout. A starts as LoRA-FA's frozen A, B
-    as zero.
+    All matrices A come first, then the tensors of the adapters' layout. A starts as the frozen A of
+    LoRA-FA, and B starts as zero.
 
     Args:
         base: model into which the adapters are inserted, in place.

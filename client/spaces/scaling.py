@@ -63,7 +63,7 @@ class Scaling:
 
     @classmethod
     def of_one(cls, group: int, groups: int) -> Self:
-        """Return factors that keep one group of a direction and zero the others (proposition 1)."""
+        """Return factors that set all groups of a direction except one to zero (proposition 1)."""
         return cls(np.eye(groups, dtype=np.float32)[group])
 
 

@@ -117,9 +117,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{file}: cannot be read: {error}; name the folder of a finished run"
-        ) from error
+        raise ConfigError(f"{file}: cannot be read: {error}; has the run ended?") from error
     return result
 
 

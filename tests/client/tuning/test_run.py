@@ -326,7 +326,7 @@ def test_a_run_draws_as_many_of_each_label(settings: Settings) -> None:
     found = tuned(config)
     assert found["validation"]["examples"] == 6
     assert found["test"]["examples"] == 12
-    with pytest.raises(TaskError, match="is a choice, whose rows do not choose between the same"):
+    with pytest.raises(TaskError, match="is a choice, whose rows have no common labels"):
         draw_examples(config, load_task("copa"))
 
 
