@@ -67,5 +67,7 @@ def stored_projector(
     positions = stored_tensor(tensors, f"{side}.positions.{name}", shape, torch.int32)
     values = stored_tensor(tensors, f"{side}.values.{name}", shape)
     if bool(((positions < 0) | (positions >= like.size)).any()):
-        raise ValueError(f"{side}.positions.{name} has values outside of 0 to {like.size - 1}")
+        raise ValueError(
+            f"{side}.positions.{name} has values that are not from 0 to {like.size - 1}"
+        )
     return SparseProjector(positions.long().to(device), values.to(device), like.size)

@@ -96,9 +96,7 @@ def fit_probe(
     labels = setup.splits["train"].labels
     validation = setup.splits["validation"]
     if len(np.unique(labels)) < 2:
-        raise DataError(
-            f"all {len(labels)} training examples have the same label; draw more examples"
-        )
+        raise DataError(f"all {len(labels)} training examples have one label; draw more examples")
     limits = (EARLY_ITERATIONS, EARLY_TOLERANCE) if early else (ITERATIONS, TOLERANCE)
     probes = {strength: _fit(strength, *limits, features, labels) for strength in STRENGTHS}
     ranks = {

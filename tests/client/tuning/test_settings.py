@@ -124,7 +124,8 @@ def test_given_settings_are_not_changed() -> None:
         ),
         (
             {"gradients": "forward-mode", "differences": "forward"},
-            "differences: forward-mode computes derivatives without differences; leave differences out",
+            "differences: forward-mode computes derivatives without differences; leave differences "
+            "out",
         ),
         (
             {"gradients": "forward-mode", "objective": "metric"},
@@ -136,7 +137,8 @@ def test_given_settings_are_not_changed() -> None:
         ),
         (
             {"optimizer": "mezo", "gradients": "forward-mode", "in-place": True},
-            "in-place: the learning rate is estimated from perturbations, whose rounding errors in place",
+            "in-place: the learning rate is estimated from perturbations, whose rounding errors in "
+            "place",
         ),
         (
             {"optimizer": "mezo", "scaling.modify": "variance"},
@@ -168,7 +170,8 @@ def test_given_settings_are_not_changed() -> None:
         ),
         (
             {"optimizer": "mezo", "space": "lora", "classifier": "new"},
-            "classifier: a linear layer in place of label words can only be trained together with all",
+            "classifier: a linear layer in place of label words can only be trained together with "
+            "all",
         ),
         (
             {
