@@ -341,7 +341,7 @@ class PerturbedBody(ProvenBody):
         return whole
 
     def _known_full_input_parts(self) -> list[nn.Module] | None:
-        """Return the result of `_find_full_input_parts`, which is cached."""
+        """Return the cached result of `_find_full_input_parts`."""
         block = self._blocks[-1]
 
         def names() -> list[str] | None:

@@ -185,7 +185,7 @@ def perturbed_pair(
         unchanged: hidden states of each sequence without adapters.
 
     Returns:
-        None if the model has no adapters.
+        The perturbations and the hidden states; None if the model has no adapters.
 
     Raises:
         ModelError: if the output does not depend on the adapters.

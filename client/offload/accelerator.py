@@ -116,8 +116,8 @@ class EmulatedAccelerator(Accelerator):
     Args:
         memory_bytes: size of the accelerator's memory; None for no limit.
         link: link to the host.
-        stretch: factor on the accelerator's time.
-        host_stretch: factor on the host's time.
+        stretch: factor by which work on the accelerator takes longer.
+        host_stretch: factor by which work on the host takes longer.
         cores: CPU cores for accelerator and host; None leaves the choice to the system.
 
     Attributes:

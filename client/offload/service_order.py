@@ -86,7 +86,7 @@ class ServiceOrder:
         """Move a layer from a stage that has served it to the next stage.
 
         Args:
-            stage: stage.
+            stage: stage that has served the layer.
             layer: layer returned by `take`.
             returns: whether an update is transferred back; false if the host only adds gradients.
         """

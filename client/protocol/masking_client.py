@@ -224,7 +224,7 @@ class MaskingClient:
         return frame
 
     def _read_key_list(self, frame: bytes) -> KeyList:
-        """Return the key list of a round or of this client's bucket; the client draws it itself.
+        """Return the key list of a round, or of the bucket that this client draws for itself.
 
         Raises:
             MaskingError: if the round has too few clients, or the frame has the wrong kind for the

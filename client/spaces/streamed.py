@@ -125,8 +125,8 @@ class StreamedFullSpace(Space):
     def assign(self, first: int, values: Tensor) -> None:
         """Set elements of θ, loading the blocks that hold them; the blocks are written later.
 
-        With a copy, this rounds a block's θ to the stored type at once, and not only when the block
-        is written. So the bits do not depend on the time of the transfer.
+        With a copy, the method rounds a block's θ to the stored type at once, instead of when the
+        block is written. So the bits do not depend on the time of the transfer.
         """
         start = 0
         for parameter, view in self._views(first, len(values), changes=True):

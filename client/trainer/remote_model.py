@@ -91,7 +91,7 @@ class RemoteModel:
         return await self._call(self._stub.Classify, request)  # type: ignore[no-any-return]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GeneratePart, None]:
-        """Yield the opening, the pieces and the ending of a text; closing it ends the call."""
+        """Yield opening, pieces and ending of a text; closing the iterator ends the call."""
         call = self._stub.Generate(request)
         try:
             async for part in call:

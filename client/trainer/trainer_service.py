@@ -180,7 +180,9 @@ def serve_trainer(
             socket.unlink(missing_ok=True)
             server.add_insecure_port(address)
         except (OSError, RuntimeError) as error:
-            raise TrainerError(f"{socket}: cannot be opened: {error}") from error
+            raise TrainerError(
+                f"{socket}: cannot be opened: {error}; check the permissions of its folder"
+            ) from error
         finally:
             os.umask(previous)
         server.start()

@@ -272,7 +272,10 @@ class ClientDataSource:
                 self._divided[client_count] = self._divide(client_count)
             shares = self._divided[client_count]
         if client >= client_count:
-            raise DataError(f"client {client} does not exist: there are {client_count} clients")
+            raise DataError(
+                f"client {client} does not exist: there are {client_count} clients; use an index "
+                f"below {client_count}"
+            )
         return shares[client]
 
     def examples_for(self, client_count: int) -> Sequence[Example]:

@@ -54,7 +54,7 @@ class DataFacts:
 
     Attributes:
         counts: number of examples by source and split.
-        newest: time of the newest added example, seconds since 1970; 0 without any.
+        newest: time of the newest added example, seconds since 1970; 0 without added examples.
         problems: unusable data and the reasons, each with file and line.
     """
 

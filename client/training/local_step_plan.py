@@ -40,7 +40,7 @@ def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) ->
 
     Args:
         instruction: instruction of the round.
-        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+        label_count: number of labels of the task; 0 if the meaning of labels differs between rows.
     """
     return instruction.track == CLUSTERING_TRACK and label_count > 1
 
@@ -55,7 +55,7 @@ def smallest_batch(
     Args:
         instruction: instruction of the round.
         labels: int64 [n], labels of the client's training examples.
-        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+        label_count: number of labels of the task; 0 if the meaning of labels differs between rows.
     """
     available = np.array([len(labels)])
     if has_batches_of_one_label(instruction, label_count):
@@ -71,7 +71,7 @@ class LocalStepPlan:
         instruction: instruction of the round.
         client: client index.
         labels: int64 [n], labels of the client's training examples.
-        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+        label_count: number of labels of the task; 0 if the meaning of labels differs between rows.
     """
 
     def __init__(

@@ -416,7 +416,7 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 
     Args:
         config: settings of the run.
-        examples: reader of the data; by default they are read as the settings say.
+        examples: reader of the data; None means the data that the settings name.
 
     Raises:
         SamaraError: if the model, the task or the data cannot be used.

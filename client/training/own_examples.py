@@ -100,7 +100,7 @@ class OwnExamples:
         return examples, problems
 
     def learn(self, rows: Iterable[Mapping[str, Any]], task: Task) -> list[OwnExample]:
-        """Add rows durably.
+        """Add rows durably, and return their examples.
 
         Args:
             rows: rows of data.
@@ -151,7 +151,7 @@ class OwnExamples:
             self._rewrite(lambda one: one is None or (one.id, one.time) not in lines)
 
     def _rewrite(self, keep: Callable[[OwnExample | None], bool]) -> list[OwnExample]:
-        """Write the file without some of its lines, and return their examples.
+        """Write the file without some lines, and return the examples of these lines.
 
         Args:
             keep: function that returns whether to keep an example; it gets None for a damaged line.
@@ -245,7 +245,7 @@ def _id_of(row: Mapping[str, Any], task: Task) -> str:
     """
     rows = read_rows(row, task)
     if len(json.dumps(row)) > MAX_ROW_BYTES:
-        raise DataError(f"the row has more than {MAX_ROW_BYTES} bytes")
+        raise DataError(f"the row has more than {MAX_ROW_BYTES} bytes; shorten the row")
     content = json.dumps([[one.example.user, one.content] for one in rows])
     return hashlib.sha256(content.encode()).hexdigest()[:_ID_DIGITS]
 

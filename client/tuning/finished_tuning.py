@@ -93,8 +93,8 @@ class FinishedTuning:
         setup.load()
         if setup.base.model_id.hex() != self.result["model_id"]:
             raise ModelError(
-                f"{setup.base.folder}: is not the model of {self.folder}, whose id begins with "
-                f"{self.result['model_id'][:12]}; restore the model's files"
+                f"{setup.base.folder}: the model is not the model of {self.folder}, whose model id "
+                f"begins with {self.result['model_id'][:12]}; restore the model's files"
             )
         if isinstance(setup.scorer, ClassifierScorer):
             setup.begin_classifier(read_classifier(self.folder))

@@ -122,7 +122,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 class _EvaluationLog:
-    """The evaluations of a run, stored in its metrics file; each is computed once.
+    """The evaluations of a run, stored in its metrics file; each evaluation is computed once.
 
     Args:
         file: metrics file of the run.

@@ -39,7 +39,10 @@ class TensorFile:
         try:
             write_durably(self._path, save(content, metadata))
         except OSError as error:
-            raise TrainingError(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise TrainingError(
+                f"{self._path}: cannot be written: {error.strerror}; free space on this disk, or "
+                "make the folder writable"
+            ) from error
 
     def step(self) -> int:
         """Return the step after which the file was written.

@@ -183,7 +183,9 @@ def read_trajectory(path: Path) -> Trajectory:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise TrajectoryError(f"{path}: cannot be read: {error.strerror}") from error
+        raise TrajectoryError(
+            f"{path}: cannot be read: {error.strerror}; restore the file"
+        ) from error
     try:
         return _decode(path, data)
     except SamaraError as error:
@@ -260,12 +262,17 @@ class TrajectoryWriter:
                 f"{path}: another process is writing the file; wait for that process, or end it"
             ) from None
         except OSError as error:
-            raise TrajectoryError(f"{path}: cannot be opened: {error.strerror}") from error
+            raise TrajectoryError(
+                f"{path}: cannot be opened: {error.strerror}; make the folder writable"
+            ) from error
         try:
             self._open(header, space)
         except OSError as error:
             self._lock.release()
-            raise TrajectoryError(f"{path}: cannot be written: {error.strerror}") from error
+            raise TrajectoryError(
+                f"{path}: cannot be written: {error.strerror}; free space on this disk, or make "
+                "the folder writable"
+            ) from error
         except BaseException:
             self._lock.release()
             raise
@@ -337,7 +344,8 @@ class TrajectoryWriter:
             with suppress(OSError):
                 self._file.truncate(self._end)
             raise TrajectoryError(
-                f"{self._path}: cannot append step {self._records + 1}: {error.strerror}"
+                f"{self._path}: step {self._records + 1} cannot be appended: {error.strerror}; "
+                "free space on this disk, and run the same command again"
             ) from error
         self._end += len(record)
         self._records += 1

@@ -106,7 +106,9 @@ class TrajectoryHeader:
             raise TrajectoryError(f"it does not begin with {_MAGIC.decode()}")
         _, version, _, text_bytes, start_bytes = _PREFIX.unpack_from(data)
         if version != TRAJECTORY_VERSION:
-            raise TrajectoryError(f"its version {version} is not {TRAJECTORY_VERSION}")
+            raise TrajectoryError(
+                f"its version is {version}, but this Samara reads {TRAJECTORY_VERSION}"
+            )
         begin = _PREFIX.size + text_bytes
         end = begin + start_bytes
         checksum = data[end : end + _HASH_BYTES]

@@ -86,12 +86,16 @@ def locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
         try:
             lock = FileLock(folder / "lock").acquire(timeout=0)
         except Timeout:
-            raise ConfigError(f"{folder}: another process is running it") from None
+            raise ConfigError(
+                f"{folder}: another process is executing this run; wait for that process, or end it"
+            ) from None
         with lock:
             _check_same(folder / IDENTITY_FILE, identity)
             yield
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{folder}: cannot be written: {error.strerror}; make the folder writable"
+        ) from error
 
 
 def _check_same(file: Path, identity: dict[str, Any]) -> None:

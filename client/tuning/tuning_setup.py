@@ -102,7 +102,7 @@ class TuningSetup(ModelSetup):
         """Load model, task and data.
 
         Raises:
-            SamaraError: if any of them cannot be used, or they do not fit together.
+            SamaraError: if model, task or data cannot be used, or do not fit together.
         """
         super().__init__(settings)
         default: ObjectiveName = (

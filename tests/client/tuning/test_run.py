@@ -288,7 +288,7 @@ def test_two_processes_cannot_run_in_one_folder(settings: Settings) -> None:
     folder.mkdir()
     with (
         FileLock(folder / "lock"),
-        pytest.raises(ConfigError, match="another process is running it"),
+        pytest.raises(ConfigError, match="another process is executing this run"),
     ):
         tune(tuning_of(settings))
 

@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(fault: Any, tmp_path: Path) -> No
         before = path.read_bytes()
         with (
             fault(len(before) + 7),
-            pytest.raises(TrajectoryError, match=r"cannot append step 2"),
+            pytest.raises(TrajectoryError, match=r"step 2 cannot be appended"),
         ):
             writer.append(GRADIENTS[1], 0.1)
         assert path.read_bytes() == before
