@@ -1,4 +1,4 @@
-"""A model's body under several perturbations, which share all computations that they leave equal.
+"""A model's body under several perturbations, which share computations with equal results.
 
 Blocks below the lowest adapter (the trunk) give the same output under every perturbation. They run
 once per example, on that example alone, and their outputs are cached under a byte budget. The

@@ -419,7 +419,7 @@ def _run_through(staged: StagedPass[Result]) -> Result:
 def _run_inside(
     staged: StagedPass[Result], context: Callable[[], AbstractContextManager[None]]
 ) -> StagedPass[Result]:
-    """Return a pass that enters a context each time when it is resumed."""
+    """Return a pass that enters a context each time it is resumed."""
     while True:
         with context():
             try:

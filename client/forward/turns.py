@@ -48,7 +48,7 @@ def checked_passes(check: Callable[[], None]) -> Iterator[None]:
 
 
 class Turns:
-    """The turns of one training thread and any number of questions, which go first.
+    """The turns of one training thread and any number of questions; questions go first.
 
     Args:
         before_training: function called before every training pass; it may wait, or raise an error

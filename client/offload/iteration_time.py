@@ -45,8 +45,8 @@ def zero_offload_iteration(stages: StageSeconds) -> float:
 def layerwise_iteration(stages: StageSeconds) -> float:
     """Return the seconds of an iteration under the layer-wise schedule (section 4.2).
 
-    The busiest of accelerator, link and host determines the time. For one layer, transfer and
-    update after the accelerator's work overlap with nothing. The paper's formula has one term for
+    The busiest of accelerator, link and host determines the time. After the accelerator's work,
+    transfer and update of one layer overlap with nothing. The paper's formula has one term for
     this layer's two transfers; here the term is the longer transfer.
     """
     last_layer = max(stages.offload, stages.upload) + stages.update

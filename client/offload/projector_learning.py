@@ -38,7 +38,7 @@ class LearnedProjectors:
 def relative_bias(projectors: ProjectorPair, gradient: Tensor) -> float:
     """Return ‖P·Pᵀ·G·Q·Qᵀ − G‖ / ‖G‖, Frobenius norms; 0 for a gradient of zeros.
 
-    The relative bias is α in the paper's assumption 3. The paper's algorithm 2 differs: it compares
+    The relative bias is α in the paper's assumption 3. The paper's algorithm 2 instead compares
     a squared norm with a norm.
 
     Args:

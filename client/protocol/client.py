@@ -230,8 +230,8 @@ class Client:
     def take_private_rounds(self) -> bool:
         """Take the private rounds due from one state; return whether there were any.
 
-        Nothing is sent. An interruption leaves a ledger of whole rounds, and the next call
-        continues from it.
+        Nothing is sent. An interruption leaves a ledger of complete rounds, and the next call
+        continues from that ledger.
 
         Raises:
             TrainingError, ReplayError, LedgerError: as in `Personalizer.take_next`.

@@ -119,7 +119,7 @@ class JoinedRuns:
 
 
 def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
-    """Return the data settings of a device's latest run; without a run, those of the device.
+    """Return the data settings of a device's latest run; without a run, the settings of the device.
 
     Args:
         folder: folder of the client.

@@ -290,7 +290,7 @@ class MaskingClient:
         return neighbours
 
     def _keep_shares(self, frame: bytes) -> bytes:
-        """Store the neighbours' sealed shares for this client; they are decrypted on request."""
+        """Store the neighbours' sealed shares for this client; the shares are decrypted later."""
         shares = SealedShares.decode(frame)
         state = self._state_of(shares.token)
         if state.received == frame:

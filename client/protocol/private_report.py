@@ -32,7 +32,7 @@ def make_private(
         privacy: the run's differential privacy.
 
     Raises:
-        FrameError: if only one of instruction and run has an adaptive clip.
+        FrameError: if either the instruction or the run has an adaptive clip, but not both.
     """
     if privacy.is_adaptive != (instruction.joint_clip > 0):
         raise FrameError("the instruction's clip contradicts the run's settings")

@@ -69,7 +69,7 @@ def take_scenario(file: Path, client_folder: Path) -> list[str]:
 
 
 def describe_scenarios(client_folder: Path) -> list[str]:
-    """Describe a client's signed scenarios, and the last request that none of them allows.
+    """Return lines about a client's signed scenarios and the last request that none allows.
 
     Raises:
         ScenarioError: if the scenarios cannot be read.
@@ -140,7 +140,7 @@ class ScenarioFolder:
             ) from error
 
     def read_all(self) -> list[SignedScenario] | None:
-        """Return the signed scenarios; None if there was never one, so that the server decides.
+        """Return the signed scenarios; None if there was never a scenario, so that the server decides.
 
         Raises:
             ScenarioError: if a scenario is damaged or signed by another operator. The client then

@@ -1,6 +1,6 @@
 """The space of all parameters of the base model (MeZO, algorithm 1); tied weights count once.
 
-By default θ is a separate float32 copy. The network's parameters are θ or a perturbation of it,
+By default θ is a separate float32 copy. The network's parameters are θ or a perturbation of θ,
 rounded to their type. Perturbing and restoring therefore leaves no error, and with half-precision
 weights θ keeps updates that are smaller than a weight's last bit. Without the copy, θ is the
 network's parameters themselves, as in MeZO. Training then needs only the memory of inference, but

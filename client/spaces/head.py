@@ -1,7 +1,7 @@
 """The space of a model's head, which maps the last hidden state to the vocabulary.
 
 Head tuning (Malladi et al. 2023, appendix E.4): only the projection to the vocabulary is trained.
-If it is tied to the word embeddings, the embeddings do not change.
+If this projection is tied to the word embeddings, the embeddings do not change.
 """
 
 from typing import Any

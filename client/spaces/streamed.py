@@ -45,8 +45,8 @@ class StreamedFullSpace(Space):
         base: model with placeholders in its blocks and no stream attached.
         store: store of the initial blocks; from now on it contains the θ of the blocks.
         backend: backend that draws directions.
-        keep_copy: as in `FullSpace`: whether to keep θ in float32 beside the perturbed weights;
-            otherwise θ itself is perturbed and restored.
+        keep_copy: whether to keep θ in float32 in addition to the perturbed weights, as in
+            `FullSpace`. Otherwise θ itself is perturbed and restored.
         deferred: whether to apply a step's update to a block when it is next loaded, instead of to
             all blocks at once.
         distribution: distribution of the directions.

@@ -1,7 +1,7 @@
 """Stores of a model's blocks: files on disk, or the host's memory.
 
 A store provides a host buffer for each block, fills it with the block, and writes a changed block
-back. A checkpoint's files are read-only; training changes a copy of them.
+back. A checkpoint's files are read-only; training changes a copy of these files.
 """
 
 import os

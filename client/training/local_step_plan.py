@@ -36,7 +36,7 @@ def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) ->
 
     The labels take turns. With mixed batches, the frequencies of the client's labels would dominate
     its projected gradients. If a label has fewer examples than a batch, its projected gradients are
-    scaled down. Without examples they are zero.
+    scaled down. Without examples of the label, they are zero.
 
     Args:
         instruction: instruction of the round.
@@ -208,7 +208,7 @@ def _with_curvature(
 
 
 class InterruptedSteps(Generic[_Progress]):
-    """Finished steps of a client's interrupted round, kept in memory until it continues.
+    """Finished steps of a client's interrupted round, kept in memory until the round continues.
 
     An exception between two forward passes interrupts a round. Earlier steps are not repeated if
     the same round starts again with the same examples.

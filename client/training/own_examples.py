@@ -1,8 +1,8 @@
 """Learned examples: the examples that a client's owner has taught it, in the client's folder.
 
 The file has one JSON object per line. A line is on the disk before it is acknowledged. Several
-processes may add and delete lines; a lock file admits one at a time. Only the owner may read the
-file, and the file never leaves the device.
+processes may add and delete lines; a lock file admits one process at a time. Only the owner may
+read the file, and the file never leaves the device.
 """
 
 import hashlib
