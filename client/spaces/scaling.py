@@ -73,7 +73,7 @@ def scaling_by(plan: ScalingPlan | None, d: NDArray[np.float32] | None) -> Scali
 
 
 class ParameterGroups:
-    """The groups of a space's elements: one group per layer, one for the embeddings, one for the head.
+    """The groups of a space's elements: one per layer, one for embeddings and one for the head.
 
     The first number in a tensor's name is its layer. Tensors without a number belong to the
     embeddings if ``emb``, ``wte`` or ``wpe`` is in their names, otherwise to the head.

@@ -138,7 +138,7 @@ def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
 def _choose_reading(
     locations: list[dict[str, TensorLocation]], packed: list[PackedBlock]
 ) -> ReadRange:
-    """Return `read_directly` if memory cannot hold the blocks and the disk supports direct reads."""
+    """Return `read_directly` if the disk supports it and memory cannot hold all blocks."""
     if sum(block.bytes for block in packed) <= free_memory() * HELD_SHARE:
         return read
     file = next(iter(locations[0].values())).file
