@@ -85,7 +85,7 @@ class RepresentationStore:
             return split
 
     def whole(self, prompts: Sequence[Prompt]) -> SplitRows | None:
-        """Return the split whose tuple `prompts` is the given object; None if there is none."""
+        """Return the split whose tuple `prompts` is the given object; None without such a split."""
         with self._lock:
             split = self._by_sequence.get(id(prompts))
         return split if split is not None and split.prompts is prompts else None

@@ -174,7 +174,7 @@ class ZerothOrder:
         return estimate.mean_loss
 
     def _find_d(self) -> NDArray[np.float32] | None:
-        """Return d of the next step, computed if due; None without D."""
+        """Return d of the next step, and compute d if the plan requires it; None without D."""
         space = self._space
         settings = self._setup.settings
         if space.scaling_plan is None or not space.scaling_plan.finds_anew(self.steps):
