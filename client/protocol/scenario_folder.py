@@ -140,7 +140,7 @@ class ScenarioFolder:
             ) from error
 
     def read_all(self) -> list[SignedScenario] | None:
-        """Return the signed scenarios; None if the client never had any, so that the server decides.
+        """Return the signed scenarios; None if there were never any, so that the server decides.
 
         Raises:
             ScenarioError: if a scenario is damaged or signed by another operator. The client then
