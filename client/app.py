@@ -1,8 +1,8 @@
-"""The ClientApp: turns a message into a task, and returns the reply as a message.
+"""The ClientApp, which turns a message into a task and returns the reply as a message.
 
 In a simulation the client runs in this process, and its sessions are stored in Flower's context, in
-memory. For a live client, a resident trainer holds model and sessions, and this app forwards
-messages to its socket, because Flower may start the app anew for every message.
+memory. For a live client, a resident trainer holds model and sessions, because Flower may start the
+app again for every message. The app then forwards messages to the trainer's socket.
 """
 
 import json
@@ -65,14 +65,15 @@ def task_of(
                 personal=personal,
                 shares=shares if isinstance(shares, bytes) else b"",
             )
-    raise FrameError("the message holds no frame; the server is not a Samara server")
+    raise FrameError("the message holds no frame; connect to a Samara server")
 
 
 def _answering(kind: TaskKind, personal: bool = False) -> Callable[[Message, Context], Message]:
     """Return the function that answers the messages of one kind.
 
-    If the resident trainer cannot be reached, client and round are unknown, and a refusal must name
-    them. The reply is then an error of Flower, which contains no text either.
+    A refusal must name client and round, which are unknown if the resident trainer cannot be
+    reached. The reply is then an error of Flower. Like a refusal, it does not contain the error's
+    text.
     """
 
     def answer(message: Message, context: Context) -> Message:

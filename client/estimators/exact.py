@@ -21,7 +21,7 @@ def exact_estimator(
         seeds: uint64 [q], seeds of the directions.
         batch: int64 [B], indices of the examples.
         epsilon: size ε > 0 of the perturbations for the curvature.
-        curvature: also estimate the curvature, from losses as in `prge_estimator`.
+        curvature: whether to estimate the curvature too, from losses as in `prge_estimator`.
 
     Yields:
         A request for the exact derivatives; its answer is float64 [1 + q], L₀ and z·∇L of every
@@ -33,7 +33,7 @@ def exact_estimator(
     unperturbed, *derivatives = yield LossRequest(seeds, epsilon, batch, exact=True)
     gradients = np.array(derivatives).astype(np.float32)
     measured = None
-    if curvature:  # L₀ again, because a second difference needs three losses with the same rounding
+    if curvature:  # L₀ is requested again, because three losses of a difference must round alike
         measured = (yield from prge_estimator(seeds, batch, epsilon, True)).curvature
     return GradientEstimate(gradients, float(unperturbed), measured)
 
@@ -50,7 +50,7 @@ def mezo_exact_estimator(
         seeds: uint64 [n], seeds of the directions.
         batches: int64 [n, B], indices of the examples of every direction.
         epsilon: size ε of the perturbations for the curvature.
-        curvature: also estimate the curvature.
+        curvature: whether to estimate the curvature too.
 
     Yields:
         The requests of `exact_estimator` for every direction.

@@ -31,12 +31,12 @@ def mezo_estimator(
         seeds: uint64 [n], seeds of the directions.
         batches: int64 [n, B], indices of the examples of every direction.
         epsilon: size ε > 0 of the perturbations.
-        curvature: also estimate the curvature, which takes the unperturbed loss on every batch.
+        curvature: whether to estimate the curvature too, from the unperturbed loss on every batch.
 
     Yields:
         A request for every direction; its answer is the losses float64 [2], + first, then −. If the
-        curvature is requested, a request for the unperturbed loss follows each; its answer is
-        float64 [1].
+        curvature is requested, a request for the unperturbed loss follows each request; its answer
+        is float64 [1].
 
     Returns:
         The n projected gradients.
@@ -71,7 +71,8 @@ def one_point_estimator(
         seeds: uint64 [n], seeds of the directions.
         batches: int64 [n, B], indices of the examples of every direction.
         epsilon: size ε > 0 of the perturbations.
-        previous: l, the mean loss of the previous step; None in the first step, which uses its own.
+        previous: l, the mean loss of the previous step; None in the first step, which uses its own
+            mean loss.
 
     Yields:
         A request for every direction; its answer is one loss, float64 [1].

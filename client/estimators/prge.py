@@ -1,9 +1,9 @@
 """P-RGE: the projected gradients of q directions on one mini-batch (P-RGE, section 3).
 
 For every query i, g_i = (L(B + ε·z_i) − L(B − ε·z_i)) / 2ε. With forward differences, g_i =
-(L(B + ε·z_i) − L(B)) / ε (Ghadimi and Lan, 2013). They need q + 1 losses instead of 2·q, and have
-an error of ε/2 times the curvature along z_i. An estimator only requests losses. The forward engine
-decides how to group their rows into forward passes.
+(L(B + ε·z_i) − L(B)) / ε (Ghadimi and Lan, 2013). Forward differences need q + 1 losses instead
+of 2·q, and have an error of ε/2 times the curvature along z_i. An estimator only requests losses.
+The forward engine decides how to group their rows into forward passes.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -74,12 +74,12 @@ def prge_estimator(
         seeds: uint64 [q], seeds of the directions.
         batch: int64 [B], indices of the examples.
         epsilon: size ε > 0 of the perturbations.
-        curvature: also estimate the curvature, which takes both signs and the unperturbed loss.
+        curvature: whether to estimate the curvature too, from both signs and the unperturbed loss.
         differences: central or forward; the curvature always takes central differences.
 
     Yields:
         A request for all directions; its answer is the losses float64 [2q], + first, then −, or [q]
-        if only + is requested. The unperturbed loss follows them if it is needed.
+        if only + is requested. The unperturbed loss follows these losses if needed.
 
     Returns:
         The q projected gradients.
@@ -107,8 +107,8 @@ def run_estimator(
     Args:
         estimator: a generator that has not been started.
         losses_of: function that returns a request's losses, float64 [signs · q] in the order of the
-            request's signs. For a request that also includes the unperturbed loss it is called a
-            second time without seeds, and returns float64 [1].
+            request's signs. For a request that also includes the unperturbed loss, the function is
+            called a second time without seeds, and returns float64 [1].
     """
 
     def answers(requests: Sequence[LossRequest]) -> list[NDArray[np.float64]]:

@@ -29,7 +29,7 @@ def answer_losses(
         perturbations: P perturbations of one client, each decoded separately.
         prompts: n prompts without answers.
         accepted: accepted answers of every prompt.
-        micro_batch: maximum number of examples in a pass; 0 puts all examples into one pass.
+        micro_batch: maximum number of examples in a pass; 0 for no limit.
 
     Returns:
         float32 [P].

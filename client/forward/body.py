@@ -1,4 +1,4 @@
-"""A model's body under several perturbations, with shared computation where they are equal.
+"""A model's body under several perturbations, which share computations with equal results.
 
 Blocks below the lowest adapter (the trunk) give the same output under every perturbation. They run
 once per example, on that example alone, and their outputs are cached under a byte budget. The
@@ -67,7 +67,7 @@ class PerturbedBody(ProvenBody):
             self._way = self._known_way(packs)
 
     def _prepare(self, way: Way, packs: bool) -> None:
-        """Choose how to treat the body's parts for a given way of computing it."""
+        """Choose the treatment of the body's parts for a given way to compute the body."""
         by_block = way is Way.BY_BLOCK
         self._way = way
         if by_block:
@@ -146,7 +146,7 @@ class PerturbedBody(ProvenBody):
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
 
     def _caching_is_exact(self) -> bool:
-        """Return whether a pass from a cache gives the same states as one over the whole text."""
+        """Return whether a pass from a cache gives the states of a pass over the whole text."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
         try:
@@ -297,8 +297,8 @@ class PerturbedBody(ProvenBody):
     ) -> int:
         """Return the number of copies of each row before the last block, one per perturbation.
 
-        If perturbations differ only after the attention of that block, only the rows that are read
-        are repeated, after the attention.
+        If perturbations differ only after the attention of the last block, rows are repeated after
+        the attention, and only rows that are read.
         """
         return 1 if self._repeats_late and supervised is not None else perturbations
 
@@ -306,7 +306,7 @@ class PerturbedBody(ProvenBody):
     def _last_block_at(
         self, supervised: Sequence[Sequence[int]], perturbations: int, rows: Rows
     ) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Make the parts of the last block that need only supervised positions compute only these.
+        """Limit parts of the last block that need only supervised positions to these positions.
 
         Yields:
             A function that selects these positions in the block's input.
@@ -342,7 +342,7 @@ class PerturbedBody(ProvenBody):
         return whole
 
     def _known_full_input_parts(self) -> list[nn.Module] | None:
-        """Return the result of `_find_full_input_parts`, which is cached."""
+        """Return the cached result of `_find_full_input_parts`."""
         block = self._blocks[-1]
 
         def names() -> list[str] | None:

@@ -1,10 +1,15 @@
 """Groupings of a step's rows into forward passes over the frozen weights (P-RGE, section 3).
 
-A step scores B examples under 2·q perturbations. `sequential` runs 2·q passes of B rows; `inner`
-puts both signs of a query into one pass; `outer` puts all queries of a sign into one pass; `both`
-runs one pass of 2·q·B rows. E = q·B is the effective batch size of P-RGE: steps of equal E cost the
-same. A pass can be divided further into micro-batches of examples. All groupings give the same
-projected gradients up to rounding. The fastest grouping depends on the device and the shapes.
+A step scores B examples under 2·q perturbations: both signs of q queries. The groupings are:
+
+- `sequential`: 2·q passes of B rows
+- `inner`: q passes, each with both signs of a query
+- `outer`: 2 passes, each with all queries of a sign
+- `both`: one pass of 2·q·B rows
+
+E = q·B is the effective batch size of P-RGE: steps of equal E cost the same. A pass can be divided
+further into micro-batches of examples. All groupings give the same projected gradients up to
+rounding. The fastest grouping depends on the device and the shapes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +35,7 @@ class Schedule:
 
     Attributes:
         grouping: rule for the perturbations that share a pass.
-        micro_batch: maximum number of examples in a pass; 0 puts all examples of the step into one.
+        micro_batch: maximum number of examples in a pass; 0 for no limit.
     """
 
     grouping: Grouping = "both"
@@ -74,7 +79,7 @@ def distinct_groupings(queries: int) -> tuple[Grouping, ...]:
 
 
 def find_largest_micro_batch(peak_bytes: Callable[[int], int], budget: int, most: int) -> int:
-    """Find the largest micro-batch whose pass fits a byte budget, by measured passes.
+    """Return the largest micro-batch whose measured pass fits into a byte budget.
 
     Memory grows at most in proportion to the examples in a pass, so a measured pass bounds larger
     passes. Only the first measured pass, with one example, may exceed the budget.
@@ -85,7 +90,7 @@ def find_largest_micro_batch(peak_bytes: Callable[[int], int], budget: int, most
         most: number of examples in a step.
 
     Returns:
-        The number of examples; 0 if not even one fits.
+        The number of examples; 0 if not even one example fits.
     """
     fitting, candidate = 0, 1
     while (peak := peak_bytes(candidate)) <= budget:

@@ -3,7 +3,7 @@
 Attention is the last part of a model that mixes positions. Its output, and the sums and norms that
 follow, are needed only at the positions that are read. A block adds the output of attention to the
 block's input, so the input is reduced to the same positions. The parts that receive this input
-directly still see all of it.
+directly still receive it at all positions.
 """
 
 from collections.abc import Callable, Iterator

@@ -39,15 +39,15 @@ class Way(Enum):
 
     BY_BLOCK = "rows are repeated at the first adapted block, and read positions selected"
     WHOLE = "rows are repeated before the model"
-    BY_LENGTH = "rows are repeated before the model, and those of one length run at a time"
+    BY_LENGTH = "rows are repeated before the model, and rows of one length run at a time"
 
 
 class _FirstBlockDoneError(Exception):
-    """Ends a pass early once the first block's output is known."""
+    """Exception that ends a pass after the first block."""
 
 
 class ProvenBody(ABC):
-    """A body of blocks, computed in the first way whose output equals the network's."""
+    """A body of blocks, computed in the first way whose output equals the network's output."""
 
     ways, remedy = tuple(Way), ""
 
@@ -59,14 +59,14 @@ class ProvenBody(ABC):
 
     @abstractmethod
     def _prepare(self, way: Way, packs: bool) -> None:
-        """Choose how to treat the body's parts for a given way of computing it."""
+        """Choose the treatment of the body's parts for a given way to compute the body."""
 
     @abstractmethod
     def _hidden_states(self, rows: Rows) -> Tensor:
         """Return the body's output for unmodified rows."""
 
     def _known_way(self, packs: bool) -> Way:
-        """Return the way to compute this model, prepared; the search for it runs once."""
+        """Return the way to compute this model, and prepare the body; the search runs only once."""
         key = type(self), self._first_block, self._cache is None, self._kinds()
         verdicts = self._base.verdicts
         if key not in verdicts:
@@ -88,7 +88,7 @@ class ProvenBody(ABC):
         return found
 
     def _find_way(self, packs: bool) -> Way:
-        """Find the first way in which the body's output equals the network's.
+        """Return the first way in which the body's output equals the network's output.
 
         Raises:
             ModelError: if there is no such way.
@@ -125,7 +125,7 @@ class ProvenBody(ABC):
     def _difference(
         self, sequences: Sequence[Ids], expected: Sequence[Tensor], pair: PerturbedPair | None
     ) -> str:
-        """Describe how the body's output differs from the network's; empty if it does not.
+        """Return the reason why the outputs of body and network differ; empty if they are equal.
 
         Args:
             sequences: sequences of different lengths.
@@ -133,7 +133,7 @@ class ProvenBody(ABC):
             pair: two perturbations of the adapters; None without adapters.
         """
         neighbours = (
-            "what it computes of a text depends on the texts beside it, or on their padding"
+            "its output for a text depends on the other texts of the pass, or on their padding"
         )
         if not self._gives(sequences, [expected, expected], None):
             return neighbours
@@ -148,7 +148,7 @@ class ProvenBody(ABC):
             with pair.adapter.using(pair.both):
                 if not self._gives(sequences[:2], pair.hidden, read and read[:2]):
                     return (
-                        "adapters that differ by row reach other rows; set adapter.layers = "
+                        "the adapters of a row also change other rows; set adapter.layers = "
                         "readout, or choose another model"
                     )
         return ""
@@ -190,7 +190,7 @@ class ProvenBody(ABC):
         """Run the pass that `_gives` checks, and return its hidden states."""
 
     def _find_position_wise(self) -> list[nn.Module]:
-        """Return the last block's parts that need only supervised positions, cached."""
+        """Return the last block's parts that need only supervised positions, searched for once."""
 
         def run() -> Tensor:
             with self._skipping_blocks(0, len(self._blocks) - 1):
@@ -226,7 +226,7 @@ class ProvenBody(ABC):
         return (hidden, *others) if self._outputs_of_block else hidden
 
     def _difference_from_a_chain(self) -> str:
-        """Describe how the blocks deviate from a simple chain; empty if they do not."""
+        """Return the reason why the blocks are not a simple chain; empty if they are one."""
         self._outputs_of_block = self._count_block_outputs()
         ran: list[int] = []
         given: list[Tensor] = []
@@ -247,7 +247,7 @@ class ProvenBody(ABC):
             self._hidden_states(self._probe())
         if ran == list(range(len(self._blocks))) and len(given) == len(ran):
             return ""
-        return "its blocks run more than once, or something is computed between them"
+        return "its blocks run more than once, or the model computes something between them"
 
     @contextmanager
     def _one_block_of_each_kind(self) -> Iterator[None]:
@@ -281,7 +281,7 @@ class ProvenBody(ABC):
 
 
 def _kind(block: nn.Module) -> list[object]:
-    """Return the types and settings of a block's modules; blocks of one kind have equal ones."""
+    """Return the types and settings of a block's modules, equal for all blocks of one kind."""
     return [
         (
             type(module),

@@ -118,7 +118,7 @@ class ReadoutForward:
         return self._readout.texts_to_measure()
 
     def run_pass(self, prompts: Sequence[Prompt]) -> None:
-        """Run the model once over prompts for a measurement, discarding the results."""
+        """Run the model once over prompts for a measurement, and discard the results."""
         run_base(self._engine, prompts, 0)
 
     @torch.inference_mode()
@@ -156,7 +156,7 @@ class ReadoutForward:
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> NDArray[np.float32]:
-        """Return the scores of prompts outside the data; see `ResidentForward`."""
+        """Return the scores of prompts outside the data; see `ResidentForward.score_question`."""
         damping = self._readout.load_damping()
         raw = self._engine.score_question(empty_adapter()[1], prompts)
         numbers = torch.from_numpy(raw).to(damping.mean.device)
@@ -202,7 +202,7 @@ class ReadoutForward:
             prompts: C · n prompts, client by client.
             labels: int64 [C, n].
             micro_batch: ignored, because there are no forward passes to divide.
-            is_profiled: whether to use `profiled_cross_entropy` instead.
+            is_profiled: whether the loss is `profiled_cross_entropy` instead.
 
         Returns:
             Losses, float64 [C], and their gradients, float64 [C, d].
@@ -257,7 +257,7 @@ class ReadoutForward:
         numbers = torch.empty(
             len(prompts), self._labels + len(damping.mean), device=damping.mean.device
         )
-        # the longest first, so that later passes fit into the memory of its passes
+        # the longest first, so that later passes reuse the memory of earlier ones
         for start in reversed(range(0, len(prompts), UNIT)):
             chosen = order[start : start + UNIT]
             raw = self._raw([prompts[index] for index in chosen]).to(numbers.device)
@@ -307,7 +307,7 @@ def make_readout(
 
     Args:
         base: the model.
-        task: task; prompts of its form with random tokens measure the damping.
+        task: task whose prompts, filled with random tokens, serve to measure the damping.
         scorer: scorer of the model's family.
         damping: value of ``adapter.damping``.
         tokenize: function that turns an example into a prompt.

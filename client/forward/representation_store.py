@@ -50,7 +50,7 @@ class RepresentationStore:
 
     Args:
         limit: maximum size in memory, in bytes; the latest split always stays.
-        disk: cache on disk, if any, of unmodified scores and representations.
+        disk: cache on disk of scores and undamped representations; None without a cache.
     """
 
     def __init__(self, limit: int, disk: DiskCache | None = None) -> None:
@@ -66,8 +66,8 @@ class RepresentationStore:
 
         Args:
             prompts: the examples.
-            lasting: whether this split also serves those of its examples that another split
-                contains, from now on.
+            lasting: whether later requests for an example that several splits contain use this
+                split.
         """
         ids = tuple(map(id, prompts))
         with self._lock:
@@ -85,7 +85,7 @@ class RepresentationStore:
             return split
 
     def whole(self, prompts: Sequence[Prompt]) -> SplitRows | None:
-        """Return the split whose tuple `prompts` is the given object; None if there is none."""
+        """Return the split whose tuple `prompts` is the given object; None without such a split."""
         with self._lock:
             split = self._by_sequence.get(id(prompts))
         return split if split is not None and split.prompts is prompts else None
@@ -128,7 +128,7 @@ class RepresentationStore:
         division: Division,
         compute: Callable[[Sequence[Prompt]], Tensor],
     ) -> Tensor:
-        """Return a split's numbers; compute them if memory has none of the same division."""
+        """Return a split's numbers; compute them unless memory has them for the same division."""
         with split.computing:
             numbers = split.numbers
             if numbers is None or split.division != division:

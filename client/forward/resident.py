@@ -100,7 +100,7 @@ class ResidentForward:
         self.passes += perturbations.count * len(prompts)
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        # the longest first, so that later passes fit into the memory of its pass
+        # the longest first, so that later passes reuse the memory of the first
         micro_batches = reversed(list(_micro_batches(prompts, clients, schedule.micro_batch)))
         batches = [
             PassBatch(indices, group, chosen, [prompts[index] for index in chosen], whole)
@@ -160,7 +160,7 @@ class ResidentForward:
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
             prompts: n prompts of a generation task, without answers.
-            micro_batch: maximum number of examples in a pass; 0 puts all into one.
+            micro_batch: maximum number of examples in a pass; 0 for no limit.
 
         Returns:
             n texts, each without its final stop text.
@@ -247,7 +247,7 @@ class ResidentForward:
     ) -> NDArray[np.float32]:
         """Return the scores of prompts outside the data, in one forward pass.
 
-        Nothing about them is stored, in memory or on disk, and they do not count as passes.
+        Nothing about the prompts is stored in memory or on disk. They do not count as passes.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
@@ -317,15 +317,15 @@ class ResidentForward:
         """Return the mean cross-entropy of each client's prompts and its gradient.
 
         Each micro-batch takes one forward and one backward pass. A profiled loss has one shift for
-        all of a client's examples, so all their scores are computed before, in passes without
+        all of a client's examples. Their scores are therefore computed first, in passes without
         gradients.
 
         Args:
             center: unperturbed adapters of C clients.
             prompts: C · n prompts, client by client.
             labels: int64 [C, n].
-            micro_batch: maximum number of a client's examples in a pass; 0 puts all into one.
-            is_profiled: whether to use `profiled_cross_entropy` instead.
+            micro_batch: maximum number of a client's examples in a pass; 0 for no limit.
+            is_profiled: whether the loss is `profiled_cross_entropy` instead.
 
         Returns:
             Losses, float64 [C], and their gradients, float64 [C, d]; the passes' float32 gradients

@@ -1,8 +1,8 @@
 """The rows of a forward pass: token sequences padded to one length, or packed.
 
-When packed, several short sequences share a row, which reduces padding. Each sequence's positions
-start at 0, and its tokens attend only to the same sequence: `transformers` builds the
-block-diagonal mask from positions that restart. So a sequence's hidden states are the same as in a
+In packed rows, several short sequences share a row, which reduces padding. The positions of each
+sequence start at 0. From these positions `transformers` builds a block-diagonal mask, so tokens
+attend only to their own sequence. A sequence's hidden states are therefore the same as in a
 separate row, up to rounding.
 """
 
@@ -58,7 +58,7 @@ class Rows:
 
     Attributes:
         ids: token ids, int64 [R, S], padded on the right; S is the length of the longest sequence.
-        inputs: the body's other inputs by name.
+        inputs: all other inputs of the body by name.
         places: place of each sequence.
     """
 
@@ -81,7 +81,7 @@ class Rows:
         lengths = [len(sequence) for sequence in sequences]
         if max(lengths) > base.context:
             raise ModelError(
-                f"{base.folder}: a sequence has {max(lengths)} tokens and the model reads at most "
+                f"{base.folder}: a sequence has {max(lengths)} tokens, but the model reads at most "
                 f"{base.context}; lower model.max-length"
             )
         own = [Place(row, 0) for row in range(len(sequences))]
@@ -89,7 +89,7 @@ class Rows:
         count = 1 + max(place.row for place in places)
         if count == len(sequences):
             places = own
-        # numpy takes a tenth of torch's time for such small tensors
+        # for such small tensors, numpy takes a tenth of the time that torch takes
         ids = np.full((count, max(lengths)), base.padding, np.int64)
         is_packed = count < len(sequences)
         of_tokens = np.arange(max(lengths)) if is_packed else np.ones(max(lengths), np.int64)
@@ -107,7 +107,7 @@ class Rows:
         )
 
     def repeat(self, times: int) -> "Rows":
-        """Return several copies of all rows, copy after copy."""
+        """Return several copies of all rows: the first copy of every row, then the second, …."""
         inputs = {name: value.repeat(times, 1) for name, value in self.inputs.items()}
         return replace(self, ids=self.ids.repeat(times, 1), inputs=inputs)
 

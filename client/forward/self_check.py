@@ -3,9 +3,8 @@
 A few short sequences go through the unmodified network, one at a time. The same sequences go
 together through a `PerturbedBody`: padded, with repeated rows, and with perturbed adapters if there
 are any. If the results differ, the next way to compute the body is tried
-(`samara.client.forward.proven_body`).
-The check also finds a model that does not match its family, and a head that cannot be applied
-separately.
+(`samara.client.forward.proven_body`). The check also finds models that do not match their family,
+and heads that cannot be applied separately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ TOKENS = 7
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
 """Largest accepted norm of a difference, relative to the norm of the expected tensor."""
 _VISIBLE = 0.02
-"""Relative norm of an adapter's effect that rounding cannot hide."""
+"""Smallest relative norm of an adapter's effect that rounding cannot hide."""
 _MAGNITUDES = 0.1, 1.0, 10.0
 """Magnitudes of the adapters' values, tried until their effect is visible."""
 _HEAD = "head"
@@ -37,7 +36,7 @@ _HEAD = "head"
 
 
 class _BodyDoneError(Exception):
-    """Ends a forward pass before the model's head."""
+    """Exception that ends a forward pass before the model's head."""
 
 
 class PerturbedPair(NamedTuple):
@@ -58,7 +57,7 @@ def reason_from(function: Callable[[], str]) -> str:
     """Return the reason that a function returns, or the text of the error that it raises.
 
     Models of transformers may raise any error for inputs in an unexpected form. Samara's errors and
-    errors of too little memory are raised again.
+    out-of-memory errors are raised again.
     """
     try:
         return function()
@@ -67,8 +66,9 @@ def reason_from(function: Callable[[], str]) -> str:
     except Exception as error:
         if str(error).endswith("has no attribute 'weight'"):
             return (
-                "it reads the weight of a layer itself, which can be neither adapted nor "
-                "quantized; set adapter.projections to other layers, and model.quantization = none"
+                "it reads the weight of a layer without calling the layer, so the layer can be "
+                "neither adapted nor quantized; set adapter.projections to other layers, and "
+                "model.quantization = none"
             )
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
 
@@ -92,16 +92,16 @@ def probe_sequences(base: BaseModel) -> tuple[Ids, Ids, Ids]:
 
 
 def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
-    """Return the hidden states of the network's own pass over one sequence, [S, hidden]."""
+    """Return the hidden states of one sequence in the unmodified network, [S, hidden]."""
     with _recording(base.body) as recorded, suppress(_BodyDoneError):
         _run_network(base, sequence)
     return _hidden(base, recorded)
 
 
 def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
-    """Describe how a network's head deviates from its family; empty if it does not.
+    """Return the reason why a network's head does not match its family; empty if it matches.
 
-    The result is stored, so a model is checked once.
+    A match is stored, so a model is checked once.
 
     Args:
         base: the model.
@@ -111,23 +111,23 @@ def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
         return ""
     if not all(states.isfinite().all() for states in expected):
         return (
-            "it computes numbers that are not finite; its weights are damaged, or too large for "
-            "model.dtype: download them again, or set model.dtype = float32"
+            "it computes numbers that are not finite, because its weights are damaged or too large "
+            "for model.dtype; download the weights again, or set model.dtype = float32"
         )
     hidden, of_beginning, _ = expected
     output = _run_network(base, probe_sequences(base)[0])
     if base.family == "encoder":
         if not are_equal(base, output.last_hidden_state[0], hidden):
-            return "its output is not that of the text model inside it; choose another model"
+            return "its output differs from the output of its text model; choose another model"
     elif not are_equal(base, torch.cat(list(tiled_logits(base, hidden))), output.logits[0]):
         return (
-            "its head computes with more than the last hidden states of its text model; choose "
-            "another model, or name its body in config.json, as architectures"
+            "its head uses more than the last hidden states of its text model; choose "
+            "another model, or set architectures in config.json to the class of its body"
         )
     if base.family == "causal" and not are_equal(base, of_beginning, hidden[: len(of_beginning)]):
         return (
-            "it reads a text in both directions, which a causal LM does not; name its masked LM or "
-            "its body in config.json, as architectures"
+            "it reads a text in both directions, unlike a causal LM; set architectures in "
+            "config.json to the class of its masked LM or of its body"
         )
     base.verdicts[_HEAD] = True
     return ""
@@ -165,10 +165,12 @@ def _recording(body: nn.Module) -> Iterator[list[Tensor]]:
 
 def _hidden(base: BaseModel, recorded: Sequence[Tensor]) -> Tensor:
     if not recorded:
-        raise ValueError("its head does not call the text model that was found")
+        raise ValueError("its head does not call its text model")
     (hidden,) = recorded
     if hidden.ndim != 3 or hidden.shape[2] != base.hidden_size:
-        raise ValueError(f"its output is {list(hidden.shape)}, not {base.hidden_size} per token")
+        raise ValueError(
+            f"its output has shape {list(hidden.shape)}, not {base.hidden_size} per token"
+        )
     return hidden[0]
 
 
@@ -183,7 +185,7 @@ def perturbed_pair(
         unchanged: hidden states of each sequence without adapters.
 
     Returns:
-        None if the model has no adapters.
+        The perturbations and the hidden states; None if the model has no adapters.
 
     Raises:
         ModelError: if the output does not depend on the adapters.

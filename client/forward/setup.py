@@ -21,8 +21,10 @@ EVALUATION_MICRO_BATCH = 16
 """Number of examples in a forward pass of an evaluation."""
 
 ForwardEngine = ResidentForward | ReadoutForward
-"""An engine that scores prompts under perturbations; `ReadoutForward` runs the model only once per
-example."""
+"""An engine that scores prompts under perturbations.
+
+`ReadoutForward` runs the model only once per example.
+"""
 
 
 def make_scorer(base: BaseModel, task: Task, max_length: int, compares: bool = False) -> Scorer:
@@ -32,8 +34,8 @@ def make_scorer(base: BaseModel, task: Task, max_length: int, compares: bool = F
         base: the model.
         task: the task.
         max_length: maximum number of tokens in a sequence.
-        compares: whether a row's scores are only compared with each other. Then a language model's
-            head is needed only for the label words.
+        compares: whether a row's scores are only compared with each other. A language model's head
+            is then computed only for the label words.
 
     Raises:
         SamaraError: if the model cannot answer the task.
@@ -65,8 +67,8 @@ def make_forward(
         adapter: the adapter.
         cache: cache of the outputs of the layers below the adapters.
         parameters: parameters of a streamed model that are perturbed in place.
-        store: store of representations for an adapter that is only a readout; by default it keeps
-            the latest split.
+        store: store of representations for an adapter that is only a readout. The default store
+            keeps the latest split.
         micro_batch: function that returns the maximum number of examples in a pass, for an adapter
             that is only a readout.
     """

@@ -1,10 +1,11 @@
 """The forward engine for streamed blocks: a loaded block computes all passes of a step.
 
-ZO2 (Wang et al., section 4) computes both forwards of a perturbation with a block while it is
-loaded. Here a loaded block computes all passes of a step: every perturbation and micro-batch, 2·q·B
-rows. A pass is divided into stages: the body's work before its blocks, each block, and the work
-after the blocks. All passes finish a stage before any pass begins the next. The stages run the same
-operations on the same shapes as an undivided pass, so the scores have the same bits.
+ZO2 (Wang et al., section 4) computes both forward passes of a perturbation with a block while the
+block is loaded. Here a loaded block computes all passes of a step: every perturbation and
+micro-batch, 2·q·B rows. A pass is divided into stages: the body's work before its blocks, each
+block, and the work after the blocks. All passes finish a stage before any pass begins the next
+stage. The stages run the same operations on the same shapes as an undivided pass, so the scores
+have the same bits.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -33,24 +34,33 @@ from samara.shared.model.readout import Readout
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 BEFORE_BLOCKS = -1
-"""Number of the stage before the blocks; block i is stage i, and one stage follows the blocks."""
+"""Number of the stage before the blocks. Block i is stage i, and one stage follows the blocks."""
 HIDDEN_STATES_BYTES = 128 * 2**20
-"""Largest total size of hidden states, in bytes, of passes computed together."""
+"""Maximum total size of the hidden states of passes that are computed together, in bytes."""
 
 Result = TypeVar("Result")
 StagedPass = Generator[int, None, Result]
-"""A pass in stages: it yields the number of its next stage, computes the stage when resumed, and
-finally returns its result."""
+"""A generator that computes a pass in stages.
+
+It yields the number of its next stage, computes that stage when resumed, and finally returns the
+result of the pass.
+"""
 StageContext = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Context of a stage; it provides a function to call with a pass's index before resuming that
-pass."""
+"""A function that returns the context of a stage.
+
+The context provides a function, which is called with the index of a pass before that pass is
+resumed.
+"""
 
 
 class BlockwiseParameters(Protocol):
     """Parameters that are perturbed in place, one stage of the model at a time."""
 
     def at_stage(self, stage: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Prepare a stage's parameters, and provide a function that perturbs them by index."""
+        """Prepare the parameters of a stage inside the context.
+
+        The context provides a function that applies the perturbation with a given index.
+        """
 
 
 class StreamedBody(PerturbedBody):
@@ -79,7 +89,7 @@ class StreamedBody(PerturbedBody):
         supervised: Sequence[Sequence[int]] | None = None,
         pack: bool = False,
     ) -> StagedPass[Tensor]:
-        """Compute `PerturbedBody.__call__` in stages, with the same arguments."""
+        """Return `PerturbedBody.__call__` with the same arguments as a pass in stages."""
         yield BEFORE_BLOCKS
         rows = self._rows(sequences, supervised, pack)
         trunk, first = None, 0
@@ -134,7 +144,7 @@ class StreamedBody(PerturbedBody):
     def _record_block_calls(
         self, rows: Rows, perturbations: int, trunk: Tensor | None
     ) -> list[tuple[Tensor, Callable[[Tensor], Any]]]:
-        """Record the calls of all blocks in a run of the body in which they return their input.
+        """Record the calls of all blocks in a run of the body whose blocks return their input.
 
         Returns:
             For each block, its input hidden states, and a function that calls the block with other
@@ -190,8 +200,8 @@ class StreamedForward(ResidentForward):
         adapter: adapters in the model.
         scorer: scorer of the model's family.
         body: body of the model.
-        parameters: parameters that are perturbed in place, if any; each perturbation is then a
-            separate pass.
+        parameters: parameters that are perturbed in place, in a separate pass per perturbation;
+            None without such parameters.
         readout: as for `ResidentForward`.
     """
 
@@ -285,8 +295,8 @@ class StreamedForward(ResidentForward):
     ) -> list[NDArray[np.float32]]:
         """Run all passes, ordered by perturbation within a stage, and return their scores.
 
-        By this order a stage's parameters are perturbed exactly once per perturbation. Otherwise
-        rounding errors of repeated perturbing could add up.
+        In this order, each perturbation changes a stage's parameters exactly once. In any other
+        order, rounding errors of repeated changes could add up.
         """
         applied = [int(batch.perturbation_indices[0]) for batch in batches]
         distinct = list(dict.fromkeys(applied))
@@ -409,7 +419,7 @@ def _run_through(staged: StagedPass[Result]) -> Result:
 def _run_inside(
     staged: StagedPass[Result], context: Callable[[], AbstractContextManager[None]]
 ) -> StagedPass[Result]:
-    """Return the pass wrapped so that each resumption enters a context."""
+    """Return a pass that enters a context each time it is resumed."""
     while True:
         with context():
             try:

@@ -1,10 +1,10 @@
 """Computation of the last block only at the positions that are read.
 
 After the last attention no information passes between positions, and only a few positions of a
-prompt are read. So the attention's queries, and the layers after it, need only these positions.
-Keys and values need all positions. Architectures differ in the parts of a block, so the parts are
-found by trial. A part is position-wise if NaN in its input and output at all other positions does
-not reach the position that is read.
+prompt are read. So the queries of the attention and the layers after the attention need only these
+positions. Keys and values need all positions. Architectures differ in the parts of a block, so the
+parts are found by trial. A part is position-wise if the position that is read stays finite when all
+other positions of the part's input and output are NaN.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ Forward = Callable[..., Tensor]
 def find_position_wise_modules(
     block: nn.Module, is_linear: Callable[[nn.Module], bool], run: Callable[[], Tensor]
 ) -> list[nn.Module]:
-    """Find a block's largest parts that need only the positions to be read.
+    """Return the largest parts of a block that need only the positions to be read.
 
     Args:
         block: the last block.
@@ -99,7 +99,9 @@ def _nan_at_other_positions(module: nn.Module) -> Iterator[None]:
     def run(*args: Any, **kwargs: Any) -> Tensor:
         output = forward(*map(with_nan, args), **{k: with_nan(v) for k, v in kwargs.items()})
         if not has_hidden_shape(output, output.shape[:2]):
-            raise TypeError("a part whose output is not hidden states is not position-wise")
+            raise TypeError(
+                "a part is position-wise only if its output has the shape of hidden states"
+            )
         result: Tensor = with_nan(output)
         return result
 

@@ -1,8 +1,8 @@
 """Caches of the trunk's outputs between passes, steps and runs, under a byte budget.
 
 The outputs of the layers below the adapters are equal under all perturbations and never change. A
-cache in memory stores them exactly. A cache on disk stores them in half precision. It also rounds
-outputs that were just computed, so that results do not depend on the content of the cache.
+cache in memory stores outputs exactly. A cache on disk stores outputs in half precision. It also
+rounds newly computed outputs, so that results do not depend on the content of the cache.
 """
 
 import os
@@ -40,7 +40,7 @@ class TrunkCache(ABC):
             return self._get(ids)
 
     def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Add an output, and return it rounded, as `get` will return it.
+        """Add an output, and return the rounded output that `get` will return.
 
         Raises:
             ModelError: if a value is outside the range of the cache's type.
@@ -89,14 +89,14 @@ class MemoryCache(TrunkCache):
 class DiskCache(TrunkCache):
     """A cache of files with checksums, one per sequence, usually in half precision.
 
-    A file's name is a hash of the sequence and of everything else that determines the output, such
-    as the model. So files of another model or task are never read. Over time they become the
-    oldest files, which are evicted first.
+    A file's name is a hash of the sequence and of all other inputs of the output, such as the
+    model. So a cache never reads files of another model or task. Such files become the oldest files
+    over time, and the oldest files are evicted first.
 
     Args:
         folder: folder of the files; runs and processes may share it.
         limit: maximum total size of the files, in bytes.
-        identity: key of everything that determines the outputs, except the sequence and the number
+        identity: hash of all inputs that determine the outputs, except the sequence and the number
             of threads.
         hidden: number of columns of an output.
         exact: whether outputs are stored in single precision and may have a different number of
@@ -148,7 +148,7 @@ class DiskCache(TrunkCache):
         if not bool(torch.isfinite(rounded).all()):
             raise ModelError(
                 "an output of the layers below the adapters is outside the range of half "
-                "precision; leave trunk-cache-folder empty to keep the outputs in memory, unrounded"
+                "precision; leave trunk-cache-folder empty to keep unrounded outputs in memory"
             )
         content = rounded.numpy().astype(self._dtype).tobytes()
         data = zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little") + content
@@ -181,8 +181,8 @@ class DiskCache(TrunkCache):
 
     def _folder_error(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"trunk-cache-folder = {self._folder}: cannot be used: {error.strerror}; give a folder "
-            "that can be written, or none to keep the outputs in memory"
+            f"trunk-cache-folder = {self._folder}: cannot be used: {error.strerror}; name a "
+            "writable folder, or leave the setting empty to keep the outputs in memory"
         )
 
 

@@ -1,9 +1,9 @@
-"""Turns of forward passes: questions go before training's next pass.
+"""Turns of forward passes: a question comes before the next pass of training.
 
-Training and questions use one model, and only one of them may run it at a time. Interruptible work
-takes a turn for each forward pass (`forward_pass`). A question waits at most until the running pass
-ends. Training continues when no question is open. The results of training do not depend on
-questions in between.
+Training and questions use one model, and only one of them may run the model at a time.
+Interruptible work takes a turn for each forward pass (`forward_pass`). A question waits at most
+until the running pass ends. Training continues when no question is open. Questions do not change
+the results of training.
 """
 
 import threading
@@ -18,12 +18,12 @@ _taker: ContextVar[TurnTaker] = ContextVar("turn taker", default=nullcontext)
 
 
 def forward_pass() -> AbstractContextManager[None]:
-    """Return the context of a forward pass of this thread, which waits for its turn."""
+    """Return the context of a forward pass of this thread; entering it waits for a turn."""
     return _taker.get()()
 
 
 def take_turns(taker: TurnTaker) -> None:
-    """Make all forward passes of this thread take turns from now on."""
+    """Make all forward passes of this thread use the contexts of `taker` from now on."""
     _taker.set(taker)
 
 
@@ -48,7 +48,7 @@ def checked_passes(check: Callable[[], None]) -> Iterator[None]:
 
 
 class Turns:
-    """The turns of one training thread and any number of questions, which go first.
+    """The turns of one training thread and any number of questions; questions go first.
 
     Args:
         before_training: function called before every training pass; it may wait, or raise an error
@@ -62,7 +62,7 @@ class Turns:
 
     @contextmanager
     def training_pass(self) -> Iterator[None]:
-        """Wait until no question is open, then keep questions waiting during one pass.
+        """Wait until no question is open, and keep new questions waiting during one pass.
 
         A nested pass of the same thread belongs to the outer pass's turn.
         """
@@ -82,7 +82,7 @@ class Turns:
 
     @contextmanager
     def question(self) -> Iterator[None]:
-        """Wait until the training pass ends, then keep training waiting inside the context."""
+        """Wait until the training pass ends, and keep training waiting inside the context."""
         with self._changed:
             self._questions += 1
             self._changed.wait_for(lambda: not self._training)

@@ -40,7 +40,7 @@ class Accelerator:
         return nullcontext()
 
     def switch(self, work: str, layer: int) -> None:
-        """Note that this thread's work on the accelerator continues with another layer."""
+        """Record that this thread's work on the accelerator continues with another layer."""
 
     def pausing(self) -> AbstractContextManager[None]:
         """Return a context in which this computing thread leaves the accelerator free."""
@@ -54,7 +54,7 @@ class Accelerator:
         """Register tensors as held in the accelerator's memory until they are freed.
 
         Raises:
-            DeviceError: if they do not fit into an emulated accelerator's memory.
+            DeviceError: if the tensors do not fit into an emulated accelerator's memory.
         """
 
     def hold_on_host(self, tensors: Iterable[Tensor]) -> None:
@@ -87,7 +87,7 @@ class Accelerator:
             tensors: tensors on the host.
 
         Raises:
-            DeviceError: if they do not fit into an emulated accelerator's memory.
+            DeviceError: if the copies do not fit into an emulated accelerator's memory.
         """
         if isinstance(self.transfer, CpuTransfer):
             return list(tensors)
@@ -108,16 +108,16 @@ class Accelerator:
 class EmulatedAccelerator(Accelerator):
     """An accelerator with separate memory, emulated by one CPU core; another core is the host.
 
-    The emulated time of work is its thread's CPU time, multiplied by a stretch factor, so torch may
-    use only one thread. Waiting for a busy machine does not count, and work that follows without a
-    pause sleeps less to make up for it. Each of the two processors serves work in the order of
-    arrival, as in a CUDA stream.
+    The emulated time of work is the CPU time of the working thread, multiplied by a stretch factor.
+    Torch may therefore use only one thread. Time spent waiting for a busy machine does not count:
+    the work that follows without a pause sleeps less. Each of the two processors serves work in the
+    order of arrival, as in a CUDA stream.
 
     Args:
         memory_bytes: size of the accelerator's memory; None for no limit.
         link: link to the host.
-        stretch: factor on the accelerator's time.
-        host_stretch: factor on the host's time.
+        stretch: factor by which work on the accelerator takes longer.
+        host_stretch: factor by which work on the host takes longer.
         cores: CPU cores for accelerator and host; None leaves the choice to the system.
 
     Attributes:

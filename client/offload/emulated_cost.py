@@ -35,7 +35,7 @@ class EmulatedCost:
         self._accelerator.timeline.intervals.clear()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the total seconds, the seconds of each stage, and both peak memories in bytes."""
+        """Return the total seconds, the seconds of each stage, and two peak memories in bytes."""
         return {
             "seconds": round(self._seconds, 6),
             "stage_seconds": {work: round(self._busy[work], 6) for work in sorted(self._busy)},

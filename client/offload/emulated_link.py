@@ -26,7 +26,7 @@ class Clock:
 class LinkDirection:
     """One direction of a link, which carries bytes one after another at a fixed rate.
 
-    It is a token bucket without capacity: an idle link saves up nothing.
+    The link is a token bucket without capacity: idle time does not speed up later transfers.
 
     Args:
         rate: bytes/s.
@@ -51,7 +51,7 @@ class EmulatedTransfer(BlockTransfer):
 
     Args:
         to_device: bytes/s from the host to the accelerator.
-        to_host: bytes/s back; both directions transfer at the same time.
+        to_host: bytes/s from the accelerator to the host. The two directions are independent.
         clock: clock for waiting.
     """
 
@@ -64,7 +64,7 @@ class EmulatedTransfer(BlockTransfer):
 
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
         """Copy the block to the accelerator's part of memory, and wait for the transfer time."""
-        assert device_buffer is not None, "an emulated accelerator computes in memory of its own"
+        assert device_buffer is not None, "an emulated accelerator computes in its own memory"
         device_bytes = device_buffer[: len(host_buffer)]
         device_bytes.copy_(host_buffer)
         self._to_device.carry(len(host_buffer))

@@ -1,7 +1,8 @@
 """Adam on the host, for compressed or full gradients.
 
 Kingma & Ba, "Adam: a method for stochastic optimization" (2014), computed by torch's fused kernel.
-The weights are on the accelerator, so the kernel updates zeros instead; the result is the update.
+The weights are on the accelerator, so the kernel changes a tensor of zeros, which becomes the
+update.
 """
 
 import torch

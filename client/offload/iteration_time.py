@@ -1,6 +1,6 @@
 """The time of a training iteration with the optimizer on the host (LSP-Offload, sections 3, 4.2).
 
-All functions compute it from the seconds of the stages.
+All functions compute the time from the seconds of the stages.
 """
 
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ def zero_offload_iteration(stages: StageSeconds) -> float:
 def layerwise_iteration(stages: StageSeconds) -> float:
     """Return the seconds of an iteration under the layer-wise schedule (section 4.2).
 
-    The busiest of accelerator, link and host determines the time. For one layer, transfer and
-    update after the accelerator's work overlap with nothing. The paper's formula has one term for
+    The busiest of accelerator, link and host determines the time. After the accelerator's work,
+    transfer and update of one layer overlap with nothing. The paper's formula has one term for
     this layer's two transfers; here the term is the longer transfer.
     """
     last_layer = max(stages.offload, stages.upload) + stages.update
@@ -62,8 +62,8 @@ def transition_layer(stages: StageSeconds) -> int:
     """Return the number of lowest layers served last come, first served (section 4.2).
 
     Layers count from 0, next to the embedding. Layers from the returned number upward are served
-    first come, first served. Their number is chosen so that the busiest of the three stages after
-    the accelerator has finished them when the backward pass reaches the first layer.
+    first come, first served. Their number is chosen so that the busiest stage of offload, update
+    and upload has finished these upper layers when the backward pass reaches layer 0.
 
     Returns:
         0 (all layers first come, first served) to `stages.layers` (none).

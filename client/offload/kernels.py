@@ -1,7 +1,8 @@
 """Compression of gradients and decompression of updates by sparse projectors.
 
 A CPU uses numba kernels, which were the fastest in docs/measurements/lsp.md. Other devices use
-torch's sparse matrix products. Both take O(m·n·r) operations for an m × n weight matrix.
+torch's sparse matrix products. Both implementations take O(m·n·r) operations for an m × n weight
+matrix.
 """
 
 import numpy as np
@@ -84,8 +85,8 @@ def add_decompressed(
 ) -> None:
     """Set W ← W + P·Δ·Qᵀ in place.
 
-    On a CPU this needs no float32 temporary of W's size. A bfloat16 sum is rounded stochastically:
-    it is exact in expectation, so updates smaller than a weight's last bit add up.
+    On a CPU the function needs no float32 temporary of W's size. A bfloat16 sum is rounded
+    stochastically: it is exact in expectation, so updates smaller than a weight's last bit add up.
 
     Args:
         projectors: P and Q.

@@ -139,7 +139,7 @@ class LayerUpdate:
         """Replace the projectors if their bias is too large, and project the moments.
 
         If the bias reaches the threshold, new projectors are learned on the accelerator. They are
-        discarded unless their bias is smaller. This runs between steps.
+        discarded unless their bias is smaller. The check runs between steps.
 
         Args:
             gradient: gradient of a sampled batch, float32 [m, n].
@@ -163,7 +163,7 @@ class LayerUpdate:
 
 
 class UpdateSchedule(Protocol):
-    """A schedule: it decides when and in which thread each part of the work on layers runs."""
+    """A schedule, which decides when and in which thread each part of a layer's work runs."""
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
         """Accept a layer's gradient as soon as the backward pass has computed it.
@@ -193,7 +193,7 @@ class ImmediateSchedule:
 
 
 class GradientHooks:
-    """Hooks that pass every layer's gradient to a schedule and free it.
+    """Hooks that pass every layer's gradient to a schedule, and free the gradient.
 
     Args:
         layers: layers whose weights require gradients.

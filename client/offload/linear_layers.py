@@ -9,8 +9,8 @@ from samara.shared.model.layer_selection import is_linear
 def linear_weights(network: nn.Module) -> dict[str, nn.Parameter]:
     """Return the weight matrices of all linear layers by name.
 
-    A weight shared with an embedding, such as a tied head's, counts as an embedding. As in the
-    paper, embeddings, norms and biases are not trained (LSP-Offload, section 4.1).
+    A weight shared with an embedding, such as the weight of a tied head, counts as an embedding. As
+    in the paper, embeddings, norms and biases are not trained (LSP-Offload, section 4.1).
 
     Raises:
         ModelError: if the network has no such weight.
@@ -24,5 +24,7 @@ def linear_weights(network: nn.Module) -> dict[str, nn.Parameter]:
     wanted = linear - tables
     weights = {name: p for name, p in network.named_parameters() if id(p) in wanted}
     if not weights:
-        raise ModelError("the model has no linear layers with weights of their own")
+        raise ModelError(
+            "the model has no linear layers with trainable weights; choose another optimizer"
+        )
     return weights

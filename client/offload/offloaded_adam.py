@@ -1,7 +1,7 @@
 """Adam on the host for weights on the accelerator.
 
-Its gradients are whole (Zero-Offload) or compressed (LSP-Offload). A checkpoint stores the moments
-and all projectors.
+The gradients arrive whole (Zero-Offload) or compressed (LSP-Offload). A checkpoint stores the
+moments and all projectors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class _ProjectorChecks:
 
     Args:
         subspace: hyperparameters of the subspaces.
-        passes: number of backward passes; the last one checks the sum of their gradients.
+        passes: number of backward passes; the last pass checks the sum of all gradients.
     """
 
     def __init__(self, subspace: SubspaceSettings, passes: int) -> None:

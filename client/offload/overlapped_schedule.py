@@ -1,8 +1,8 @@
 """A threaded update schedule: LSP-Offload's algorithm 3 or Zero-Offload's algorithm 1.
 
-Each stage has a thread: the transfer to the host, the update there, and the transfer back, which
-also changes the weights. The training thread computes and hands over gradients. Before a layer's
-forward pass, the training thread waits until the last step's update has reached the layer's
+Each stage has a thread: the transfer to the host, the update on the host, and the transfer back,
+which also changes the weights. The training thread computes and hands over gradients. Before a
+layer's forward pass, the training thread waits until the last step's update has reached the layer's
 weights.
 """
 
@@ -63,7 +63,7 @@ class OverlappedSchedule:
         layers: layers in the order of the forward pass. A weight shared by several modules belongs
             to the first of them.
         accelerator: accelerator for the computation.
-        order: LSP-Offload's layer-wise order, or Zero-Offload's.
+        order: the layer-wise order of LSP-Offload, or the order of Zero-Offload.
         device_gradients: maximum number of layers with gradients on the accelerator at a time,
             including the layer being computed; None for no limit. At the limit, the backward pass
             waits for the link.

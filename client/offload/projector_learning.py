@@ -2,9 +2,9 @@
 
 The loss is ‖P·Pᵀ·G·Q·Qᵀ − G‖² + γ·(‖P‖² + ‖Q‖²) as a function of the values at fixed positions. The
 gradient G is scaled to ‖G‖ = 1, so that γ and the bias mean the same for every layer. The paper
-minimizes the loss by SGD. SGD diverges from random values, for which the first term is some hundred
-times ‖G‖². Here the random values are first scaled by the factor that minimizes the first term.
-Adam learns from there.
+minimizes the loss by SGD. SGD diverges when it starts from random values, where the first term is
+hundreds of times ‖G‖². Here the random values are first scaled by the factor that minimizes the
+first term. Adam then learns from the scaled values.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class LearnedProjectors:
 def relative_bias(projectors: ProjectorPair, gradient: Tensor) -> float:
     """Return ‖P·Pᵀ·G·Q·Qᵀ − G‖ / ‖G‖, Frobenius norms; 0 for a gradient of zeros.
 
-    The relative bias is α in the paper's assumption 3. The paper's algorithm 2 differs: it compares
+    The relative bias is α in the paper's assumption 3. The paper's algorithm 2 instead compares
     a squared norm with a norm.
 
     Args:

@@ -33,14 +33,14 @@ class SparseProjector:
     def random(
         cls, rows: int, size: int, nonzeros: int, seed: tuple[int, ...], device: torch.device
     ) -> Self:
-        """Draw a projector: random positions, normal values of standard deviation 1/√r.
+        """Draw a projector with random positions and normal values of standard deviation 1/√r.
 
         P·Pᵀ is the identity in expectation (LSP-Offload, section 4.1).
 
         Args:
             rows: number of rows, a side of the weight matrix.
             size: number of columns s.
-            nonzeros: number r of nonzeros per row; all columns if there are fewer.
+            nonzeros: number r of nonzeros per row; all columns if there are fewer columns.
             seed: numbers that determine the draw.
             device: torch device of the projector.
         """
@@ -84,8 +84,8 @@ class SparseProjector:
 class ProjectorPair:
     """The projectors of a weight matrix W, m × n.
 
-    None means the identity. A side no longer than s is not projected, and in Zero-Offload neither
-    side is.
+    None means the identity. A side of at most s is not projected. In Zero-Offload neither side is
+    projected.
 
     Attributes:
         left: P, m × s.

@@ -13,8 +13,8 @@ def scheduled_layers(base: BaseModel, updates: Sequence[LayerUpdate]) -> list[Sc
     """Return a model's layers with updates, in the order of the forward pass.
 
     Every block is a layer. Weights outside the blocks form two more layers, one below and one above
-    the blocks. The model's body waits for the updates of both. The head's module cannot wait for
-    the upper layer, because heads are computed in tiles, without their module's forward pass. A
+    the blocks. The model's body waits for the updates of both layers. The head's module cannot wait
+    for the upper layer, because heads are computed in tiles, without their module's forward pass. A
     shared weight belongs to the layer of its first use.
 
     Args:

@@ -1,8 +1,8 @@
 """The order in which layers pass through the stages after the backward pass.
 
-The stages are the transfer to the host, the update there, and the transfer back. Each stage serves
-one layer at a time. This module uses no threads or clocks. `OverlappedSchedule` calls it from its
-threads, `simulate_schedule` on a virtual clock.
+The stages are the transfer to the host, the update on the host, and the transfer back. Each stage
+serves one layer at a time. This module uses no threads or clocks. `OverlappedSchedule` uses it in
+threads, and `simulate_schedule` on a virtual clock.
 """
 
 from collections import deque
@@ -86,7 +86,7 @@ class ServiceOrder:
         """Move a layer from a stage that has served it to the next stage.
 
         Args:
-            stage: stage.
+            stage: stage that has served the layer.
             layer: layer returned by `take`.
             returns: whether an update is transferred back; false if the host only adds gradients.
         """

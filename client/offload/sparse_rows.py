@@ -2,8 +2,9 @@
 
 Columns are processed in blocks, so that the output stays in a core's cache. Every number is summed
 in the same order for any block size. Inner loops run over slices, because the compiler does not
-vectorize loops with two indices. Such loops take 3 to 8 times as long. The kernels release Python's
-lock and use one thread. Compiled kernels are cached in ``__pycache__`` under this module's name.
+vectorize loops with two indices. Such loops take 3 to 8 times as long as loops over slices. The
+kernels release Python's lock and use one thread. Compiled kernels are cached in ``__pycache__``
+under this module's name.
 """
 
 import numpy as np

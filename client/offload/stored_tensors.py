@@ -27,7 +27,7 @@ def stored_tensor(
         ValueError: if the tensor is missing, or has another shape or type.
     """
     if name not in tensors:
-        raise ValueError(f"no tensor {name}")
+        raise ValueError(f"it lacks the tensor {name}")
     found = tensors[name]
     if tuple(found.shape) != shape or found.dtype != dtype:
         raise ValueError(f"{name} is {found.dtype} {tuple(found.shape)}, not {dtype} {shape}")
@@ -67,5 +67,7 @@ def stored_projector(
     positions = stored_tensor(tensors, f"{side}.positions.{name}", shape, torch.int32)
     values = stored_tensor(tensors, f"{side}.values.{name}", shape)
     if bool(((positions < 0) | (positions >= like.size)).any()):
-        raise ValueError(f"{side}.positions.{name} are not all from 0 to {like.size - 1}")
+        raise ValueError(
+            f"{side}.positions.{name} has values that are not from 0 to {like.size - 1}"
+        )
     return SparseProjector(positions.long().to(device), values.to(device), like.size)

@@ -32,7 +32,7 @@ log = logging.getLogger("samara.client")
 
 @dataclass(frozen=True)
 class Records:
-    """The files in which a client keeps its answers; a store without a folder keeps nothing.
+    """The files in which a client records its answers; without a folder nothing is recorded.
 
     Attributes:
         answer_log: log of the answers, for the owner.
@@ -67,8 +67,8 @@ class AnswerGuard(Guard):
         limits: the owner's limits.
         learner: model and examples of the client.
         records: files in which the client keeps its answers.
-        privacy: differential privacy of the run; None without.
-        signed: runs that the operator has signed.
+        privacy: terms of the run's differential privacy; None without differential privacy.
+        signed: runs with scenarios that the operator has signed.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class AnswerGuard(Guard):
     def find_report(self, token: bytes) -> bytes:
         """Return the stored noised report on this instruction; empty if there is none.
 
-        The file of privacy charges has the report, so it outlives the session.
+        The report is stored in the file of privacy charges, which outlives the session.
 
         Raises:
-            BudgetError: if the client sent such a report but no longer has it.
+            BudgetError: if the client sent a noised report but no longer stores it.
             TrainerError: if the charges cannot be read.
         """
         return self._privacy.find_report(token)
@@ -152,7 +152,8 @@ class AnswerGuard(Guard):
             BatchLimitError: if a step would use too few examples.
             ScalarLimitError: if the report would hold too many scalars.
             BudgetError: if the report would exceed a privacy budget.
-            ScenarioError: if a signed run has another report for the round.
+            ScenarioError: if the client has already answered another instruction of this signed run
+                for the round.
             TrainerError: if the counts cannot be read.
         """
         self._signed.check_first(instruction, token)
@@ -167,8 +168,8 @@ class AnswerGuard(Guard):
 
         Args:
             instruction: train instruction.
-            token: its token, 8 bytes.
-            report: the report, a frame; a report with noise is stored with its charge.
+            token: token of the instruction, 8 bytes.
+            report: the report as a frame; a report with noise is stored with its charge.
 
         Raises:
             TrainerError: if the counts cannot be read or written.
@@ -186,11 +187,11 @@ class AnswerGuard(Guard):
 
         Args:
             instruction: evaluate instruction.
-            token: its token, 8 bytes.
+            token: token of the instruction, 8 bytes.
             personal: whether the personal comparison is requested.
 
         Raises:
-            EvaluationLimitError: if the instruction may not be answered at all.
+            EvaluationLimitError: if the client never evaluates the requested split.
             ScenarioError: if a signed run allows no further evaluation of this kind.
             ScalarLimitError: if no further loss may be sent.
             TrainerError: if the counts cannot be read.
@@ -237,7 +238,7 @@ class AnswerGuard(Guard):
 
         Args:
             instruction: evaluate instruction.
-            evaluation: the answer to it.
+            evaluation: answer to the instruction.
             personal: whether the personal comparison was requested.
 
         Raises:

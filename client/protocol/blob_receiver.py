@@ -1,4 +1,4 @@
-"""The client's side of a blob transfer: stores parts and returns receipts."""
+"""The client's side of a blob transfer: storage of parts, and receipts for them."""
 
 import logging
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from samara.shared.storage.blob_store import MAX_BLOB_BYTES, BlobStore
 log = logging.getLogger("samara.client")
 
 MOST_RUN_BYTES = 2 * MAX_BLOB_BYTES
-"""Most bytes of the blobs of one run."""
+"""Maximum total size of the blobs of one run, in bytes."""
 
 
 def receive_part(frame: bytes, accepted: Collection[bytes], client: int, store: BlobStore) -> bytes:
@@ -24,21 +24,22 @@ def receive_part(frame: bytes, accepted: Collection[bytes], client: int, store: 
         store: store of the client.
 
     Raises:
-        FrameError: if the frame is not a part of one of these blobs.
-        BlobError: if the content has another hash or cannot be stored, or the run's blobs are more
-            than `MOST_RUN_BYTES`.
+        FrameError: if the frame is not a part of an accepted blob.
+        BlobError: if the content has another hash or cannot be stored, or the run's blobs exceed
+            `MOST_RUN_BYTES`.
     """
     part = BlobPart.decode(frame)
     if part.blob not in accepted:
         raise FrameError(
-            f"blob {part.blob.hex()[:12]} is not named by the run's settings; the server sends a "
-            "file that nobody requested"
+            f"blob {part.blob.hex()[:12]} is not named by the run's settings; the server must send "
+            "only files that the settings name"
         )
     others = sum(store.held_bytes(blob) for blob in set(accepted) - {part.blob})
     if others + part.size > MOST_RUN_BYTES:
         raise BlobError(
-            f"blob {part.blob.hex()[:12]} of {part.size} bytes is refused: this client keeps "
-            f"{others} bytes of the run's other files, and at most {MOST_RUN_BYTES} of all"
+            f"blob {part.blob.hex()[:12]} of {part.size} bytes is refused: with the "
+            f"{others} bytes of the run's other files it exceeds the limit of {MOST_RUN_BYTES} "
+            "bytes; use smaller files in the run"
         )
     received = store.receive(part.blob, part.size, part.offset, part.content)
     if received == part.size:

@@ -58,9 +58,9 @@ log = logging.getLogger("samara.client")
 INSTRUCTIONS = (TaskKind.TRAIN, TaskKind.EVALUATE)
 """Kinds of tasks that are instructions of a run."""
 Pausing = Callable[[float], AbstractContextManager[Callable[[], bool]]]
-"""Context for computing an answer, given the seconds that the server waits.
+"""Function from the seconds that the server waits to the context for computing an answer.
 
-It yields a function that returns whether the server no longer waits.
+The context provides a function that returns whether the server has stopped waiting.
 """
 
 
@@ -88,10 +88,10 @@ class Guard:
         """Count the rows passed through the model for a run since the last call."""
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
-        """Store the numbers of examples in a hello."""
+        """Store the numbers of examples that a hello declares."""
 
     def introduced(self, run_id: bytes) -> Mapping[Split, int]:
-        """Return the numbers of examples in the last hello, where they are kept."""
+        """Return the stored numbers of examples in the last hello; empty without stored numbers."""
         return {}
 
     def find_report(self, token: bytes) -> bytes:
@@ -110,7 +110,7 @@ class Guard:
         """Return the stored evaluation on this instruction; empty if there is none.
 
         Raises:
-            EvaluationLimitError: if the instruction may not be answered at all.
+            EvaluationLimitError: if the evaluation is on training examples.
         """
         check_split(instruction)
         return b""
@@ -195,10 +195,10 @@ class Client:
         self._part, self._reach = part, reach
 
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
-        """Return the reply to a task, a frame; it is logged before it is sent.
+        """Log and return the reply to a task, a frame.
 
-        The session first catches up to the start state of the instruction, and stays there if the
-        rest fails. A repeated train instruction gets the stored report.
+        The session first catches up to the start state of the instruction. It stays there if a
+        later step fails. A repeated train instruction gets the stored report.
 
         Args:
             task: task of a server.
@@ -230,11 +230,11 @@ class Client:
     def take_private_rounds(self) -> bool:
         """Take the private rounds due from one state; return whether there were any.
 
-        Nothing is sent. An interruption leaves a ledger of whole rounds, and the next call
-        continues from it.
+        Nothing is sent. An interruption leaves a ledger of complete rounds, and the next call
+        continues from that ledger.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next`.
+            TrainingError, ReplayError, LedgerError: as in `Personalizer.take_next`.
         """
         part = self._taken_part
         if (session := self._sessions.read_session(part.run_id)) is None:
@@ -248,7 +248,7 @@ class Client:
 
     @property
     def _taken_part(self) -> Participation:
-        """The client's part in the run; it must have one.
+        """The client's part in the run.
 
         Raises:
             FrameError: if the client takes part in no run.
@@ -266,7 +266,7 @@ class Client:
             case TaskKind.REFUSED:
                 return hear_refusal(task.instruction)
             case TaskKind.BLOB:
-                raise FrameError("the server sent a part of a blob, but this client lacks no blob")
+                raise FrameError("the server sent a part of a file, but this client needs no file")
         self._guard.check(task)
         part = self._taken_part
         instruction = decode_instruction(task.instruction)
@@ -278,8 +278,8 @@ class Client:
                 reply = self._evaluate(instruction, task, part, pausing)
             case _:
                 raise FrameError(
-                    f"a {TaskKind.Name(task.kind).lower()} task has an instruction of the type "
-                    f"{type(instruction).__name__}"
+                    f"the frame of the {TaskKind.Name(task.kind).lower()} task is an instruction "
+                    "of another kind; use the same version of Samara on server and client"
                 )
         self._guard.add_answer(task, reply)
         return reply
@@ -365,7 +365,9 @@ class Client:
         learner, terms, run_id = self._learner, part.terms, instruction.run_id
         needs_examples = personal or terms.method == "readout"
         if needs_examples and not learner.example_counts()[Split.TRAIN]:
-            raise DataError("this client has no training example left to personalize with")
+            raise DataError(
+                "this client has no training example; add examples with samara client learn"
+            )
         self._guard.check_evaluated(instruction, needs_examples)
         learner.limit_evaluation(self._guard.introduced(run_id))
         state, split, common = session.state, instruction.split, session.common_state
@@ -393,9 +395,9 @@ class Client:
     ) -> Session:
         """Return and store the session at an instruction's start.
 
-        A live client's catch-up obeys the owner's limits, and replayed rounds are kept. States from
-        which private rounds are due are recorded. Without idle time, the private rounds are taken
-        here; if they fail, the federation's instruction is still carried out.
+        A live client catches up within the owner's limits, and keeps each replayed round. The
+        method records the states from which private rounds are due. A simulated client takes these
+        rounds at once. If they fail, the instruction is still carried out.
         """
         missed = CatchUp(task.snapshot, task.tail)
         before = session
@@ -439,7 +441,7 @@ class Client:
             return session_at(session, self._learner, instruction, missed, reach)
 
     def _keep(self, run_id: bytes, session: Session) -> None:
-        """Store a session; a session that went back to a server's backup counts as a restore."""
+        """Store a session, and count a restore if the session went back to a server's backup."""
         if session.went_back:
             self._guard.add_restore(run_id)
         self._sessions.write_session(run_id, session)

@@ -16,7 +16,7 @@ from samara.shared.tasks.rows import Example, hash_examples
 
 GENERATIONS_FILE = "generations.json"
 MOST_GENERATIONS = 32
-"""Most nonempty generations of a split; further examples join the latest one."""
+"""Maximum number of nonempty generations of a split; further examples join the latest."""
 _HASH_DIGITS = 16
 
 _Generations = dict[str, dict[str, list[str]]]
@@ -41,7 +41,7 @@ class Generations(KeptFile[_Generations]):
     def of_examples(self, split: Split, examples: Sequence[Example], hash_: str) -> tuple[str, ...]:
         """Return the generations of examples; record new examples durably as a new generation.
 
-        An example that returns belongs to its old generation.
+        A deleted example that is added again belongs to its old generation.
 
         Args:
             split: split of the examples.

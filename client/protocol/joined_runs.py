@@ -1,6 +1,6 @@
-"""The stored runs of a client, with everything needed to use a run's model later.
+"""The stored runs of a client, with all data for later use of a run's model.
 
-The client stores the settings, which come with every message, and the layout. So the owner can use
+The client stores the layout and the settings, which come with every message. So the owner can use
 and export the model without a server.
 """
 
@@ -45,8 +45,8 @@ class _RunFile(KeptFile[JoinedRun | None]):
 
     name = RUN_FILE
     damaged = (
-        "{file}: cannot be read: {problem}; delete it, and it is written again when the server "
-        "next asks this client"
+        "{file}: cannot be read: {problem}; delete the file, and the client writes it again at the "
+        "next message of the server"
     )
 
     def _to_json(self, content: JoinedRun | None) -> Any:
@@ -62,7 +62,7 @@ class _RunFile(KeptFile[JoinedRun | None]):
         layout, model_id = Layout.from_json(value["layout"]), bytes.fromhex(value["model_id"])
         run_id, folder = run_id_of(config, layout, model_id), self.path.parent
         if run_id.hex() != folder.name:
-            raise ValueError("it holds another run")
+            raise ValueError("the file belongs to another run")
         return JoinedRun(run_id, folder, config, layout, model_id)
 
 
@@ -85,8 +85,8 @@ class JoinedRuns:
             model_id: model id of the base model, 32 bytes.
 
         Raises:
-            TrainerError: if the file cannot be written, or there are too many personal models for
-                another run.
+            TrainerError: if the file cannot be written, or the client already has the maximum
+                number of personal models.
         """
         run_id = run_id_of(config, layout, model_id)
         folder = self._sessions.folder_of(run_id)
@@ -104,8 +104,8 @@ class JoinedRuns:
         file = _RunFile(self._sessions.folder_of(run_id))
         if (run := file.read()) is None:
             raise TrainerError(
-                f"{file.path}: there is no such file; it is written again when the server next "
-                "asks this client"
+                f"{file.path}: there is no such file; the client writes it again at the next "
+                "message of the server"
             )
         return run
 
@@ -119,7 +119,7 @@ class JoinedRuns:
 
 
 def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
-    """Return the data settings of a device's latest run; without a run, the device's own.
+    """Return the data settings of a device's latest run; without a run, the settings of the device.
 
     Args:
         folder: folder of the client.
@@ -127,7 +127,7 @@ def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
     """
     try:
         run = JoinedRuns(folder).find()
-    except TrainerError:  # no run yet, or a damaged one that the trainer reports
+    except TrainerError:  # there is no run yet, or a damaged run, which the trainer reports
         return config.data
     return with_device_settings(run.config, config).data
 

@@ -1,8 +1,8 @@
 """A client's part in the secure aggregation of a round, from its fresh keys to revealed shares.
 
 In a round a client sends one set of keys, one masked vector, and its signature of one survivor
-list. Of each neighbour's two secrets it reveals shares of only one (Bonawitz et al., 2017, figure
-4). Any other request of the server is refused. The keys are forgotten after the round.
+list. For each neighbour it reveals its share of only one of two secrets (Bonawitz et al., 2017,
+figure 4). The client refuses any other request of the server, and deletes the keys after the round.
 """
 
 from collections.abc import Collection
@@ -58,7 +58,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class MaskingState:
-    """The state of a client between the messages of a round; future messages' fields are empty.
+    """The state of a client between the messages of a round; fields of later messages are empty.
 
     The repr hides all fields, so that logs contain no secrets.
 
@@ -72,7 +72,7 @@ class MaskingState:
         own_share: the client's share of its own seed, 33 bytes.
         key_list: key list, a frame.
         received: sealed shares for this client, a frame.
-        is_masked: whether a masked report was made, a byte.
+        is_masked: the byte 1 after a masked report was made, else empty.
         survivors: survivor list that the client has signed, a frame.
     """
 
@@ -109,7 +109,7 @@ class MaskingStore(Protocol):
         """Return the state; an empty state if none was stored."""
 
     def write_masking(self, state: MaskingState) -> None:
-        """Keep the state."""
+        """Store the state."""
 
 
 class MaskingMemory:
@@ -123,7 +123,7 @@ class MaskingMemory:
         return self._state
 
     def write_masking(self, state: MaskingState) -> None:
-        """Keep the state."""
+        """Store the state."""
         self._state = state
 
 
@@ -138,12 +138,12 @@ class Masking(Protocol):
 
 
 class MaskingClient:
-    """Answers the frames of secure aggregation for one client, and masks its reports.
+    """One client's answers to the frames of secure aggregation, and its masked reports.
 
     Args:
         client: client index.
         signer: private key of the device.
-        store: state between messages.
+        store: store of the state between messages.
         minimum: minimum number of clients of a round.
         bucket: minimum number of clients in a drawn bucket; 0 if a round has only one sum.
     """
@@ -154,8 +154,8 @@ class MaskingClient:
         self._client, self._signer, self._store = client, signer, store
         self._minimum, self._bucket = max(minimum, LEAST_CLIENTS), bucket
         self._fewest = max(fewest_in_a_sum(bucket, minimum), LEAST_CLIENTS)
-        # Masking frames name no run, so keys sent under one run's rules do not count for another
-        # run.
+        # Masking frames name no run, so the rules distinguish runs: keys sent under one run's
+        # rules do not count for a run with other rules.
         self._rules = f"{minimum} {bucket}".encode()
 
     def answer(self, frame: bytes) -> bytes:
@@ -177,7 +177,7 @@ class MaskingClient:
             case Kind.SIGNATURE_LIST:
                 return self._reveal(frame)
             case kind:
-                raise FrameError(f"a {kind.name.lower()} frame asks for no part of masking")
+                raise FrameError(f"a {kind.name.lower()} frame is not part of secure aggregation")
 
     def mask(self, report: AnyVectorReport) -> MaskedReport:
         """Return a report with this round's masks added. A round's report is masked only once.
@@ -207,7 +207,7 @@ class MaskingClient:
         state = self._store.read_masking()
         if (state.token, state.rules) == (token, self._rules):
             if not state.keys:
-                raise MaskingError("the keys of this round were used, and are forgotten")
+                raise MaskingError("the keys of this round have been used and deleted")
             return state.keys
         state = MaskingState.generate(token, self._rules)
         keys = MaskingKeys(
@@ -224,11 +224,12 @@ class MaskingClient:
         return frame
 
     def _read_key_list(self, frame: bytes) -> KeyList:
-        """Return the key list of a round, or of this client's bucket, drawn again by the client.
+        """Return the key list of a round, or of the bucket that this client draws for itself.
 
         Raises:
-            MaskingError: if the round has too few clients, or the list is not of this run's kind.
-            FrameError: if the frame is invalid, or the bucket differs from the one drawn here.
+            MaskingError: if the round has too few clients, or the frame has the wrong kind for the
+                run.
+            FrameError: if the frame is invalid, or the client draws another bucket.
         """
         expected = Kind.BUCKET_KEY_LIST if self._bucket else Kind.KEY_LIST
         if kind_of(frame) is not expected:
@@ -243,9 +244,7 @@ class MaskingClient:
         return drawn.bucket_of(self._client, self._bucket) if drawn else listed
 
     def _send_shares(self, listed: KeyList) -> bytes:
-        """Return the sealed shares of this client's secrets for its neighbours; only once per
-        round.
-        """
+        """Return the sealed shares of this client's secrets for its neighbours, once per round."""
         state = self._state_of(listed.token)
         if state.key_list:
             raise MaskingError("the server sent a second list of keys for this round")
@@ -275,21 +274,23 @@ class MaskingClient:
         """
         neighbours = neighbourhood_of(self._client, listed.token, listed.clients)
         if [keys.client for keys in listed.keys] != neighbours:
-            raise MaskingError("the list of keys is not that of this client's neighbours")
+            raise MaskingError(
+                "the list of keys does not have the keys of exactly this client's neighbours"
+            )
         for keys in listed.keys:
             if keys.client == self._client and keys.encode() != state.keys:
                 raise MaskingError(
-                    "the list of keys holds other keys for this client than this client sent"
+                    "the list of keys has keys for this client that this client has not sent"
                 )
             if not is_signed_by(keys.device_key, keys.signature, keys.signed):
                 raise MaskingError(f"the keys of client {keys.client} are not signed by its device")
         devices = {normalize_public_key(keys.device_key) for keys in listed.keys}
         if len(devices) < len(neighbours):
-            raise MaskingError("two clients of the list have the same device's key")
+            raise MaskingError("two clients of the list have the same device key")
         return neighbours
 
     def _keep_shares(self, frame: bytes) -> bytes:
-        """Store the neighbours' sealed shares for this client; they are decrypted on request."""
+        """Store the neighbours' sealed shares for this client; the shares are decrypted later."""
         shares = SealedShares.decode(frame)
         state = self._state_of(shares.token)
         if state.received == frame:
@@ -334,14 +335,14 @@ class MaskingClient:
             raise MaskingError(f"{len(chosen)} survivors are too few to mask the report")
         counted = SealedShares.decode(state.received).sealed.keys() | {self._client}
         if chosen & {keys.client for keys in asked.keys} - counted:
-            raise MaskingError("a survivor has no mask with this client")
+            raise MaskingError("a survivor shares no mask with this client")
 
     def _reveal(self, frame: bytes) -> bytes:
         """Return the shares of one secret of each neighbour, and forget this round's secrets.
 
-        Enough neighbours must have signed the same survivor list that no second list can have
-        enough signatures. A signature also covers the list of the round's clients, so a neighbour
-        that received another list of clients does not count.
+        So many neighbours must have signed the same survivor list that no second list can have
+        enough signatures. A signature also covers the list of the round's clients. The signature
+        of a neighbour that received another list of clients therefore does not count.
         """
         listed = SignatureList.decode(frame)
         state = self._state_of(listed.token)
@@ -390,8 +391,8 @@ class MaskingClient:
         """Return the state of a round that has begun.
 
         Raises:
-            MaskingError: if there is no such state, for example after a restart, or it was begun
-                under the rules of another run.
+            MaskingError: if there is no such state, for example after a restart, or the state
+                was created under the rules of another run.
         """
         state = self._store.read_masking()
         is_of_it = (state.token, state.rules) == (token, self._rules)

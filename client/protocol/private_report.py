@@ -18,13 +18,13 @@ _TELLING = {
     *(RefusalCode.UNKNOWN, RefusalCode.DATA, RefusalCode.TASK, RefusalCode.RANGE),
     *(RefusalCode.TRAINING, RefusalCode.SCALARS, RefusalCode.BATCH, RefusalCode.EVALUATION),
 }
-"""Refusals whose reason may reveal a client's examples; others concern files and messages."""
+"""Refusals whose reason may reveal a client's examples; all others concern files and messages."""
 
 
 def make_private(
     report: Report, instruction: TrainInstruction, privacy: PrivacyTerms
 ) -> AnyVectorReport:
-    """Clip a report as a whole, and add noise if the client is to add some.
+    """Clip a report as a whole, and add noise if the run requires noise from clients.
 
     Args:
         report: report of all K steps.
@@ -32,7 +32,7 @@ def make_private(
         privacy: the run's differential privacy.
 
     Raises:
-        FrameError: if only one of instruction and run has an adaptive clip.
+        FrameError: if either the instruction or the run has an adaptive clip, but not both.
     """
     if privacy.is_adaptive != (instruction.joint_clip > 0):
         raise FrameError("the instruction's clip contradicts the run's settings")
@@ -44,11 +44,11 @@ def make_private(
 def refuse_evaluation(instruction: EvaluateInstruction) -> NoReturn:
     """Raise `EvaluationLimitError`, because no noise protects the examples in an evaluation."""
     raise EvaluationLimitError(
-        f"round {instruction.round}: the server asks for an evaluation, and the run's differential "
-        "privacy does not cover any"
+        f"round {instruction.round}: the server asks for an evaluation, but the run's differential "
+        "privacy covers no evaluations"
     )
 
 
 def without_examples(error: SamaraError) -> SamaraError:
-    """Return an error; if its reason may reveal examples, a constant error in its place."""
+    """Return an error, or a constant error if the error's reason may reveal examples."""
     return HiddenRefusalError(str(error)) if error.refusal_code in _TELLING else error

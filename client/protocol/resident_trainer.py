@@ -59,7 +59,7 @@ log = logging.getLogger("samara.client")
 BLOBS_FOLDER = "blobs"
 """Name of the folder, in a client's folder, for files that servers sent."""
 MAX_BLOBS_BYTES = 2**30
-"""Total size of these files in bytes; above it the least recently used are deleted."""
+"""Maximum total size of the files from servers, in bytes; the least recently used are deleted."""
 
 
 class ResidentTrainer:
@@ -70,7 +70,9 @@ class ResidentTrainer:
         data: examples of the client.
         config: the device's settings. Settings that the device decides override the server's.
         folder: folder of the client's sessions and personal ledgers; created if missing.
-        growing: source of the examples, if their number may grow. It is read between messages.
+        growing: source of the examples if their number may grow, else None. It is read between
+            messages.
+        signer: private key of the device; None without secure aggregation.
 
     Attributes:
         client: client index.
@@ -100,9 +102,9 @@ class ResidentTrainer:
         self._scenarios = self._scenario_folder.read_all()
         self._blobs = BlobStore(folder / BLOBS_FOLDER, MAX_BLOBS_BYTES)
         self._current = self._other = (b"", runtime)
-        self._settings: bytes | None = None  # no message gets the client under the device's own
-        self._has_opened_run = False  # the latest run's, before a message comes
-        # None is not tried again
+        self._settings: bytes | None = None  # None for the device's own settings
+        self._has_opened_run = False  # whether the latest run was opened before any message
+        # None after a failure, so that the run is not tried again
         self._earlier: dict[bytes, tuple[ModelRuntime, Client] | None] = {}
         self._client = self.client_under(config)
 
@@ -194,8 +196,8 @@ class ResidentTrainer:
 
         Raises:
             ConfigError: if the settings are not valid.
-            MissingBlobError: if they name a file that has not been received.
-            ScenarioError: if the operator has signed scenarios, and none with these settings.
+            MissingBlobError: if the settings name a file that has not been received.
+            ScenarioError: if there are signed scenarios, but none has these settings.
             TrainerError: if the client's folder cannot be read or written.
             DataError: if the examples cannot be divided as the run requires.
         """
@@ -221,7 +223,7 @@ class ResidentTrainer:
             ConfigError: if the settings are not valid.
             FrameError: if the frame is not a part of a file that the settings name.
             BlobError: if the part cannot be stored.
-            ScenarioError: if the operator has signed scenarios, and none with these settings.
+            ScenarioError: if there are signed scenarios, but none has these settings.
         """
         server_config = _read_server_config(settings)
         self._find_scenario(server_config)
@@ -276,7 +278,7 @@ class ResidentTrainer:
             run: a run of the client.
 
         Raises:
-            SamaraError: if the run is not of this model, or a file that it needs is missing.
+            SamaraError: if the run has another model, or a file that the run needs is missing.
         """
         for run_id, runtime in (self._current, self._other):
             if run_id == run.run_id:
@@ -305,8 +307,8 @@ class ResidentTrainer:
             The run id; empty if none were due.
 
         Raises:
-            TrainingError, ReplayError, LedgerError: those of `Personalizer.take_next` for the
-                latest run; failures of earlier runs are logged.
+            TrainingError, ReplayError, LedgerError: as in `Personalizer.take_next`, for the latest
+                run. Failures of earlier runs are only logged.
             TrainerError: if the latest run or the counts of passes cannot be read or written.
             DataError: if the learned examples of this client cannot be read.
         """
@@ -394,7 +396,7 @@ def _read_server_config(settings: bytes) -> RunConfig:
 
     Raises:
         CodeError: if the config has a setting that this version does not know.
-        ConfigError: if the text is something else.
+        ConfigError: if the text is not a valid run config.
     """
     values = _read_object(settings)
     if unknown := unknown_keys(RunConfig, flattened(values)):
@@ -406,7 +408,7 @@ def _read_server_config(settings: bytes) -> RunConfig:
     try:
         config = RunConfig.of(values, "run config")
     except ConfigError as error:
-        later = "where the server is of a later version, install that"
+        later = "if the server has a later version of Samara, install that version"
         raise ConfigError(f"{error}\n  {later}") from error
     published_blobs(config)
     return config
@@ -416,12 +418,12 @@ def _read_object(settings: bytes) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        ConfigError: if the text is something else.
+        ConfigError: if the text is not a JSON object.
     """
     try:
         value = json.loads(settings)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"run config: not JSON: {error}") from error
+        raise ConfigError(f"run config: is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError("run config: not a JSON object")
+        raise ConfigError("run config: is not a JSON object")
     return value

@@ -42,7 +42,7 @@ class RefusedRequests:
 
 
 class _RefusedFile(KeptFile[RefusedRequests | None]):
-    """The file of the refused requests, for `samara client status`; without it, None."""
+    """The file of the refused requests, for `samara client status`; None if it is missing."""
 
     name = "refused.json"
     damaged = "{file}: {problem}; the count of refused requests begins again"
@@ -69,23 +69,23 @@ def take_scenario(file: Path, client_folder: Path) -> list[str]:
 
 
 def describe_scenarios(client_folder: Path) -> list[str]:
-    """Describe a client's signed scenarios, and the last request that none of them allows.
+    """Return lines about a client's signed scenarios and the last request that none allows.
 
     Raises:
-        ScenarioError: if they cannot be read.
+        ScenarioError: if the scenarios cannot be read.
     """
     folder = ScenarioFolder(client_folder)
     scenarios = folder.read_all()
     if scenarios is None:
-        return ["no signed scenario: the server decides what is asked"]
+        return ["no signed scenario: the server decides on settings and instructions"]
     lines = [] if scenarios else ["every signed scenario was deleted: all requests are refused"]
     for scenario in scenarios:
         first, *others = scenario.describe()
         lines += [f"scenario {scenario.name}, {first}", *(f"  {line}" for line in others)]
     if refused := folder.read_refused():
         lines.append(
-            f"{refused.count} requests refused that no signed scenario allows, the last at "
-            f"{refused.time}: the server asks for {refused.reason}"
+            f"{refused.count} requests refused because no signed scenario allows them; the last "
+            f"at {refused.time}: the server asks for {refused.reason}"
         )
     return lines
 
@@ -105,7 +105,7 @@ class ScenarioFolder:
         """Return the public key of the operator, PEM; None if there is no signed scenario.
 
         Raises:
-            ScenarioError: if its file cannot be read.
+            ScenarioError: if the file of the key cannot be read.
         """
         file = self._folder / _OPERATOR
         try:
@@ -114,13 +114,16 @@ class ScenarioFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ScenarioError(f"{file}: cannot be read: {error.strerror}") from error
+            raise ScenarioError(
+                f"{file}: cannot be read: {error.strerror}; make it readable"
+            ) from error
 
     def add(self, scenario: SignedScenario) -> None:
         """Store a scenario; all scenarios must have the operator of the first one.
 
         Raises:
-            ScenarioError: if another operator has signed the scenario, or it cannot be stored.
+            ScenarioError: if another operator has signed the scenario, or the scenario cannot be
+                stored.
         """
         operator = self.operator()
         self._check_operator(scenario, operator or scenario.operator)
@@ -132,14 +135,16 @@ class ScenarioFolder:
             ):
                 write_secret(self._folder / name, content)
         except OSError as error:
-            raise ScenarioError(f"{self._folder}: cannot be written: {error.strerror}") from error
+            raise ScenarioError(
+                f"{self._folder}: cannot be written: {error.strerror}; make it writable"
+            ) from error
 
     def read_all(self) -> list[SignedScenario] | None:
-        """Return the signed scenarios; None if there was never one, so that the server decides.
+        """Return the signed scenarios; None if there were never any, so that the server decides.
 
         Raises:
             ScenarioError: if a scenario is damaged or signed by another operator. The client then
-                takes part in nothing until its owner has fixed that.
+                takes part in no run until its owner has corrected the folder.
         """
         operator = self.operator()
         if operator is None:

@@ -45,15 +45,16 @@ from samara.shared.protocol.wire import Kind, Reader, kind_of
 
 Instruction = TrainInstruction | EvaluateInstruction
 STEP_RECORDS = 256
-"""Most records between two checked digests, because hashing d numbers takes time."""
+"""Maximum number of records between two checked digests, because hashing d numbers takes time."""
 STEP_ELEMENTS = 2**34
-"""Approximate limit of direction elements in a step, which take some 15 s of one core."""
+"""Approximate limit of direction elements in a step; they take about 15 s on one core."""
 MOST_SHRINKS = 8
-"""Most shrinks of a record, each of which reads the whole state."""
+"""Maximum number of shrinks in a record, because each shrink reads the whole state."""
 WRONG_LAYOUT = (
-    "give both the same model and adapter settings; a phone's program is exported with them"
+    "use the same model and adapter settings on client and server; for a phone, export its program "
+    "with these settings"
 )
-"""Remedy for an instruction of another layout."""
+"""Remedy for an instruction with another layout."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +67,10 @@ class Session:
         digest: digest of the state, 32 bytes.
         token: token of the last train instruction that was carried out; empty before the first.
         report: report on that instruction, a frame. It also answers a repeated instruction.
-        common: common intercept in the state, without which private parts are fitted; None if there
-            is none.
-        went_back: whether the last catch-up replaced the session's ledger by another one. This flag
-            is not stored.
+        common: common intercept in the state; None without a common intercept. Private parts are
+            fitted to the state without it.
+        went_back: whether the last catch-up replaced the session's ledger with another ledger. This
+            flag is not stored.
     """
 
     position: Position
@@ -82,7 +83,7 @@ class Session:
 
     PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
     COMMON: ClassVar = "common"
-    """The part that sessions with a common intercept have after the others."""
+    """Name of the additional last part of sessions with a common intercept."""
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
@@ -99,9 +100,9 @@ class Session:
         goal_digest: bytes,
         backend: Backend | None = None,
     ) -> Self:
-        """Return the session at the server's round, after replaying the rounds that it lacks.
+        """Replay the rounds that this session lacks, and return the session at the server's round.
 
-        `steps_to` describes the arguments and errors; this is its last session.
+        `steps_to` describes the arguments and errors, and yields the returned session last.
         """
         steps = self.steps_to(catch_up, header, layout, goal_round, goal_digest, backend)
         return deque(steps, maxlen=1)[0]
@@ -118,12 +119,12 @@ class Session:
         """Yield sessions on the way to the server's round; the last session is at that round.
 
         The records are checked first: they must lead to the server's round and digest. Each step
-        then replays some records and checks the digest after them. This check fails only if a
-        digest inside the records is false.
+        then replays some records and checks the state's digest. This check fails only if a record
+        contains a false digest.
 
         A server that continues from a backup may lack rounds of this session (docs/decisions/0033).
-        Its catch-up then cannot continue this session. The state is rebuilt from the snapshot in
-        the catch-up, or from round 0.
+        The server's catch-up then cannot continue this session. The state is rebuilt from the
+        snapshot in the catch-up, or from round 0.
 
         Args:
             catch_up: missed rounds from the server. Without a snapshot, no round may be missing
@@ -178,9 +179,9 @@ class Session:
     def _begin_of(
         self, catch_up: CatchUp, header: LedgerHeader, layout: Layout, goal: tuple[int, bytes]
     ) -> tuple[Self, bytes]:
-        """Return the session from which the records continue, and these records.
+        """Return the session that the missing records continue, and these records.
 
-        The session is this one, or one at the snapshot's round. Nothing is replayed.
+        It is this session, or a session at the snapshot's round. Nothing is replayed.
 
         Raises:
             CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
@@ -207,8 +208,8 @@ class Session:
         if (position.round, end_digest) != goal:
             raise CatchUpError(
                 f"the session is at round {position.round} with digest {end_digest.hex()[:12]}, "
-                f"and the server asks for round {goal[0]} with {goal[1].hex()[:12]}; send "
-                f"the rounds after {self.position.round}",
+                f"but the server asks for round {goal[0]} with digest {goal[1].hex()[:12]}; the "
+                f"server must send the rounds after {self.position.round}",
                 (goal[0], position.round),
             )
         return session, tail
@@ -221,7 +222,7 @@ class Session:
 
     @property
     def common_state(self) -> NDArray[np.int64] | None:
-        """The common intercept as a state, int64 [d]; None if there is none."""
+        """The common intercept as a state, int64 [d]; None without a common intercept."""
         if self.common is None:
             return None
         return replay(zero_state(len(self.state)), (self.common,), "gaussian")
@@ -267,9 +268,9 @@ class Session:
 
 
 Reach = Callable[[Session, CatchUp, LedgerHeader, Layout, int, bytes, Backend | None], Session]
-"""Brings a session to the server's round, as `Session.catch_up` does."""
+"""A function that brings a session to the server's round, as `Session.catch_up` does."""
 _LEDGERS = 16
-"""Ledgers whose latest replay is kept; a run with clusters has several."""
+"""Maximum number of ledgers whose latest replay is kept; each cluster of a run has a ledger."""
 _Given = tuple[Position, bytes, CatchUp, int, bytes]
 
 
@@ -277,10 +278,10 @@ class SessionStore(Protocol):
     """A store that keeps a client's sessions between messages."""
 
     def read_session(self, run_id: bytes) -> Session | None:
-        """Return the session of a run; None if the client has replayed none of its rounds."""
+        """Return the session of a run; None if the client has replayed no round of the run."""
 
     def write_session(self, run_id: bytes, session: Session) -> None:
-        """Keep the session of a run."""
+        """Store the session of a run."""
 
 
 class Replayer(Protocol):
@@ -305,11 +306,11 @@ def session_at(
     """Return the session at the state that an instruction starts from.
 
     Args:
-        session: the client's session of the run; None if it has replayed none of its rounds.
+        session: the client's session of the run; None if the client has replayed no round.
         replayer: layout and replay backend.
         instruction: instruction with the server's round and digest.
-        catch_up: missed rounds from the server; empty if the session must have all of them.
-        reach: brings the session to the server's round.
+        catch_up: missed rounds from the server; empty if the session must already have all rounds.
+        reach: function that brings the session to the server's round.
 
     Raises:
         LayoutError: if the instruction is for another layout.
@@ -345,11 +346,11 @@ def _batches(records: Iterable[Record], elements: int) -> Iterator[list[Record]]
 
 
 def _check_entries(record: Record, layout: Layout) -> None:
-    """Check that a record has no more shrinks or dense values than a round may have.
+    """Check that a record has only the shrinks and dense values that a round may have.
 
     Raises:
-        LedgerError: if it has more shrinks.
-        ReplayError: if it has other dense values than a round may have.
+        LedgerError: if the record has more than `MOST_SHRINKS` shrinks.
+        ReplayError: if the record has dense values that a round may not have.
     """
     shrinks = sum(isinstance(entry, Shrink) for entry in record.delta.entries)
     if shrinks > MOST_SHRINKS:
@@ -364,7 +365,7 @@ def decode_instruction(frame: bytes) -> Instruction:
     """Read a train or an evaluate instruction.
 
     Raises:
-        FrameError: if the frame is neither.
+        FrameError: if the frame is neither of the two.
     """
     if kind_of(frame) is Kind.TRAIN:
         return TrainInstruction.decode(frame)
@@ -372,10 +373,10 @@ def decode_instruction(frame: bytes) -> Instruction:
 
 
 class SharedCatchUp:
-    """A catch-up that replays records only once for all sessions of a process that lack them.
+    """A catch-up that replays records only once for all sessions of a process that need them.
 
     With independent seeds, a round has the directions of all its clients. If every client replayed
-    all of them, the time of a simulation would grow with the square of the number of clients.
+    all directions, the time of a simulation would grow with the square of the number of clients.
     """
 
     def __init__(self) -> None:
@@ -392,7 +393,7 @@ class SharedCatchUp:
         goal_digest: bytes,
         backend: Backend | None = None,
     ) -> Session:
-        """Return the session at the server's round (see `Session.catch_up`, also for errors)."""
+        """Return the session at the server's round; `Session.catch_up` describes the errors."""
         if not len(catch_up):
             return session.catch_up(catch_up, header, layout, goal_round, goal_digest, backend)
         given = session.position, session.digest, catch_up, goal_round, goal_digest

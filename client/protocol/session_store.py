@@ -1,4 +1,4 @@
-"""A client's sessions on disk: one file per run, which a crash cannot damage."""
+"""A client's sessions on disk, one file per run; a crash cannot damage a file."""
 
 import hashlib
 import shutil
@@ -21,13 +21,16 @@ VALIDATION_FILE = "validation.json"
 SESSIONS_KEPT = 8
 """Number of latest runs without a personal model whose sessions are kept.
 
-It applies separately to runs with and without answers. In an older run the state is rebuilt from
-the server's ledger.
+Runs with and without answers count separately. The state of an older run is rebuilt from the
+server's ledger.
 """
 MAX_SESSIONS_BYTES = 2**30
-"""Total size of each group's sessions in bytes; the latest one is kept whatever its size."""
+"""Maximum total size of these sessions in bytes, separately for runs with and without answers.
+
+The latest session is always kept.
+"""
 MOST_PERSONAL_RUNS = 32
-"""Most runs with a personal model; at this number no other run begins."""
+"""Maximum number of runs with a personal model; no other run begins after that."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -37,7 +40,7 @@ class _SessionFile(KeptFile[Session | None]):
     """The file of a run's session; a damaged session is rebuilt from the server's ledger."""
 
     name = SESSION_FILE
-    damaged = "{file}: {problem}; the session begins anew"
+    damaged = "{file}: {problem}; the session starts again from round 0"
     is_needed = False
 
     def _encode(self, content: Session | None) -> bytes:
@@ -65,8 +68,8 @@ class SessionFolder:
         """Store the session of a run durably.
 
         Raises:
-            TrainerError: if the file cannot be written, or there are too many personal models for
-                another run.
+            TrainerError: if the file cannot be written, or the client already has
+                `MOST_PERSONAL_RUNS`.
         """
         folder = self.folder_of(run_id)
         is_new = not (folder / SESSION_FILE).exists()
@@ -81,7 +84,7 @@ class SessionFolder:
         Files of a personal model, and records of answers, are never deleted.
 
         Raises:
-            TrainerError: if there are too many personal models for another run.
+            TrainerError: if the client already has `MOST_PERSONAL_RUNS`.
         """
         if self.folder_of(run_id).exists():
             return
@@ -96,7 +99,7 @@ class SessionFolder:
 
     @property
     def has_sessions(self) -> bool:
-        """Return whether there is a session of any run."""
+        """Return whether at least one run has a session."""
         return any(self._folder.glob(f"runs/*/{SESSION_FILE}"))
 
     def folder_of(self, run_id: bytes) -> Path:
@@ -106,10 +109,10 @@ class SessionFolder:
     def _delete_old(self, kept: int = SESSIONS_KEPT) -> None:
         """Delete sessions of old runs, and whole folders of runs without answers.
 
-        A folder that cannot be deleted now is deleted with those of a later run.
+        If a folder cannot be deleted now, the next call tries again.
 
         Args:
-            kept: number of latest folders without answers that stay.
+            kept: number of latest folders without answers to keep.
         """
         with suppress(OSError):
             folders = [each for each in self._folder.glob("runs/*") if not _is_personal(each)]
@@ -130,12 +133,12 @@ def _has_answers(folder: Path) -> bool:
 
 
 def _is_personal(folder: Path) -> bool:
-    """Return whether a run has a personal model, or is due to take private rounds for one."""
+    """Return whether a run has a personal model, or private rounds are due in it."""
     return (folder / VALIDATION_FILE).exists() or any(folder.glob("clients/*/*"))
 
 
 def _old(folders: Iterable[Path], kept: int) -> list[Path]:
-    """Return the folders of all but the latest `kept` runs."""
+    """Return the folders of all runs except the latest `kept` runs within `MAX_SESSIONS_BYTES`."""
     latest = sorted(folders, key=_time_of, reverse=True)
     sizes = accumulate(map(_session_bytes, latest))
     large = [
@@ -157,14 +160,14 @@ def _session_bytes(folder: Path) -> int:
 
 
 def encode_session(session: Session) -> bytes:
-    """Return a session as a file: magic bytes, SHA-256 of the rest, each part with its length."""
+    """Return the content of a session file: magic bytes, SHA-256, and the parts."""
     parts = session.to_bytes().values()
     body = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
 def decode_session(data: bytes) -> Session:
-    """Read a file of `encode_session`.
+    """Return the session in the bytes of `encode_session`.
 
     Raises:
         CatchUpError: if the file is damaged.

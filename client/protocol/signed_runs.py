@@ -48,11 +48,12 @@ class SignedRuns:
     """The runs of signed scenarios with one layout and one base model.
 
     Args:
-        scenarios: signed scenarios; None if the client never had one, so that the server decides.
+        scenarios: signed scenarios; None if the client never had a scenario, so that the server
+            decides.
         layout_hash: hash of the client's layout, 32 bytes.
         model_id: model id of the client's base model, 32 bytes.
         answered: records of the client's answers in each run.
-        record: function that is called with the reason of every refusal.
+        record: function that records the reason of a refusal.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class SignedRuns:
 
         Args:
             instruction: train instruction.
-            token: its token, 8 bytes.
+            token: token of the instruction, 8 bytes.
 
         Raises:
-            ScenarioError: if the client has sent another report on this round, or one on a later
-                round.
+            ScenarioError: if the client has sent another report on this round, or a report on a
+                later round.
             TrainerError: if the record of earlier answers cannot be read.
         """
         if self.server_decides:
@@ -124,8 +125,8 @@ class SignedRuns:
             is_repeated = federation == run_id and token == answered.token
             if number <= answered.round and not is_repeated:
                 self._refuse_if(
-                    f"another report about round {number}, and there is one about round "
-                    f"{answered.round}; every round is answered once"
+                    f"another report about round {number}, but this client has already reported "
+                    f"about round {answered.round}; every round is answered once"
                 )
 
     def check_evaluation(self, instruction: EvaluateInstruction, personal: bool) -> None:
@@ -151,12 +152,13 @@ class SignedRuns:
             kind = "comparison of personal models" if personal else "evaluation"
             self._refuse_if(
                 f"another {kind} after round {instruction.round} on "
-                f"{instruction.split.name.lower()} examples, and {times} of it have been sent; "
-                "each is answered once, and once again after a restore of the server's backup"
+                f"{instruction.split.name.lower()} examples, but this client has already sent "
+                f"{times}; each is answered once, and once again after a restore of the server's "
+                "backup"
             )
 
     def _federations_with(self, run_id: bytes) -> Collection[bytes]:
-        """Return the ids of a run's clusters, or just this id.
+        """Return the ids of all clusters of a run; only `run_id` for a run without clusters.
 
         The answers in all clusters of a run are counted together.
         """
@@ -204,10 +206,10 @@ class SignedRuns:
         return self._describe_run(asked.run_id, asked.track)
 
     def _describe_run(self, run_id: bytes, track: int) -> str:
-        """Describe a run id and track that match no signed scenario."""
+        """Return a description of a run id and track that match no signed scenario."""
         signed = sorted({i.hex() for run in self._runs for i in (run.run_id, *run.federations)})
         return (
-            f"run {run_id.hex()}, track {track}, and the signed scenarios lead to "
+            f"run {run_id.hex()}, track {track}, but the only signed runs are "
             f"{', '.join(signed[:_MOST_DIFFERENCES]) or 'none'}"
         )
 
@@ -233,13 +235,13 @@ def match_scenario(
 
 
 def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[str, Any]) -> str:
-    """Describe how a server's settings differ from the most similar signed scenario."""
+    """Return the differences between a server's settings and the most similar signed scenario."""
     differing = [
         {key for key in signed | settings if signed.get(key) != settings.get(key)}
         for signed in (scenario.settings for scenario in scenarios)
     ]
     if not differing:
-        return "a run, and no scenario is signed"
+        return "a run, but no scenario is signed"
     keys = min(differing, key=len)
     signed = scenarios[differing.index(keys)].settings
     return "other settings than those signed: " + _listed(
@@ -250,9 +252,9 @@ def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[
 def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
     """Return the instruction of a round according to the terms.
 
-    If the server estimates the step size, any η and clip are accepted. Any adaptive clip is also
-    accepted, because privacy does not depend on it. In other runs η may be smaller than in the
-    settings, because the server reduces η after a rise of the loss.
+    If the server estimates the step size, any η and clip are accepted. In other runs η may be
+    smaller than in the settings, because the server reduces η when the loss rises. Any adaptive
+    clip is accepted, because privacy does not depend on that clip.
     """
     estimated = terms.learning_rate is None
     interval = curvature_interval(terms.queries, terms.differences)
@@ -283,11 +285,11 @@ def _joint_clip(terms: RunTerms, asked: TrainInstruction) -> float:
 def _describe_round(terms: RunTerms, number: int) -> str:
     if number <= terms.rounds_of_federation:
         return ""
-    return f"round {number}, and the signed scenario has {terms.rounds_of_federation}"
+    return f"round {number}, but the signed scenario has {terms.rounds_of_federation} rounds"
 
 
 def _describe_differences(asked: TrainInstruction, signed: TrainInstruction) -> str:
-    """Describe the fields in which two instructions differ, with both values; empty if equal."""
+    """Return the fields in which two instructions differ, with both values; empty if equal."""
     ours, theirs = asdict(signed), asdict(asked)
     return _listed(
         f"{field.name.replace('_', ' ')} {_plain(theirs[field.name])} and not "

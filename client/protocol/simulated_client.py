@@ -1,8 +1,8 @@
 """Simulated clients, whose sessions are in Flower's context.
 
-The data of a simulated client are a share of the run's data set. A simulated client may instead
-repeat a live client's part in a recorded run. The node config then has the live client's index and
-settings, and the simulated client uses the live client's data.
+A simulated client usually has a share of the run's data set. It may instead repeat a live client's
+part in a recorded run, with the data of the live client. The node config then contains the live
+client's index and settings.
 """
 
 import json
@@ -89,7 +89,7 @@ class RunFacts(NamedTuple):
         reach: Reach = Session.catch_up,
         masking: MaskingClient | None = None,
     ) -> Client:
-        """Return a simulated client, whose guard stores only the counts that limits need."""
+        """Return a simulated client, whose guard stores only the counts that the limits need."""
         part, limits = replace(self.part, masking=masking), self.limits
         guard = Guard()
         if limits != AnswerLimits():
@@ -145,7 +145,7 @@ class RunCache:
     def config_of(
         self, settings: Mapping[str, Any], source: str, clients: int | None = None
     ) -> RunConfig:
-        """Return the configuration of some settings, which are parsed once per run.
+        """Return the configuration of the given settings, which are parsed once per run.
 
         Args:
             settings: flat settings.
@@ -153,7 +153,7 @@ class RunCache:
             clients: number of clients that the data set is divided among, if Flower provides it.
 
         Raises:
-            ConfigError: listing every mistake.
+            ConfigError: if the settings contain mistakes; the message lists all of them.
         """
         latest = self._latest_parsed
         if latest and latest[0] is settings and latest[1:3] == (source, clients):
@@ -180,7 +180,7 @@ class RunCache:
         return run
 
     def live_run_for(self, config: RunConfig) -> LoadedRun:
-        """Return the model and data of a repeated live client; one thread runs all such clients.
+        """Return the model and data of a repeated live client, for the thread of all such clients.
 
         Raises:
             SamaraError: if the model, the task or the data cannot be used.
@@ -208,8 +208,9 @@ class RunCache:
 
 
 RUNS = RunCache()
-"""The models and data of this process. Flower calls the ClientApp's functions without an object
-that could store them between messages.
+"""The models and data of this process.
+
+Flower calls the ClientApp's functions without an object that could store models between messages.
 """
 
 
@@ -224,7 +225,7 @@ class _ContextSessions:
     """The sessions in one client's context; every cluster of a run has a separate run id."""
 
     def __init__(self, context: Context) -> None:
-        self._records = context.state  # a view of the records of one kind is a copy of all
+        self._records = context.state  # `config_records` would copy all records
 
     def read_session(self, run_id: bytes) -> Session | None:
         record = self._records.get(f"{_SESSION} {run_id.hex()}")
@@ -269,7 +270,7 @@ class _SimulatedDevice:
 
 
 def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
-    """Return the client to which a context belongs.
+    """Return the client of a context.
 
     Args:
         context: Flower's context, with the run config, the node config and the sessions.
@@ -290,7 +291,7 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
         facts = runs.facts_of(config, server_config, run.runtime)
-        hidden = facts._replace(part=replace(facts.part, is_measured=False))  # as the live one is
+        hidden = facts._replace(part=replace(facts.part, is_measured=False))  # like the live client
         learner = RuntimeLearner(run.runtime, run.data.undivided(index))
         return hidden.client(learner, sessions, reach)
     config = runs.config_of(context.run_config, "run config", _client_count(context))
@@ -308,7 +309,7 @@ def _masking_of(context: Context, index: int, config: RunConfig) -> MaskingClien
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:
-    """Return the data of the client to which a context belongs: its share of the run's data set.
+    """Return the data of a context's client: a share of the run's data set.
 
     Args:
         context: Flower's context, with the run config and the node config.

@@ -1,9 +1,8 @@
 """A live client's catch-up: it can pause between slices, and stores its state after each step.
 
-The server's records determine the time of a replay. The records are at most as long as the state,
-because a server sends the state instead of longer records. Servers of
-earlier versions sent up to 64 KiB of records in any case, and all records before a common
-intercept.
+The length of the server's records determines the time of a replay. The records are at most as long
+as the state, because a server sends the state instead of longer records. Servers of earlier
+versions always sent records of up to 64 KiB, and all records before a common intercept.
 """
 
 import logging
@@ -24,8 +23,7 @@ from samara.shared.protocol.replay import Backend
 log = logging.getLogger("samara.client")
 
 SLICE_ELEMENTS = 2**27
-"""Approximate limit of direction elements between two pauses: some 0.1 s of one core.
-"""
+"""Approximate limit of direction elements between two pauses, about 0.1 s on one core."""
 
 
 class SlicedBackend:
@@ -84,11 +82,12 @@ def reach_in_steps(
         goal_digest: bytes,
         backend: Backend | None = None,
     ) -> Session:
-        """Return the session at the server's round; see `Session.catch_up`, also for errors.
+        """Return the session at the server's round; see `Session.catch_up`.
 
         Raises:
-            CatchUpError: also if the records are longer than allowed, or the server no longer
-                waits. Rounds replayed by then are kept, and the server sends the rest later.
+            CatchUpError: if `Session.catch_up` raises it, the records are longer than allowed, or
+                the server no longer waits. The rounds replayed so far are kept, and the server
+                sends the remaining rounds later.
         """
         before = session.position
         most = most_record_bytes(layout.size, has_intercept)
@@ -104,12 +103,12 @@ def reach_in_steps(
         for reached in session.steps_to(catch_up, *goal):
             number = reached.position.round
             if reached.position == before or number in (0, goal_round):
-                continue  # it is kept already, nothing is replayed yet, or the caller keeps it
+                continue  # stored already, or without a round yet, or stored by the caller
             keep(reached)
             if is_late():
                 raise CatchUpError(
                     "catching up took so long that the server no longer waits; the next catch-up "
-                    f"goes on after round {number}",
+                    f"continues after round {number}",
                     (goal_round, number),
                 )
         return reached

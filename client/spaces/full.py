@@ -1,10 +1,10 @@
 """The space of all parameters of the base model (MeZO, algorithm 1); tied weights count once.
 
-By default θ is a separate float32 copy. The network's parameters are θ or a perturbation of it,
+By default θ is a separate float32 copy. The network's parameters are θ or a perturbation of θ,
 rounded to their type. Perturbing and restoring therefore leaves no error, and with half-precision
 weights θ keeps updates that are smaller than a weight's last bit. Without the copy, θ is the
-network's parameters themselves, as in MeZO. Memory is then that of inference, but every
-perturbation leaves rounding errors (docs/concepts/mezo.md).
+network's parameters themselves, as in MeZO. Training then needs only the memory of inference, but
+every perturbation leaves rounding errors (docs/concepts/mezo.md).
 """
 
 from bisect import bisect_right
@@ -32,7 +32,7 @@ class FullSpace(SequentialSpace):
     seeds of its steps, so a run must not evaluate any other seeds.
 
     Args:
-        base: model whose parameters are trained; other networks that share them change too.
+        base: model whose parameters are trained. Networks that share these parameters change too.
         backend: backend that draws directions.
         keep_copy: whether to keep θ as a separate float32 copy, 4 bytes per parameter.
         distribution: distribution of the directions.
@@ -88,7 +88,7 @@ class FullSpace(SequentialSpace):
         return torch.cat([view.float() for view in self._views(first, count)])
 
     def _write_network(self, first: int, values: Tensor) -> None:
-        """Set the network's parameters from element `first` on to float32 [count], rounded."""
+        """Set the network's parameters from element `first` on to rounded float32 [count]."""
         start = 0
         for view in self._views(first, len(values)):
             view.copy_(values[start : start + len(view)])
@@ -121,7 +121,7 @@ class FullSpace(SequentialSpace):
         yield self._no_adapters
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and its derivative along a direction, which is held in memory whole."""
+        """Return L(θ) and its derivative along a direction, which is entirely in memory."""
         parts = [self.perturbation(seed, *part, self.scaling) for part in self.chunks()]
         sizes = [tensor.size for tensor in self.tensors]
         direction = {
@@ -149,5 +149,5 @@ def check_trainable(base: BaseModel) -> None:
     if base.quantization != "none":
         raise ModelError(
             f"{base.folder}: quantized weights cannot be trained; "
-            "set model.quantization = none, or another space"
+            "set model.quantization = none, or choose another space"
         )

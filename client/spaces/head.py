@@ -1,7 +1,7 @@
 """The space of a model's head, which maps the last hidden state to the vocabulary.
 
 Head tuning (Malladi et al. 2023, appendix E.4): only the projection to the vocabulary is trained.
-If it is tied to the word embeddings, the embeddings do not change.
+If this projection is tied to the word embeddings, the embeddings do not change.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ class HeadSpace(ParameterSpace):
         head = base.network.get_output_embeddings()
         if head is None:
             raise ModelError(
-                f"{base.folder}: has no head that leads to a vocabulary; choose another space, or "
+                f"{base.folder}: the model has no head with a vocabulary; choose another space, or "
                 "a language model"
             )
         name = next(name for name, module in base.network.named_modules() if module is head)

@@ -57,8 +57,8 @@ class LoRAFASpace(LowRankSpace):
 class LoRASpace(LowRankSpace):
     """The space of A and B of every adapted layer (MeZO, appendix E.5), and of the label bias.
 
-    All A's come first, then the tensors of the adapters' layout. A starts as LoRA-FA's frozen A, B
-    as zero.
+    All matrices A come first, then the tensors of the adapters' layout. A starts as the frozen A of
+    LoRA-FA, and B starts as zero.
 
     Args:
         base: model into which the adapters are inserted, in place.

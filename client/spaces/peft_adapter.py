@@ -3,7 +3,7 @@
 DoRA (Liu et al., 2024) trains LoRA's A and B and, for every output of a layer, the length m of its
 row of weights: W' = m·(W + s·B·A)/‖W + s·B·A‖. VeRA (Kopiczko et al., 2024) trains two vectors b
 and d for every layer: W' = W + Λ_b·B·Λ_d·A, where A and B are random, frozen and the same in all
-layers. P-RGE compares them with LoRA and LoRA-FA (table 6).
+layers. P-RGE compares DoRA and VeRA with LoRA and LoRA-FA (table 6).
 """
 
 import json
@@ -161,7 +161,7 @@ def _inject(
         import peft
     except ImportError as error:
         raise ModelError(
-            f"space = {kind} is computed by PEFT, which is not installed: "
+            f"space = {kind} is computed by PEFT, which is not installed; run "
             "pip install 'samara-fl[peft]'"
         ) from error
     layers = adapted_layers(base, settings)
@@ -186,7 +186,7 @@ def _inject(
             peft.get_peft_model(base.network, config, autocast_adapter_dtype=False)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            f"{base.folder}: PEFT cannot adapt its layers by {kind}: {error}; choose another space"
+            f"{base.folder}: PEFT cannot adapt the layers by {kind}: {error}; choose another space"
         ) from error
     _set_random_matrices(base, settings, layers)
     named = base.network.named_parameters()
@@ -197,7 +197,7 @@ def _inject(
 def _set_random_matrices(
     base: BaseModel, settings: AdapterSettings, layers: dict[str, nn.Module]
 ) -> None:
-    """Replace an injected adapter's random matrices by those drawn from the adapter's seed."""
+    """Replace an injected adapter's random matrices with matrices drawn from its seed."""
     seeds = query_seeds(settings.seed, 0, 1, max(2, len(layers)))[0]
     sizes = [features(layer) for layer in layers.values()]
     widest = max(own[0] for own in sizes), max(own[1] for own in sizes)

@@ -63,7 +63,7 @@ class Scaling:
 
     @classmethod
     def of_one(cls, group: int, groups: int) -> Self:
-        """Return factors that keep one group of a direction and zero the others (proposition 1)."""
+        """Return factors that set all groups of a direction except one to zero (proposition 1)."""
         return cls(np.eye(groups, dtype=np.float32)[group])
 
 
@@ -73,7 +73,7 @@ def scaling_by(plan: ScalingPlan | None, d: NDArray[np.float32] | None) -> Scali
 
 
 class ParameterGroups:
-    """The groups of a space's elements: one per layer, one for the embeddings, one for the head.
+    """The groups of a space's elements: one per layer, one for embeddings and one for the head.
 
     The first number in a tensor's name is its layer. Tensors without a number belong to the
     embeddings if ``emb``, ``wte`` or ``wpe`` is in their names, otherwise to the head.

@@ -38,13 +38,13 @@ from samara.shared.protocol.layout import Tensor as LayoutTensor
 from samara.shared.protocol.replay import Backend
 
 ScoreFunction = Callable[[PerturbedAdapters], NDArray[np.float32]]
-"""Runs a forward engine under P perturbations, and returns an array [P, …]."""
+"""A function that runs a forward engine under P perturbations, and returns an array [P, …]."""
 
 LossFunction = Callable[[PerturbedAdapters], Tensor]
-"""Runs a forward engine with the adapters of one point, and returns its loss as a scalar."""
+"""A function that runs a forward engine with given adapters, and returns the loss as a scalar."""
 
 RangeUpdate = Callable[[int, int], None]
-"""Updates the elements first … first + count − 1 of θ, given first and count."""
+"""A function of first and count that updates the elements first … first + count − 1 of θ."""
 
 CPU_CHUNK, ACCELERATOR_CHUNK = 2**19, 2**24
 """Number of a direction's elements in memory at once: few enough for a CPU's caches, or many enough
@@ -75,7 +75,7 @@ class Space(ABC):
         adapter: adapter with which to build a forward engine for this space.
         distribution: distribution of the directions.
         state: name of the data type in which θ is stored.
-        drifts: whether θ itself is perturbed and restored, which leaves rounding errors in it.
+        drifts: whether θ itself is perturbed and restored, which leaves rounding errors in θ.
         signs: signs of a step's perturbations; rebuilding a drifting θ repeats them.
         groups: groups of parameters with a common scaling factor in D.
         scaling_plan: modification of this run's estimates by D; None without a D.
@@ -129,7 +129,7 @@ class Space(ABC):
 
         Args:
             score: function called one or more times with perturbations for the engine built with
-                `adapter`; they are valid only during the call.
+                `adapter`. The perturbations are valid only during the call.
             seeds: uint64 [q], seeds of the directions; empty for θ itself.
             epsilon: size ε of the perturbations.
             signs: +1 and −1, or one of them.
@@ -170,7 +170,7 @@ class Space(ABC):
     ) -> None:
         """Reproduce on a range of θ the rounding errors left by perturbing with these seeds.
 
-        Does nothing unless the space drifts.
+        The method does nothing unless the space drifts.
 
         Args:
             seeds: uint64 [q], seeds of the directions.
@@ -331,7 +331,7 @@ class FlatSpace(Space):
         """Return a context inside which the model computes with a vector as θ, float32 [d]."""
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and its derivative along a direction, which is held in memory whole."""
+        """Return L(θ) and its derivative along a direction, which is entirely in memory."""
 
         def loss_at(theta: Tensor) -> Tensor:
             with self.computing_with(theta) as adapters:

@@ -4,7 +4,7 @@ Every block is transferred once per step. A loaded block receives the last step'
 with θ + ε·z and θ − ε·z of every direction, and is written back (section 5.4). The paper passes the
 state of a random generator from block to block (section 5.1). Here a direction's elements are a
 function of seed and index, so no state is passed. The arithmetic is the same as in `FullSpace`,
-element by element, so θ has the same bits.
+element by element, so θ has the same bits as in `FullSpace`.
 """
 
 from bisect import bisect_right
@@ -43,10 +43,10 @@ class StreamedFullSpace(Space):
 
     Args:
         base: model with placeholders in its blocks and no stream attached.
-        store: store of the initial blocks, which from now on holds their θ.
+        store: store of the initial blocks; from now on it contains the θ of the blocks.
         backend: backend that draws directions.
-        keep_copy: as in `FullSpace`: whether to keep θ in float32 beside the perturbed weights;
-            otherwise θ itself is perturbed and restored.
+        keep_copy: whether to keep θ in float32 in addition to the perturbed weights, as in
+            `FullSpace`. Otherwise θ itself is perturbed and restored.
         deferred: whether to apply a step's update to a block when it is next loaded, instead of to
             all blocks at once.
         distribution: distribution of the directions.
@@ -123,10 +123,10 @@ class StreamedFullSpace(Space):
 
     @torch.inference_mode()
     def assign(self, first: int, values: Tensor) -> None:
-        """Set elements of θ, loading the blocks that hold them; they are written back later.
+        """Set elements of θ, loading the blocks that hold them; the blocks are written later.
 
-        With a copy, this rounds a block's θ to the stored type at once, and not only when the block
-        is written. So the bits do not depend on the time of the transfer.
+        With a copy, the method rounds a block's θ to the stored type at once, instead of when the
+        block is written. So the bits do not depend on the time of the transfer.
         """
         start = 0
         for parameter, view in self._views(first, len(values), changes=True):
@@ -191,7 +191,7 @@ class StreamedFullSpace(Space):
 
         Args:
             stage: index of a block. A negative number means the resident parameters before the
-                blocks, a number past the last block those after them.
+                blocks, a number past the last block means the same parameters after the blocks.
 
         Yields:
             A function that perturbs the part, given a perturbation's index: 0 … q − 1 for the seeds

@@ -1,7 +1,7 @@
 """Stores of a model's blocks: files on disk, or the host's memory.
 
 A store provides a host buffer for each block, fills it with the block, and writes a changed block
-back. A checkpoint's files are read-only; training changes a copy of them.
+back. A checkpoint's files are read-only; training changes a copy of these files.
 """
 
 import os
@@ -42,7 +42,7 @@ class BlockStore(ABC):
     @property
     @abstractmethod
     def in_memory(self) -> bool:
-        """Return whether the blocks are in host memory, without files."""
+        """Return whether the store keeps the blocks in host memory rather than in files."""
 
     @abstractmethod
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
@@ -50,12 +50,17 @@ class BlockStore(ABC):
 
         Args:
             block: index of the block.
-            staging_buffer: uint8 [largest], used unless the store is in memory.
+            staging_buffer: uint8 [largest], for blocks that are read from files. A store in memory
+                ignores it.
         """
 
     @abstractmethod
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Fill a host buffer with its block.
+        """Read a block into its host buffer.
+
+        Args:
+            block: index of the block.
+            host_buffer: return value of `host_buffer` for this block.
 
         Raises:
             ModelError: if a file is missing, truncated, or cannot be read.
@@ -102,7 +107,7 @@ class FileStore(BlockStore):
         return staging_buffer[: self.packed_blocks[block].bytes]
 
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Read a block from disk, several pieces in parallel."""
+        """Read the pieces of a block from disk in parallel."""
         memory = _bytes_of(host_buffer)
         jobs: list[Future[None]] = []
         for tensor in self.packed_blocks[block].tensors:
@@ -119,7 +124,7 @@ class FileStore(BlockStore):
             job.result()
 
     def write_back(self, block: int, host_buffer: Tensor) -> None:
-        """Write a block into its file."""
+        """Write a block's tensors into their files."""
         assert self._writable, "the files of a checkpoint are never written"
         memory = _bytes_of(host_buffer)
         for tensor in self.packed_blocks[block].tensors:
@@ -129,14 +134,14 @@ class FileStore(BlockStore):
 
 
 class HostStore(BlockStore):
-    """A store of blocks in host memory, page-locked if that makes transfers faster.
+    """A store of blocks in host memory, optionally page-locked.
 
     Args:
         source: store from which the blocks are copied.
         dtype: type for storing floating-point tensors; None keeps the source's types.
         pinned: whether to page-lock the memory.
         model_dtype: type of the model. Floating-point tensors are rounded to it before conversion
-            to `dtype`; None rounds nothing.
+            to `dtype`. With None they are not rounded.
 
     Raises:
         ModelError: if there is not enough memory, or the source cannot be read.
@@ -185,7 +190,7 @@ def copy_to_files(
         folder: folder for one file per block; files of an earlier copy are replaced.
         dtype: type for storing floating-point tensors; None keeps the source's types.
         model_dtype: type of the model. Floating-point tensors are rounded to it before conversion
-            to `dtype`; None rounds nothing.
+            to `dtype`. With None they are not rounded.
 
     Raises:
         ModelError: if the source cannot be read or the folder cannot be written.
@@ -219,7 +224,8 @@ def write_block_file(
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise ModelError(
-            f"{file}: cannot be written: {error}; free space on this disk, or set XDG_CACHE_HOME"
+            f"{file}: cannot be written: {error}; free space on this disk, or set "
+            "XDG_CACHE_HOME to a folder on another disk"
         ) from error
     locations = tensor_locations(file)
     return {name: locations[name] for name in tensors}
@@ -236,7 +242,7 @@ def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
             return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
     except (RuntimeError, MemoryError) as error:
         raise ModelError(
-            f"{size / 2**20:,.0f} MiB for a block do not fit the memory of {device}: "
+            f"a block of {size / 2**20:,.0f} MiB does not fit into the memory of {device}: "
             f"{str(error).splitlines()[0]}; free memory, quantize "
             "(model.quantization = nf4), or stream from disk"
         ) from error
@@ -249,7 +255,7 @@ def _copy_block(
     memory: Tensor,
     model_dtype: torch.dtype | None,
 ) -> None:
-    """Copy a block of another store into memory, converted to the packed block's types."""
+    """Copy a block of another store into memory, and convert it to the packed block's types."""
     if source.in_memory:
         source_memory = source.host_buffer(block, None)
     elif packed_block == source.packed_blocks[block] and model_dtype is None:

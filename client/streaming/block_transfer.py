@@ -2,8 +2,8 @@
 
 A CPU needs no transfer. On CUDA three streams run in parallel (ZO2, section 5.2): upload, compute
 and offload. An upload waits for the computation with the previous block in the same buffer. An
-offload waits for the computation with the offloaded block. Each waits in a separate thread, so the
-waits delay no other work.
+offload waits for the computation with the offloaded block. Uploads and offloads wait in separate
+threads, so the waits delay no other work.
 """
 
 from abc import ABC, abstractmethod
@@ -26,19 +26,19 @@ class BlockTransfer(ABC):
 
     @abstractmethod
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
-        """Transfer a block to the device, wait for completion, and return its bytes there, uint8.
+        """Transfer a block, wait for completion, and return the block's bytes on the device, uint8.
 
         Args:
             host_buffer: the block in host memory, uint8.
-            device_buffer: memory on the device, uint8, at least as large; None if the device
-                computes in host memory.
+            device_buffer: memory on the device, uint8, at least as large as the host buffer; None
+                if the device computes in host memory.
             event: return value of `record_event` after the device buffer's last use or its
                 allocation.
         """
 
     @abstractmethod
     def record_event(self) -> Any:
-        """Record the end of all work submitted to the device so far."""
+        """Return an event that marks the end of all work submitted to the device so far."""
 
     @abstractmethod
     def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
@@ -82,13 +82,13 @@ class CudaTransfer(BlockTransfer):
 
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
         """Copy the block in the upload stream."""
-        assert device_buffer is not None, "a CUDA device computes in memory of its own"
+        assert device_buffer is not None, "a CUDA device computes in its own memory"
         device_bytes = device_buffer[: len(host_buffer)]
         self._copy(self._upload_stream, host_buffer, device_bytes, event)
         return device_bytes
 
     def record_event(self) -> Any:
-        """Record an event in the computing stream."""
+        """Return an event recorded in the computing stream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event

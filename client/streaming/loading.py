@@ -43,7 +43,7 @@ _FREE_SHARE = 0.25
 """Share of the free memory that must stay free if weights are stored there."""
 HELD_SHARE = 0.5
 """Largest total size of blocks that are read through the page cache, as a share of the free memory.
-Larger blocks would evict each other's pages, and those of other processes."""
+Larger blocks would evict each other's pages and the pages of other processes."""
 _BUFFERS = 2
 """Minimum number of blocks in memory at a time."""
 _KIND = "quantized blocks 2"
@@ -55,14 +55,14 @@ class LoadedModel:
 
     Attributes:
         base: model with all its weights, or with placeholders in its blocks if they are streamed.
-        store: store of the blocks; None if they are in the model.
+        store: store of the blocks; None if the model contains its blocks.
     """
 
     base: BaseModel
     store: BlockStore | None = None
 
     def make_stream(self, base: BaseModel) -> BlockStream | None:
-        """Attach a stream of the blocks to a model; return None if they are in the model.
+        """Attach a stream of the blocks to a model and return it; return None without a store.
 
         Args:
             base: the loaded model or a copy of its modules.
@@ -93,7 +93,7 @@ class LoadedModel:
 
 
 def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
-    """Load a model according to its settings, streamed or not.
+    """Load a model, with a store of its blocks if its settings require streaming.
 
     Args:
         settings: settings of the model.
@@ -138,7 +138,7 @@ def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
 def _choose_reading(
     locations: list[dict[str, TensorLocation]], packed: list[PackedBlock]
 ) -> ReadRange:
-    """Choose direct reads if memory cannot hold the blocks and the disk supports them."""
+    """Return `read_directly` if the disk supports it and memory cannot hold all blocks."""
     if sum(block.bytes for block in packed) <= free_memory() * HELD_SHARE:
         return read
     file = next(iter(locations[0].values())).file
@@ -153,8 +153,9 @@ def choose_tier(settings: ModelSettings) -> Tier | None:
     """Choose where to store the blocks; return None to keep the whole model on the device.
 
     With ``stream = auto`` the model stays on the device if its weights take at most three quarters
-    of the device's free memory. Otherwise its blocks are stored in host memory by the same rule, or
-    else on disk.
+    of the device's free memory. Otherwise the blocks are stored on disk. The blocks of a GPU's
+    model are stored in host memory instead if the weights take at most three quarters of that
+    memory.
     """
     if settings.stream == "off":
         return None
@@ -172,10 +173,10 @@ def choose_tier(settings: ModelSettings) -> Tier | None:
 
 
 def _check_memory(settings: ModelSettings) -> None:
-    """Check that the permanently loaded part of a streamed model fits the CPU's memory.
+    """Check that the embeddings, the head and the buffers of a streamed model fit into memory.
 
     Raises:
-        ModelError: if this part does not fit.
+        ModelError: if they do not fit into the free memory of the CPU.
     """
     sizes = read_model_sizes(settings)
     if sizes is None or settings.torch_device != "cpu":
@@ -183,9 +184,10 @@ def _check_memory(settings: ModelSettings) -> None:
     need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
     if need > free:
         raise ModelError(
-            f"{settings.path}: even with streamed blocks, embeddings and head take "
-            f"{sizes.outside / 2**20:,.0f} MiB and {_BUFFERS} blocks "
-            f"{_BUFFERS * sizes.largest / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free; "
+            f"{settings.path}: even with streamed blocks, embeddings and head need "
+            f"{sizes.outside / 2**20:,.0f} MiB and {_BUFFERS} blocks need "
+            f"{_BUFFERS * sizes.largest / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are "
+            "free; "
             "free memory, quantize (model.quantization = nf4), or set model.dtype = bfloat16"
         )
 
@@ -209,7 +211,10 @@ def _locations(
 def _packed_blocks(
     base: BaseModel, locations: list[dict[str, TensorLocation]]
 ) -> list[PackedBlock]:
-    """Lay out the blocks in memory; on a CPU with the alignment of a memory-mapped checkpoint."""
+    """Return the layout of each block in memory.
+
+    On a CPU, unquantized tensors keep their alignment in the memory-mapped checkpoint.
+    """
     maps = base.network.device.type == "cpu" and base.quantization == "none"
     return [
         PackedBlock.lay_out(
@@ -228,9 +233,9 @@ def _packed_blocks(
 def _quantized_locations(
     settings: ModelSettings, base: BaseModel, entries: list[dict[str, CheckpointEntry]]
 ) -> list[dict[str, TensorLocation]]:
-    """Return the locations of quantized blocks, first quantizing blocks that have no file yet.
+    """Return the locations of quantized blocks; quantize and store the blocks without a file.
 
-    Quantized layers on the meta device replace the model's linear layers.
+    The function also replaces the model's linear layers with quantized layers on the meta device.
     """
     kind, dtype, device = settings.quantization, base.network.dtype, base.network.device
     folder = stream_folder() / cache_key(_KIND, model=model_inputs(base)).hex()
@@ -252,7 +257,7 @@ def _quantized_locations(
 
 
 def stream_folder() -> Path:
-    """Return the folder for blocks that differ from the checkpoint's.
+    """Return the cache folder for quantized blocks.
 
     Raises:
         ModelError: if the user has no home folder.
@@ -260,4 +265,6 @@ def stream_folder() -> Path:
     try:
         return cache_folder("blocks")
     except RuntimeError as error:
-        raise ModelError("there is no home folder for blocks; set XDG_CACHE_HOME") from error
+        raise ModelError(
+            "blocks cannot be cached without a home folder; set XDG_CACHE_HOME to a folder"
+        ) from error

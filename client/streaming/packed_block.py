@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Alignment in bytes, the same as that of torch's allocator."""
+"""Alignment in bytes, equal to the alignment of torch's allocator."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class PackedTensor:
         dtype: type for storing and transferring the tensor.
         shape: shape of the tensor.
         misalignment: bytes between the preceding multiple of `ALIGNMENT` and the tensor's first
-            byte. The last bits of a CPU matrix product depend on this number. A resident model's
-            tensors have the alignment of the memory-mapped checkpoint.
+            byte. The last bits of a CPU matrix product depend on this number. It is therefore
+            copied from the memory-mapped checkpoint, whose alignment a resident model has.
         offset: position of the tensor's first byte in the packed block.
     """
 
@@ -66,7 +66,7 @@ class PackedBlock:
         return cls(tuple(packed), end)
 
     def with_dtype(self, dtype: torch.dtype | None) -> "PackedBlock":
-        """Return the layout with all floating-point tensors in another type; None changes none."""
+        """Return the layout with all floating-point tensors in another type; unchanged for None."""
         if dtype is None:
             return self
         return PackedBlock.lay_out(

@@ -40,7 +40,7 @@ def read_directly(file: Path, offset: int, buffer: memoryview) -> None:
     Each thread keeps a page-aligned buffer for direct reads.
 
     Raises:
-        ModelError: if the file is missing, truncated, cannot be read, or its file system does not
+        ModelError: if the file is missing, truncated or unreadable, or its file system does not
             support direct reads.
     """
     if not hasattr(os, "O_DIRECT"):
@@ -59,14 +59,14 @@ def read_directly(file: Path, offset: int, buffer: memoryview) -> None:
 
 
 def measure_disk_rate(file: Path, pieces: int) -> float:
-    """Measure the speed, in bytes/s, of direct reads of a file's first pieces.
+    """Return the measured speed of direct reads of a file's first pieces, in bytes/s.
 
     Args:
         file: file to read.
         pieces: number of pieces of `PIECE_BYTES`.
 
     Raises:
-        ModelError: as `read_directly` does.
+        ModelError: if `read_directly` cannot read the file.
     """
     size = min(file.stat().st_size, pieces * PIECE_BYTES)
     offsets = range(0, size, PIECE_BYTES)
@@ -90,7 +90,7 @@ def _read(file: Path, flags: int, offset: int, buffer: memoryview, needed: int) 
                 if not count or ends:
                     raise ModelError(
                         f"{file}: is truncated: it ends before byte {offset + needed:,}; "
-                        "get it again"
+                        "get the file again"
                     )
                 done += count
         finally:
@@ -105,6 +105,6 @@ def _read(file: Path, flags: int, offset: int, buffer: memoryview, needed: int) 
 
 def _no_direct_reads(file: Path) -> str:
     return (
-        f"{file}: the file system that it is on takes no direct reads; put the file on a disk of "
-        "this machine"
+        f"{file}: the file system does not support direct reads; move the file to a disk of this "
+        "machine"
     )

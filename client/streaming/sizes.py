@@ -14,7 +14,7 @@ _QUANTIZED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a model's weights, in bytes, with the types after loading.
+    """Sizes of a model's weights after loading, in bytes.
 
     Attributes:
         outside: size of embeddings, head and norms.
@@ -33,7 +33,7 @@ class ModelSizes:
 
 
 def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
-    """Read a model's sizes from its files; return None if they are not in a local folder.
+    """Return a model's sizes; None unless a local folder holds its safetensors files.
 
     Raises:
         ModelError: if one of the model's files is damaged, or its weights are quantized.
@@ -51,7 +51,7 @@ def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
     for file in weight_files(folder):
         for name, location in tensor_locations(file).items():
             count = location.bytes / location.dtype.itemsize
-            # tensor names of blocks contain the number of their layer
+            # Only the names of tensors in blocks contain the number of a layer.
             if block := re.match(r"(.*?\.)?\d+\.", name):
                 each = matrix_bytes if len(location.shape) == 2 else full_bytes
                 blocks[block[0]] = blocks.get(block[0], 0.0) + count * each

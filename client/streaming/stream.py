@@ -1,9 +1,9 @@
-"""A stream of a model's blocks, each loaded when it is called (ZO2, sections 5.2 and 5.3).
+"""A stream that loads each block of a model when the block is called (ZO2, sections 5.2, 5.3).
 
 While one block computes, the next block is read into a second buffer. If blocks are changed, the
 previous block is written back from a third buffer. The order of the previous pass predicts the next
 block. Only the buffers, the embeddings and the head are in memory. A block loads its tensors before
-its forward pass, so no modelling code changes.
+its forward pass, so the model's code does not change.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger("samara.stream")
 
 _PASSES_BEFORE_WARNING = 3
 _SLOW_SHARE = 0.5
-"""Share of time spent waiting for blocks above which to log a warning about the disk."""
+"""The disk is reported as slow if waiting for blocks takes at least this share of the time."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class _BlockBuffer:
         staging: host memory for reading a block from a file, or None.
         device: memory on the torch device, or None if the device computes in host memory.
         compute: memory for tensors whose computing type differs from their stored type.
-        event: end of the last computation with this buffer, or with the memory before its
-            allocation.
+        event: event at the end of the last computation with this buffer. After an allocation,
+            event at the end of all earlier work.
         write: latest job that writes a block back from this buffer.
     """
 
@@ -191,14 +191,14 @@ class BlockStream:
         return self._tensors
 
     def set_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Make the loaded block compute with these tensors, converted to the model's types."""
+        """Make the loaded block compute with these tensors, converted to the types of the model."""
         assert self._current is not None
         for name, swappable in self._swappable[self._current].items():
             swappable.swap_in(tensors[name])
 
     def mark_changed(self) -> None:
         """Mark the loaded block as changed, so that it is written back."""
-        assert self._writable, "this stream's blocks are only read"
+        assert self._writable, "this stream is read-only"
         self._changed = True
 
     def unload_block(self) -> None:
@@ -259,10 +259,10 @@ class BlockStream:
             return ""
         rate = statistics.bytes / max(statistics.reading_seconds, 1e-9)
         return (
-            f"the disk gives {rate / 1e6:,.0f} MB/s of blocks, and "
-            f"{statistics.waiting_seconds:.1f} of {seconds:.1f} s were spent waiting for them; "
-            "quantize (model.quantization = nf4 reads an eighth of float32), score more rows in a "
-            "step, or use a faster disk"
+            f"the disk reads {rate / 1e6:,.0f} MB/s, and the model waited "
+            f"{statistics.waiting_seconds:.1f} of {seconds:.1f} s for its blocks; quantize "
+            "(model.quantization = nf4 reads a seventh of the bytes of float32), score more rows "
+            "in a step, or use a faster disk"
         )
 
     def _load_successor(self, index: int) -> None:
@@ -272,7 +272,7 @@ class BlockStream:
             self._pending[successor] = self._start_loading(successor)
 
     def _start_loading(self, index: int) -> _PendingBlock:
-        """Start loading a block into a free buffer or the buffer of an unused prediction."""
+        """Start loading a block into a free buffer, or that of an unused block loaded ahead."""
         if not self._free and self._unallocated:
             buffer = _BlockBuffer()
             self._allocate(buffer)
@@ -375,14 +375,15 @@ class BlockStream:
                 placeholder = swappable[name].placeholder
                 if tensor.shape != tuple(placeholder.shape):
                     raise ModelError(
-                        f"{folder}: block {index}: {name} is stored as {list(tensor.shape)} and "
-                        f"the model's configuration says {list(placeholder.shape)}; config.json "
-                        "and weights belong to different models"
+                        f"{folder}: block {index}: {name} has the stored shape "
+                        f"{list(tensor.shape)}, but config.json requires "
+                        f"{list(placeholder.shape)}; config.json and weights belong to different "
+                        "models"
                     )
                 if tensor.dtype.is_floating_point != placeholder.dtype.is_floating_point:
                     raise ModelError(
-                        f"{folder}: block {index}: {name} is stored as {tensor.dtype}, which "
-                        f"cannot be computed with as {placeholder.dtype}; get the model again"
+                        f"{folder}: block {index}: {name} is stored as {tensor.dtype}, but the "
+                        f"model computes with {placeholder.dtype}; get the model again"
                     )
 
     def detach(self) -> None:

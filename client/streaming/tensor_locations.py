@@ -2,7 +2,7 @@
 
 The safetensors library returns new tensors or maps the file into memory. If a mapped file is
 truncated later, a signal ends the process. This module instead supports reading into existing
-buffers, and every problem with a file raises an error that names it.
+buffers, and every problem with a file raises an error that names the file.
 """
 
 import json
@@ -87,11 +87,12 @@ def tensor_locations(file: Path) -> dict[str, TensorLocation]:
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file}: its header is damaged: {error!r}; get it again") from error
+        raise ModelError(f"{file}: its header is damaged: {error!r}; get the file again") from error
     end = max((location.offset + location.bytes for location in locations.values()), default=0)
     if size < end:
         raise ModelError(
-            f"{file}: is truncated: {size:,} bytes, and its tensors need {end:,}; get it again"
+            f"{file}: is truncated: it has {size:,} bytes, but its tensors need {end:,}; get the "
+            "file again"
         )
     return locations
 
@@ -107,5 +108,5 @@ def _location(file: Path, data_offset: int, name: str, entry: dict[str, Any]) ->
         )
     location = TensorLocation(file, data_offset + begin, dtype, shape)
     if min(begin, *shape, 0) < 0 or location.bytes != end - begin:
-        raise ValueError(f"{entry} does not add up")
+        raise ValueError(f"size, type and shape contradict each other: {entry}")
     return location

@@ -16,11 +16,11 @@ from samara.shared.errors import SamaraError
 log = logging.getLogger("samara.client")
 
 SECONDS_BETWEEN = 10.0
-"""Seconds between checks for idle work, because the data or a pause may have changed."""
+"""Interval of checks for idle work, in seconds; new data or the end of a pause may allow work."""
 
 
 class InterruptionError(Exception):
-    """Ends idle work: a message has arrived, a device limit is exceeded, or the trainer ends."""
+    """Exception that ends idle work because of a message, a device limit, or the trainer's end."""
 
 
 class IdleWork:
@@ -28,10 +28,11 @@ class IdleWork:
 
     Args:
         worker: executor with one thread, which answers the messages.
-        work: function that does the pending work, called on that thread. An `InterruptionError` may
-            end it before any forward pass; it is then called again later.
-        pause_reason: function that returns at once the reason for a pause now; empty for no pause.
-            It is called before every forward pass.
+        work: function that does the pending work, called on the worker's thread. An
+            `InterruptionError` may end the function before any forward pass. The function is then
+            called again later.
+        pause_reason: function that immediately returns the current reason for a pause; empty for no
+            pause. It is called before every forward pass.
         seconds: interval between checks for pending work.
     """
 
@@ -54,7 +55,7 @@ class IdleWork:
         self._wake()
 
     def close(self) -> None:
-        """End work before its next forward pass, and start no more."""
+        """End the current work before its next forward pass, and start no more work."""
         self._end.set()
         if self._timer.is_alive():
             self._timer.join()

@@ -91,7 +91,7 @@ class RemoteModel:
         return await self._call(self._stub.Classify, request)  # type: ignore[no-any-return]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GeneratePart, None]:
-        """Yield the opening, the pieces and the ending of a text; closing it ends the call."""
+        """Yield opening, pieces and ending of a text; closing the iterator ends the call."""
         call = self._stub.Generate(request)
         try:
             async for part in call:
@@ -112,8 +112,8 @@ class RemoteModel:
             return kind(error.details())
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return TrainerError(
-                f"no trainer answers at {self._socket}: it is being restarted, or `samara client "
-                "up` has ended; ask again in a moment, or start `up` or `serve` again"
+                f"no trainer answers at {self._socket}: the trainer is being restarted, or `samara "
+                "client up` has ended; ask again in a moment, or start `up` or `serve` again"
             )
         return TrainerError(
             f"the trainer at {self._socket} failed: {error.code().name.lower()}: {error.details()}"

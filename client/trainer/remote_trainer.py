@@ -23,7 +23,7 @@ CHANNEL_OPTIONS = (
 
 
 class RemoteTrainer:
-    """A proxy for the client in the resident trainer's process; it passes frames on unread.
+    """A proxy for the client in the resident trainer's process, which forwards unread frames.
 
     Every method raises `TrainerError` if the trainer fails or ends.
 

@@ -1,9 +1,9 @@
 """The gRPC service of a resident trainer, on a Unix socket that only its owner can open.
 
 One thread loads the model and does all the work in the order of the calls, so that no result
-depends on the thread that computed it. Between calls it takes the client's private rounds. Between
-its forward passes another thread answers the owner's questions, which have priority. A third thread
-returns the status at any time.
+depends on the thread that computed it. Between calls this thread takes the client's private rounds.
+Between its forward passes, another thread answers the owner's questions, which have priority. A
+third thread returns the status at any time.
 """
 
 import logging
@@ -114,8 +114,9 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         """Take the private rounds that are due, between messages.
 
         Models left over from a killed trainer are evaluated first. The personal model is evaluated
-        after the private rounds from each state, before the next ones begin: a device that is
-        slower than its federation always has pending private rounds.
+        after the private rounds from each state, before the next private rounds begin. A device
+        that is slower than its federation would otherwise never evaluate, because it always has
+        pending private rounds.
         """
         while True:
             while self._unevaluated:
@@ -152,8 +153,8 @@ def serve_trainer(
         load: function that loads the trainer; called once, in the thread that uses the trainer.
         socket: path of the socket. An existing file is replaced, so the caller must make sure that
             no other trainer listens there.
-        pause_reason: function that returns at once the reason for a pause now; empty for no pause.
-            It is called before every forward pass.
+        pause_reason: function that immediately returns the current reason for a pause; empty for no
+            pause. It is called before every forward pass.
         joules: function that returns the machine's energy so far, in joules; None if it is not
             measured.
         shares_cost: whether to send each report's cost for this device along with the report.
@@ -179,7 +180,9 @@ def serve_trainer(
             socket.unlink(missing_ok=True)
             server.add_insecure_port(address)
         except (OSError, RuntimeError) as error:
-            raise TrainerError(f"{socket}: cannot be opened: {error}") from error
+            raise TrainerError(
+                f"{socket}: cannot be opened: {error}; check the permissions of its folder"
+            ) from error
         finally:
             os.umask(previous)
         server.start()

@@ -7,7 +7,7 @@ import grpc
 from samara.shared.errors import TrainerError
 
 MAX_SOCKET_BYTES = 107
-"""Longest path of a Unix socket, in bytes."""
+"""Maximum length of the path of a Unix socket, in bytes."""
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -25,7 +25,7 @@ def address_of(socket: Path) -> str:
     path = str(socket.absolute())
     if len(path.encode()) > MAX_SOCKET_BYTES:
         raise TrainerError(
-            f"{path}: the path of a socket may have {MAX_SOCKET_BYTES} bytes, and this one has "
+            f"{path}: the path of a socket may have {MAX_SOCKET_BYTES} bytes, but this path has "
             f"{len(path.encode())}; give a client a shorter --home"
         )
     return f"unix:{path}"

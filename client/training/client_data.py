@@ -41,9 +41,9 @@ class LabelledPrompts:
 
     Attributes:
         prompts: n tokenized examples.
-        labels: int64 [n].
-        parts: the examples in groups that a readout computes and caches together. Each part has
-            more examples than the next one.
+        labels: label of each example, int64 [n].
+        parts: groups of the examples. A readout computes and caches the features of a group
+            together. Each group has more examples than the next one.
     """
 
     prompts: tuple[Prompt, ...]
@@ -52,21 +52,21 @@ class LabelledPrompts:
 
     @property
     def token_counts(self) -> NDArray[np.int64]:
-        """The number of tokens of each example's answer in a generation, int64 [n]."""
+        """The number of tokens in the answer of each example of a generation task, int64 [n]."""
         return np.array([len(prompt.targets[0]) for prompt in self.prompts], np.int64)
 
     @property
     def byte_count(self) -> int:
-        """The length in UTF-8 of all answers of a generation."""
+        """The total length of all answers of a generation task, in bytes of UTF-8."""
         return sum(prompt.target_bytes for prompt in self.prompts)
 
     def first(self, count: int | None) -> "LabelledPrompts":
-        """Return the first examples; all of them if the count is None."""
+        """Return the first `count` examples; all examples if `count` is None."""
         return LabelledPrompts(self.prompts[:count], self.labels[:count], self.parts)
 
 
 class ExampleTokenizer:
-    """A scorer's tokenization; one thread at a time may call it, as fast tokenizers require.
+    """A scorer's tokenization behind a lock, since fast tokenizers allow one thread at a time.
 
     Attributes:
         lock: lock of the tokenizer.
@@ -82,11 +82,11 @@ class ExampleTokenizer:
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer of a generation; empty in other tasks."""
+        """The text that ends an answer of a generation task; empty for other tasks."""
         return self._scorer.stop if isinstance(self._scorer, GenerationScorer) else ""
 
     def fits(self, example: Example) -> bool:
-        """Return whether the model reads the whole text of a generation before its answer."""
+        """Return whether the whole text before a generated answer fits into the model's context."""
         scorer = self._scorer
         assert isinstance(scorer, GenerationScorer)
         (stem,) = self(replace(example, answers=())).sequences
@@ -115,7 +115,7 @@ class ClientData:
         examples: examples of all splits.
         client_count: number of clients that a common data set is divided among; None if the
             examples are the client's own.
-        most_evaluated: maximum number of examples that an evaluation of the current run may count,
+        most_evaluated: maximum number of examples that an evaluation of the current run may use,
             by split, as declared in the client's hello. Other splits are not limited.
         passes: number of rows that went through the model for the client's steps so far.
         has_passed: whether `passes` includes the pass that computes a readout's features.
@@ -173,7 +173,7 @@ class ClientData:
         return [self._tokenize(example) for example in examples[::step]]
 
     def evaluated(self, split: Split) -> LabelledPrompts:
-        """Return the examples of a split within `most_evaluated`, tokenized."""
+        """Return the tokenized examples of a split, at most `most_evaluated` of them."""
         return self.tokenized(split).first(self.most_evaluated.get(split))
 
     def evaluated_texts(self, split: Split) -> list[Example]:
@@ -216,8 +216,8 @@ def grown_parts(
 ) -> tuple[tuple[Prompt, ...], ...]:
     """Return the parts of some examples, given the parts of the previous examples.
 
-    A part that is not longer than the next one is merged with it. So there are few parts, and an
-    example is computed again only when the number of examples has about doubled.
+    A part that is not longer than the next part is merged with the next part. This keeps the number
+    of parts small. An example is computed again only when the number of examples has about doubled.
 
     Args:
         parts: parts of the previous examples. A part stays the same as long as one of its examples
@@ -235,14 +235,14 @@ def grown_parts(
 
 
 class ClientDataSource:
-    """The examples of a task on this machine, as the data of clients; threads may share it.
+    """The source of all clients' data on this machine; threads may share it.
 
     Args:
         examples: reader of the task's examples.
         settings: settings of the examples' division among clients.
         tokenize: function that turns an example into a prompt.
-        evaluated: maximum number of validation examples, and of test examples, of a share; 0 for
-            all.
+        evaluated: maximum number of examples in the validation split of a client, and in its test
+            split; 0 for all.
     """
 
     def __init__(
@@ -272,11 +272,14 @@ class ClientDataSource:
                 self._divided[client_count] = self._divide(client_count)
             shares = self._divided[client_count]
         if client >= client_count:
-            raise DataError(f"client {client} does not exist: there are {client_count} clients")
+            raise DataError(
+                f"client {client} does not exist: there are {client_count} clients; use an index "
+                f"below {client_count}"
+            )
         return shares[client]
 
     def examples_for(self, client_count: int) -> Sequence[Example]:
-        """Return all examples that are divided among so many clients."""
+        """Return all examples that are divided among `client_count` clients."""
         return self._examples(max(1, client_count))
 
     def undivided(self, client: int) -> ClientData:
@@ -306,8 +309,8 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
 
     Args:
         task: task of the examples.
-        settings: settings that name the data; generated messages are created at the first call, by
-            one writer per client.
+        settings: settings that name the data. Generated messages are created at the first call of
+            the returned function, by one writer per client.
 
     Raises:
         DataError: if the data cannot be read, are missing, or lack the user field that the task

@@ -38,7 +38,7 @@ from samara.shared.storage.files import write_once
 from samara.shared.storage.kept_file import KeptFile
 
 USUAL_PASS_BYTES = 32 * 2**20
-"""Most bytes of a pass on a CPU if the settings leave it open; about the size of its caches."""
+"""Memory limit of a pass on a CPU without a setting, in bytes; about the size of a CPU's caches."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,15 @@ def read_or_decide_execution(
 
 
 class StepBenchmark:
-    """Measures time and memory of steps on this machine's examples; results are discarded.
+    """A measurement of the time and memory of steps; the steps do not change the state.
 
     Args:
         forward: forward engine.
         layout: layout of the adapter.
         weight_map: map from directions to the weights of the adapter.
         config: settings that give the number of queries, epsilon and the torch device.
-        typical: B examples like those of a step.
-        longest: B examples that take the most memory.
+        typical: one batch of examples of typical length.
+        longest: one batch of the examples that take the most memory.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ def largest_micro_batch(
 def _budget_error(config: RunConfig, needed: int) -> ConfigError:
     return ConfigError(
         f"memory-budget = {config.memory_budget:,}: a pass of one example needs {needed:,} bytes "
-        "beside the weights; raise it, lower model.max-length, or set grouping = auto"
+        "beside the weights; raise memory-budget, lower model.max-length, or set grouping = auto"
     )
 
 

@@ -1,8 +1,8 @@
-"""The examples of a live client, whose number may grow while it runs.
+"""The examples of a live client, whose number may grow while the client runs.
 
 The examples come from ``data.path``, which is read once or watched, and from the client's owner
 (learned examples). They are in the order of arrival. Deletions and additions do not change the
-order of the others.
+order of the remaining examples.
 """
 
 import logging
@@ -54,7 +54,7 @@ class DataFacts:
 
     Attributes:
         counts: number of examples by source and split.
-        newest: time of the newest added example, seconds since 1970; 0 without any.
+        newest: time of the newest added example, seconds since 1970; 0 without added examples.
         problems: unusable data and the reasons, each with file and line.
     """
 
@@ -119,7 +119,7 @@ class GrowingData:
         examples.
 
         Raises:
-            TrainerError: if the client's own file cannot be read or written.
+            TrainerError: if the file of learned examples cannot be read or written.
         """
         changes = [self._read_again(), self._read_learned(), not self.facts.counts]
         if not any(changes) and not self._settings.keep_days:
@@ -137,7 +137,7 @@ class GrowingData:
         return self.examples != before
 
     def divide_as(self, settings: DataSettings) -> bool:
-        """Divide the examples into splits by other settings; return whether any have changed.
+        """Divide the examples into splits by other settings; return whether an example has changed.
 
         Args:
             settings: the device's data settings, with the split and the seed of a run.
@@ -163,13 +163,13 @@ class GrowingData:
         return self.refresh()
 
     def _read_again(self) -> bool:
-        """Read the watched data if a file has changed; return whether they were read."""
+        """Read the watched data again; return whether the data or the problems have changed."""
         if not self._settings.watch:
             return False
         try:
             return self._read_watched()
         except DataError as error:
-            problem = f"{error}; the examples that were read before are used"
+            problem = f"{error}; the examples read earlier stay in use"
             if problem in self._problems["watched"]:
                 return False
             self._problems["watched"], self._watched_files = [problem], None
@@ -179,7 +179,7 @@ class GrowingData:
         """Read the watched data if a file has changed; return whether a file has changed.
 
         Raises:
-            DataError: if they cannot be read.
+            DataError: if the data cannot be read.
         """
         path = self._settings.path
         files = _files(Path(path))
@@ -210,7 +210,10 @@ class GrowingData:
         return True
 
     def _retained(self, added: Sequence[_Added]) -> list[_Added]:
-        """Return the added examples that the retention settings allow; delete the others' lines."""
+        """Return the added examples that the retention settings allow.
+
+        All other learned examples are deleted from their file if `may_delete` is true.
+        """
         keep, days = self._settings.keep, self._settings.keep_days
         since = self._clock() - days * SECONDS_PER_DAY if days else 0.0
         kept = [added[index] for index in newest([one.row.time for one in added], keep, since)]
@@ -224,16 +227,19 @@ class GrowingData:
     def _log_new(self, problems: Sequence[str]) -> None:
         new = [problem for problem in problems if problem not in self.facts.problems]
         for problem in new[:_LOGGED_PROBLEMS]:
-            log.warning("not used: %s", problem)
+            log.warning("data not used: %s", problem)
         if len(new) > _LOGGED_PROBLEMS:
-            log.warning("and %d more; see samara client status", len(new) - _LOGGED_PROBLEMS)
+            log.warning(
+                "%d more problems with the data; see samara client status",
+                len(new) - _LOGGED_PROBLEMS,
+            )
 
 
 def load_given(task: Task, settings: DataSettings) -> list[Example]:
     """Load the examples of data that do not grow.
 
     Raises:
-        DataError: if they cannot be read, or are missing.
+        DataError: if the data are missing or cannot be read.
     """
     check_data_is_given(task, settings.path)
     if settings.path == EMBEDDED_DATA:
@@ -249,7 +255,7 @@ def _merge(
     A text counts once, in the split of its first source, with its newest label.
 
     Args:
-        before: examples before the change, whose order stays.
+        before: examples before the change; they keep their order.
         given: data that are read once; repeated texts in these data are kept.
         added: added examples.
         task: task of the examples.
@@ -283,6 +289,6 @@ def _files(path: Path) -> _Files:
         for one in paths:
             stat = one.stat()
             found.append((str(one), stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    except OSError:  # it has gone meanwhile, which reading finds out too
+    except OSError:  # the file has disappeared, and reading the data reports that
         return ()
     return tuple(sorted(found))

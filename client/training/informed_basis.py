@@ -3,11 +3,11 @@
 F = E[∇log p(y|x) ∇log p(y|x)ᵀ] is the Fisher matrix of the adapter's elements at B = 0 under the
 model's own predictions y. The texts x are random tokens or lines of a public file, with the task's
 prompt around them, so neither data nor labels of a federation are needed. The basis consists of the
-eigenvectors with the largest eigenvalues λ, each multiplied by λ^(−1/4). This shortens directions
-that change answers a lot, because they bound the learning rate. It lengthens the other directions,
-but not so far that they mostly add noise. All vectors are scaled so that tr(UᵀFU) = tr(F).
-Projected gradients are then as large as those of isotropic directions, and the same learning rates
-are stable.
+eigenvectors with the largest eigenvalues λ, each multiplied by λ^(−1/4). The factor shortens
+directions that change answers a lot, because such directions limit the learning rate. It lengthens
+the other directions, but not so far that those directions mostly add noise. All vectors are scaled
+so that tr(UᵀFU) = tr(F). Projected gradients are then as large as those of isotropic directions,
+and the same learning rates are stable.
 """
 
 import logging
@@ -35,7 +35,7 @@ TEXTS, PROBE_TEXTS = 2000, 200
 BASIS_SIZE = 128
 """Number of basis vectors, k."""
 LEAST_SHARE = 0.95
-"""The share of squared gradients on probe texts below which a basis is refused."""
+"""Minimum share of the squared gradients of probe texts that the span of a basis must contain."""
 EXPONENT = -0.25
 SHORTEST, LONGEST = 4, 40
 """Minimum and maximum number of random tokens in a text."""
@@ -100,7 +100,8 @@ def prompts_around(
 def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
     """Return the gradients of −log p(y|x) at B = 0, for one predicted answer y per prompt.
 
-    Returns: float32 [n, elements]; answers are drawn with the model's probabilities.
+    Returns: float32 [n, elements], ordered by the lengths of the prompts. Answers are drawn with
+        the model's probabilities.
     """
     longest = sorted(prompts, key=lambda prompt: max(map(len, prompt.sequences)))
     probabilities = softmax(runtime.base_scores(longest).astype(np.float64), axis=1)
@@ -118,7 +119,7 @@ def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> ND
 
 
 def equal_rows(prompts: Sequence[Prompt]) -> Iterator[NDArray[np.int64]]:
-    """Yield indices of prompts that can share a pass in which each prompt is another client's."""
+    """Yield indices of prompts that can share a pass as the prompts of separate clients."""
     for start in range(0, len(prompts), _CLIENTS_PER_PASS):
         some = np.arange(start, min(start + _CLIENTS_PER_PASS, len(prompts)))
         if have_equal_row_counts([prompts[index] for index in some.tolist()], len(some)):
@@ -176,8 +177,8 @@ def measure_basis(
     Args:
         runtime: model runtime, whose adapter has no basis.
         task: task whose prompts surround the texts.
-        texts: texts. The last ones are probe texts, which are not used for the basis.
-        source: ``random-tokens`` or ``file``.
+        texts: texts. The last texts are probe texts, which do not influence the basis.
+        source: source of the texts, ``random-tokens`` or ``file``.
 
     Raises:
         ModelError: if the adapter is too large or has too few directions.
@@ -185,7 +186,7 @@ def measure_basis(
     elements = runtime.layout.adapter_element_count
     if 4 * elements * TEXTS > _MAX_GRADIENT_BYTES:
         raise ModelError(
-            f"the adapter has {elements:,} elements, and a basis is measured for at most "
+            f"the adapter has {elements:,} elements, but a basis can be measured for at most "
             f"{_MAX_GRADIENT_BYTES // (4 * TEXTS):,}; lower adapter.rank or adapter.layers"
         )
     prompts = prompts_around(runtime, task, texts)

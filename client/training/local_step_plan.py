@@ -34,13 +34,13 @@ _Progress = TypeVar("_Progress")
 def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) -> bool:
     """Return whether every batch has a single label, as in clustering rounds.
 
-    The labels take turns. With mixed batches, the client's base rate would dominate its projected
-    gradients. If a label has fewer
-    examples than a batch, its projected gradients are scaled down; without examples they are zero.
+    The labels take turns. With mixed batches, the frequencies of the client's labels would dominate
+    its projected gradients. If a label has fewer examples than a batch, its projected gradients are
+    scaled down. Without examples of the label, they are zero.
 
     Args:
         instruction: instruction of the round.
-        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+        label_count: number of labels of the task; 0 if the meaning of labels differs between rows.
     """
     return instruction.track == CLUSTERING_TRACK and label_count > 1
 
@@ -55,7 +55,7 @@ def smallest_batch(
     Args:
         instruction: instruction of the round.
         labels: int64 [n], labels of the client's training examples.
-        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+        label_count: number of labels of the task; 0 if the meaning of labels differs between rows.
     """
     available = np.array([len(labels)])
     if has_batches_of_one_label(instruction, label_count):
@@ -65,13 +65,13 @@ def smallest_batch(
 
 
 class LocalStepPlan:
-    """A client's local steps in a round: the estimator of each, its update, and the report.
+    """A client's local steps in a round: the estimator and update of each step, and the report.
 
     Args:
         instruction: instruction of the round.
         client: client index.
         labels: int64 [n], labels of the client's training examples.
-        label_count: number of labels of the task; 0 if labels differ in meaning from row to row.
+        label_count: number of labels of the task; 0 if the meaning of labels differs between rows.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LocalStepPlan:
         return _with_curvature(extension("estimator", gradients), seeds, batch, epsilon, curvature)
 
     def _next_batch(self) -> NDArray[np.int64]:
-        """Return the examples of the next step; the first example if the step's label has none."""
+        """Return the indices of the next step's examples; index 0 if the step's label has none."""
         instruction, step = self._instruction, len(self._estimates)
         if self._has_whole_batches and len(self._labels):
             return np.arange(len(self._labels))
@@ -128,12 +128,12 @@ class LocalStepPlan:
     def finish_step(
         self, estimate: GradientEstimate
     ) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
-        """Record the estimate of the next step, and return its update.
+        """Record the estimate of the current step, and return the step's update.
 
         The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The reported loss
         estimates the loss at the round's start state. If every batch holds all of the client's
         examples, the first step's loss is reported. Otherwise the first step covers few examples,
-        so losses of later steps count too while the client is near the start (`REACH`).
+        so the mean includes losses of later steps while the client is near the start (`REACH`).
 
         Args:
             estimate: result of the step's estimator.
@@ -198,8 +198,8 @@ def _with_curvature(
     gradients = np.asarray(estimate.gradients, np.float32)
     if gradients.shape != seeds.shape:
         raise TrainingError(
-            f"the estimator gives projected gradients of shape {gradients.shape} for {len(seeds)} "
-            "directions"
+            f"the estimator returns projected gradients of shape {gradients.shape}; it must return "
+            f"one number for each of the {len(seeds)} directions"
         )
     measured = None
     if curvature:
@@ -208,7 +208,7 @@ def _with_curvature(
 
 
 class InterruptedSteps(Generic[_Progress]):
-    """Finished steps of a client's interrupted round, kept in memory until it continues.
+    """Finished steps of a client's interrupted round, kept in memory until the round continues.
 
     An exception between two forward passes interrupts a round. Earlier steps are not repeated if
     the same round starts again with the same examples.
@@ -219,7 +219,7 @@ class InterruptedSteps(Generic[_Progress]):
         self._progress: _Progress | None = None
 
     def resume(self, token: bytes, examples: object, beginning: _Progress) -> _Progress:
-        """Return the progress of a round when it was interrupted, or its beginning.
+        """Return the kept progress if the same round was interrupted, else `beginning`.
 
         Args:
             token: token of the round's instruction, 8 bytes.

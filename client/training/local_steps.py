@@ -37,14 +37,14 @@ from samara.shared.tasks.rows import Example
 _one_at_a_time = threading.Lock()
 """Lock held during the steps of a readout.
 
-Alternating threads would only slow them down, because a step uses the interpreter every few
-microseconds.
+Parallel threads would take these steps more slowly than one thread, because a step needs the
+interpreter every few microseconds.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class _TrainedPart:
-    """The trained numbers that are perturbed; the others keep their values at the start.
+    """The trained numbers that are perturbed; all other numbers keep their values at the start.
 
     Attributes:
         start: state at the start of the round, int64 [d].
@@ -216,7 +216,7 @@ def _losses(
     requests: Sequence[LossRequest],
     part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """Return the answer to each participant's request; equal row counts share forward passes."""
+    """Return the losses for each request; participants with equal row counts share passes."""
     losses: dict[int, NDArray[np.float64]] = {}
     by_size: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
@@ -243,7 +243,7 @@ def _losses_in_one_pass(
     requests: Sequence[LossRequest],
     part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """Return the answers to requests of participants that share forward passes, float64 [n]."""
+    """Return the losses for requests of participants that share forward passes, float64 [n]."""
     layout, weight_map, first = runtime.layout, runtime.weight_map, requests[0]
     weights = np.stack([weight_map.weights(part.center(one.state)) for one in participants])
     z = None
@@ -296,7 +296,7 @@ def _losses_of_answers(
     perturbations: Perturbations,
     schedule: Schedule,
 ) -> NDArray[np.float64]:
-    """Return the answer to a request for a metric of decoded answers."""
+    """Return the losses for a request whose objective is a metric of decoded answers."""
     task, forward = runtime.task, runtime.forward
     assert isinstance(task, GenerationTask)
     assert isinstance(forward, ResidentForward)
@@ -313,7 +313,7 @@ def _losses_of_answers(
 
 
 def _batch_prompts(participant: _Participant, request: LossRequest) -> Sequence[Prompt]:
-    """Return the prompts of a request's batch; the same object if the batch is all of them."""
+    """Return the prompts of a request's batch; for all examples, the participant's own tuple."""
     prompts, rows = participant.examples.prompts, request.batch
     if np.array_equal(rows, np.arange(len(prompts))):
         return prompts

@@ -1,7 +1,7 @@
 """The model runtime: base model, adapter, scorer, forward engine, and their execution.
 
-The runtime knows no clients. `scores` evaluates prompts under a state; local steps (local_steps.py)
-use the forward engine, the replay backend and the schedule.
+The runtime is independent of clients. `scores` evaluates prompts under a state; local steps
+(local_steps.py) use the forward engine, the replay backend and the schedule.
 """
 
 import threading
@@ -83,9 +83,10 @@ class ModelRuntime:
         forward: engine that scores rows.
         first_block: index of the lowest block with an adapter.
         torch_device: torch device of the model.
-        backend: replay backend, on the model's torch device where that is faster.
+        backend: replay backend, on the model's torch device if that is faster than the CPU.
         decodes_answers: whether the steps' objective is a metric of decoded answers.
-        tokenize: function that turns an example into a prompt; twins share it.
+        tokenize: function that turns an example into a prompt. Runtimes with the same weights share
+            it.
     """
 
     tokenize: ExampleTokenizer
@@ -108,7 +109,7 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        # The turn comes before the lock: questions need the lock too, and training waits for them.
+        # The turn comes before the lock: training waits for questions, which need the lock too.
         with forward_pass(), predecessor.tokenize.lock if predecessor else nullcontext():
             self.scorer = make_scorer(base, task, config.model.max_length, only_compares(config))
         settings = config.adapter
@@ -129,7 +130,7 @@ class ModelRuntime:
             if predecessor is not None and predecessor.config is config
             else backend_for(self.torch_device, config.threads)
         )
-        # Clients of a fleet use an example once or twice, and share the passes of its trunk.
+        # A cache saves little for a fleet, whose clients use each example once or twice.
         room = 0 if config.fleet.devices and settings.inner_layers else config.trunk_cache
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
         if settings.inner_layers and self._trunk_cache is None:
@@ -155,11 +156,11 @@ class ModelRuntime:
 
     @property
     def has_readout_alone(self) -> bool:
-        """Return whether the model runs once per example, since nothing inside it is trained."""
+        """Return whether only a readout is trained, so that the model runs once per example."""
         return isinstance(self.forward, ReadoutForward)
 
     def texts_to_measure(self) -> Sequence[Prompt]:
-        """Return the texts that a readout alone runs through the model before the first example."""
+        """Return the texts that a model with only a readout reads before the first example."""
         return self.forward.texts_to_measure() if isinstance(self.forward, ReadoutForward) else ()
 
     @property
@@ -168,12 +169,12 @@ class ModelRuntime:
         return self.forward.passes
 
     def make_pass(self) -> Callable[[Sequence[Prompt], int], None]:
-        """Return a function that runs the model over prompts, to measure it.
+        """Return a function that runs the model over prompts for a measurement.
 
         The function takes prompts and a number of directions. Adapters inside the model run under
-        both perturbations of each direction, or unperturbed if the number is 0. A readout alone
-        ignores the number. These passes do not count in `passes`. Only the returned function caches
-        their results.
+        both perturbations of each direction, or unperturbed if the number is 0. For a
+        runtime with only a readout, the number has no effect. These passes do not count in
+        `passes`. Their results are cached only inside the returned function.
         """
         if isinstance(forward := self.forward, ReadoutForward):
             return lambda prompts, queries: forward.run_pass(prompts)
@@ -204,15 +205,15 @@ class ModelRuntime:
             self.forward.prepare(prompts)
 
     def keep_only(self, parts: Sequence[Sequence[Prompt]]) -> None:
-        """Discard cached representations of examples outside of some parts."""
+        """Discard the cached representations of all examples outside of the given parts."""
         if self._representations is not None:
             self._representations.keep_only(parts)
 
     def features(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        """Return the features of n prompts that a readout reads: φ(h), float32 [n, features].
+        """Return the features φ(h) of n prompts, the inputs of a readout: float32 [n, features].
 
         Raises:
-            ConfigError: if the adapter is not a readout alone.
+            ConfigError: if there are adapters inside the model.
         """
         if not isinstance(self.forward, ReadoutForward):
             raise ConfigError(
@@ -279,7 +280,8 @@ class ModelRuntime:
     def _first_pass_inputs(self) -> tuple[object, ...]:
         """The settings that must be equal before another runtime may reuse features.
 
-        Those of `_trunk_inputs` must be equal as well. Dampings are equal if their content is.
+        The settings of `_trunk_inputs` must be equal as well. Dampings with equal content are
+        equal.
         """
         return self.layout.damping, self.config.examples_in_pass, self.config.memory_budget
 
@@ -316,7 +318,7 @@ class ModelRuntime:
             schedule = choose_schedule(config, benchmark, is_streamed)
             return Execution(schedule, torch.get_num_threads())
 
-        with self._deciding, forward_pass():  # one turn: nothing else is measured with it
+        with self._deciding, forward_pass():  # other passes would distort the measurement
             before = self.forward.passes
             execution = read_or_decide_execution(run_folder(config, run_id), run_id, decide)
             self.forward.passes = before
@@ -351,7 +353,7 @@ class ModelRuntime:
         return self._scores(self.perturbation(None), prompts)
 
     def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
-        """Return the adapter under a state, int64 [size]; None means the base model's adapter."""
+        """Return the adapter for a state, int64 [size]; for None, zeros, as in the base model."""
         if state is None:
             weights = np.zeros(self.layout.element_count, np.float32)
         else:
@@ -371,7 +373,9 @@ class ModelRuntime:
         Raises:
             LayoutError: if the layouts differ.
         """
-        self.layout.check_hash(layout_hash, "give both the same model and adapter settings")
+        self.layout.check_hash(
+            layout_hash, "use the same model and adapter settings on client and server"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return the settings and versions that the results depend on, for a hello."""
@@ -412,14 +416,14 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 
     Args:
         config: settings of the run.
-        examples: reader of the data; by default they are read as the settings say.
+        examples: reader of the data; None means the data that the settings name.
 
     Raises:
         SamaraError: if the model, the task or the data cannot be used.
     """
     torch.set_num_threads(config.threads or cores())
     task = task_of(config)
-    check_features({"task": kind_of(task)}, f"task {task.name!r}")  # before much is read
+    check_features({"task": kind_of(task)}, f"task {task.name!r}")  # before data and model are read
     examples = examples or example_reader(task, config.data)
     model = load_model(config.model, config.adapter.depth)
     keep_freed_memory()
@@ -430,7 +434,7 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 
 
 def only_compares(config: RunConfig) -> bool:
-    """Return whether a run reads the scores of a row only by comparing them with each other.
+    """Return whether a run uses the scores of a row only in comparisons with each other.
 
     This holds for all objectives over labels. A readout is an exception: its base scores are
     computed once and cached, also for other runs, so they must be log-likelihoods.

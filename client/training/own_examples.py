@@ -1,8 +1,8 @@
 """Learned examples: the examples that a client's owner has taught it, in the client's folder.
 
 The file has one JSON object per line. A line is on the disk before it is acknowledged. Several
-processes may add and delete lines; a lock file admits one at a time. Only the owner may read the
-file, and the file never leaves the device.
+processes may add and delete lines; a lock file admits one process at a time. Only the owner may
+read the file, and the file never leaves the device.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from samara.shared.tasks.rows import Row, read_rows
 
 OWN_EXAMPLES_FILE = "examples.jsonl"
 MAX_ROW_BYTES = 2**20
-"""Most bytes of a row."""
+"""Maximum size of a row, in bytes."""
 _LOCK_FILE = "examples.lock"
 _ID_DIGITS = 12
 _OWNER_ONLY = 0o600
@@ -32,7 +32,7 @@ _OWNER_ONLY = 0o600
 
 @dataclass(frozen=True)
 class OwnExample:
-    """A line of the file.
+    """A line of the file of learned examples.
 
     Attributes:
         id: 12 hexadecimal digits, derived from the row's content without its label. A text that is
@@ -49,7 +49,7 @@ class OwnExample:
         """Return the examples of the row under a task.
 
         Raises:
-            DataError: if the row is not a row of the task.
+            DataError: if the task cannot read the row.
         """
         return [row._replace(time=self.time) for row in read_rows(self.row, task)]
 
@@ -60,10 +60,10 @@ def row_of_text(task: Task, text: str | Mapping[str, str], label: str) -> dict[s
     Args:
         task: task that reads the row.
         text: the text, or the fields of a row without its label.
-        label: a value in the data, or a label word.
+        label: the label's value in the data, or its label word.
 
     Raises:
-        DataError: if the task knows no such label, or has other rows.
+        DataError: if the task does not have the label, or reads more than one text field.
     """
     fields = {only_text_field(task): text} if isinstance(text, str) else dict(text)
     try:
@@ -73,7 +73,7 @@ def row_of_text(task: Task, text: str | Mapping[str, str], label: str) -> dict[s
 
 
 class OwnExamples:
-    """The file of one client.
+    """The file of one client's learned examples.
 
     Args:
         folder: folder of the client; created if missing.
@@ -100,15 +100,16 @@ class OwnExamples:
         return examples, problems
 
     def learn(self, rows: Iterable[Mapping[str, Any]], task: Task) -> list[OwnExample]:
-        """Add rows durably.
+        """Add rows durably, and return their examples.
 
         Args:
             rows: rows of data.
             task: task that reads the rows.
 
         Raises:
-            DataError: naming all rows that are not rows of the task; nothing is added then.
-            TrainerError: if the file cannot be written; nothing is added then.
+            DataError: if the task cannot read a row. The message names all such rows, and no row is
+                added.
+            TrainerError: if the file cannot be written; no row is added.
         """
         now, examples, problems = self._clock(), [], []
         for number, row in enumerate(rows, 1):
@@ -125,7 +126,7 @@ class OwnExamples:
     def delete(self, ids: Collection[str] | None) -> list[OwnExample]:
         """Delete the examples with these ids, or all, and return them.
 
-        The examples are no longer in the file when this returns.
+        The examples are no longer in the file when the method returns.
 
         Raises:
             DataError: if no example has one of the ids.
@@ -150,7 +151,7 @@ class OwnExamples:
             self._rewrite(lambda one: one is None or (one.id, one.time) not in lines)
 
     def _rewrite(self, keep: Callable[[OwnExample | None], bool]) -> list[OwnExample]:
-        """Write the file without some of its lines, and return their examples.
+        """Write the file without some lines, and return the examples of these lines.
 
         Args:
             keep: function that returns whether to keep an example; it gets None for a damaged line.
@@ -204,14 +205,16 @@ class OwnExamples:
             raise self._error("locked", error) from error
 
     def _error(self, what: str, error: OSError) -> TrainerError:
-        return TrainerError(f"{self.file}: cannot be {what}: {error.strerror}")
+        return TrainerError(
+            f"{self.file}: cannot be {what}: {error.strerror}; check its permissions and the disk"
+        )
 
 
 def parse_rows(lines: Iterable[bytes]) -> list[Mapping[str, Any]]:
     """Read rows from JSON lines.
 
     Raises:
-        DataError: naming all lines that are not JSON objects or are too long.
+        DataError: if a line is not a JSON object or is too long. The message names all such lines.
     """
     rows: list[Mapping[str, Any]] = []
     problems = []
@@ -238,11 +241,11 @@ def _id_of(row: Mapping[str, Any], task: Task) -> str:
     """Return the id of a row.
 
     Raises:
-        DataError: if the row is not a row of the task, or is too long.
+        DataError: if the task cannot read the row, or the row is too long.
     """
     rows = read_rows(row, task)
     if len(json.dumps(row)) > MAX_ROW_BYTES:
-        raise DataError(f"the row has more than {MAX_ROW_BYTES} bytes")
+        raise DataError(f"the row has more than {MAX_ROW_BYTES} bytes; shorten the row")
     content = json.dumps([[one.example.user, one.content] for one in rows])
     return hashlib.sha256(content.encode()).hexdigest()[:_ID_DIGITS]
 

@@ -16,7 +16,7 @@ Mix = Callable[[NDArray[np.float32], Sequence[int]], NDArray[np.float32]]
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """The character that a decoder writes in place of a character with missing bytes."""
 _TOKENS_BEFORE = 8
-"""Tokens of the prompt that are decoded with an answer, to get the space between them right."""
+"""Number of prompt tokens decoded with an answer, to get the space before the answer right."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Ending:
 def choose_token(
     logits: NDArray[np.float32], sampling: Sampling, draws: np.random.Generator
 ) -> int:
-    """Return the next token: the likeliest, or one drawn from the likeliest tokens.
+    """Return the next token: the likeliest token, or a token drawn from the likeliest tokens.
 
     Drawing is nucleus sampling (Holtzman et al., 2020).
 
@@ -158,14 +158,14 @@ class _GrowingText:
         self.ending = None if sampling.max_tokens else Ending("length", 0)
 
     def unread(self, is_cached: bool) -> tuple[int, ...]:
-        """Return the tokens for the next pass: all, or the last one if the others are cached."""
+        """Return the tokens for the next pass: all, or only the last if all others are cached."""
         return tuple(self._written[-1:] if is_cached else [*self._prompt, *self._written])
 
     def add(self, logits: NDArray[np.float32]) -> str:
         """Append the next token, and return the text that became final with it.
 
-        A text that has ended gets a token too, so that it stays as long as those that share its
-        passes, but no text becomes final.
+        A text that has ended gets a token too, so that it stays as long as the texts that share
+        its passes. No more of its text becomes final.
 
         Args:
             logits: float32 [vocabulary], logits of the next token.
@@ -200,7 +200,7 @@ def generate(
     sampling: Sampling,
     mix: Mix | None = None,
 ) -> Generator[str, None, Ending]:
-    """Generate text after a prompt; every step is one forward pass of one more token.
+    """Generate text after a prompt; each step is a forward pass of one more token.
 
     Args:
         runtime: model runtime of a causal model.
@@ -269,7 +269,7 @@ def _check_head(runtime: ModelRuntime) -> None:
 
 
 def end_tokens(runtime: ModelRuntime) -> set[int]:
-    """Return the tokens that end a text: the tokenizer's and those of the generation settings."""
+    """Return the tokens that end a text, according to tokenizer and generation settings."""
     settings = getattr(runtime.base.network, "generation_config", None)
     listed = getattr(settings, "eos_token_id", None)
     ends = {runtime.base.tokenizer.eos_token_id}

@@ -2,7 +2,7 @@
 
 A classifier serves to tune models without a prompt (Malladi et al. 2023, appendix A.1), and to tune
 all parameters after linear probing (appendix F.1). The layer is part of the network, so "all
-parameters" include those of the layer.
+parameters" include the parameters of the layer.
 """
 
 from collections.abc import Sequence
@@ -41,17 +41,17 @@ _PARTS = ("weight", "bias")
 
 
 class ClassifierScorer(Scorer):
-    """A scorer that uses a linear layer in place of the family's scorer.
+    """A scorer with a linear layer in place of the label words.
 
-    The layer reads the same representation as the family's scorer. For a text without a question,
-    it reads the first token of a masked LM or the last token of a causal LM.
+    The layer reads the representation that the family's scorer reads. For a text without a
+    question, it reads the first token of a masked LM or the last token of a causal LM.
 
     Args:
         base: model to which the layer is added in place; the layer starts at zero.
         task: a classification.
         max_length: maximum number of tokens in a sequence.
         scorer: scorer of the model's family.
-        asks: whether the question is read too.
+        asks: whether the prompt contains the task's question.
 
     Raises:
         TaskError: if the task is not a classification.
@@ -62,8 +62,8 @@ class ClassifierScorer(Scorer):
     ) -> None:
         if not isinstance(task, ClassificationTask):
             raise TaskError(
-                f"task {task.name!r} is a {task.kind}; a classifier needs labels that are the same "
-                "for all rows: choose a classification, or set classifier to label-words"
+                f"task {task.name!r} is a {task.kind}; a classifier needs the same labels for all "
+                "rows; choose a classification task, or set classifier to label-words"
             )
         super().__init__(base, task, max_length)
         self.labels = scorer.labels
@@ -90,7 +90,7 @@ class ClassifierScorer(Scorer):
         return matrix, bias
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example with its question, or only its text."""
+        """Return the prompt of an example with its question, or of only its text."""
         family = self.base.family
         if self._asks or family == "encoder":
             prompt = self._scorer.prompt(text, answers, cut)
@@ -104,7 +104,7 @@ class ClassifierScorer(Scorer):
         return Prompt((ids,), ((0 if family == "masked" else len(ids) - 1,),))
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute W·h + b from the representation h of each prompt."""
+        """Return W·h + b for the representation h of each prompt, float32 [P, n, labels]."""
         h = self.features(hidden, lengths, prompts)
         scores: Tensor = self._layer(h.to(self._layer.weight.dtype))
         return scores.float()
@@ -119,13 +119,13 @@ def probe_weights(probe: Pipeline, labels: int) -> Weights:
 
     Args:
         probe: standardization of the features, followed by logistic regression.
-        labels: number of labels; a label without training examples gets the lowest bias, and zero
-            weights.
+        labels: number of labels. A label without training examples gets zero weights and the lowest
+            bias.
     """
     scaler, regression = (step for _, step in probe.steps)
     own = regression.coef_
     bias = regression.intercept_
-    if len(regression.classes_) == 2:  # it stores only the difference of both
+    if len(regression.classes_) == 2:  # scikit-learn stores only the labels' difference
         own = np.vstack([-own, own]) / 2
         bias = np.concatenate([-bias, bias]) / 2
     own = own / scaler.scale_
@@ -146,11 +146,13 @@ def write_classifier(weights: Weights, folder: Path) -> None:
     try:
         write_durably(file, save(dict(zip(_PARTS, weights, strict=True))))
     except OSError as error:
-        raise TrainingError(f"{file}: cannot be written: {error.strerror}") from error
+        raise TrainingError(
+            f"{file}: cannot be written: {error.strerror}; free space, or make the folder writable"
+        ) from error
 
 
 def read_classifier(folder: Path) -> Weights:
-    """Read the file written by `write_classifier`.
+    """Return the weights in the file of `write_classifier`.
 
     Raises:
         TrainingError: if the file is missing or damaged.
@@ -160,4 +162,4 @@ def read_classifier(folder: Path) -> Weights:
         tensors = load_file(file)
         return tensors["weight"], tensors["bias"]
     except (OSError, SafetensorError, KeyError) as error:
-        raise TrainingError(f"{file}: damaged or missing ({error!r}); repeat the run") from error
+        raise TrainingError(f"{file}: is damaged or missing ({error!r}); repeat the run") from error

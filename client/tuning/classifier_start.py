@@ -12,7 +12,7 @@ from samara.client.tuning.tuning_setup import TaskSplit, TuningSetup
 from samara.shared.protocol.directions import DIRECTION_BITS, directions, query_seeds
 
 CLASSIFIER_STREAM = 2
-"""Seed stream of random weights; directions of steps use 0, those of norms 1."""
+"""Seed stream of random weights; directions of steps use stream 0, directions of norms stream 1."""
 DEFAULT_SPREAD = 0.02
 """Standard deviation of random weights if a model's configuration has none."""
 
@@ -32,9 +32,7 @@ def start_classifier(setup: TuningSetup) -> Weights | None:
 
 
 def _random(setup: TuningSetup) -> Weights:
-    """Return normal weights with the standard deviation of the model's own initialization, and no
-    bias.
-    """
+    """Return normal weights with the model's initial standard deviation, and a bias of zeros."""
     spread = getattr(setup.base.network.config, "initializer_range", DEFAULT_SPREAD)
     shape = setup.scorer.labels, setup.base.features
     seeds = query_seeds(setup.root, CLASSIFIER_STREAM, 1, 1)[0]

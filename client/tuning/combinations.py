@@ -12,7 +12,7 @@ from samara.shared.tasks.sampling import LOW_DATA
 
 
 def mistakes_in(settings: TuneFields) -> list[str]:
-    """Return the mistakes in a combination of settings that are each valid."""
+    """Return the mistakes in a combination of settings; each setting alone must be valid."""
     return [*_about_the_optimizer(settings), *_about_the_data(settings)]
 
 
@@ -34,7 +34,7 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
     if optimizer not in ZEROTH_ORDER and settings.objective in ("metric", PROFILED):
         trained = "a metric" if settings.objective == "metric" else "a profiled loss"
         mistakes.append(
-            f"objective: only zeroth-order methods can train {trained}, {optimizer} cannot; "
+            f"objective: {optimizer} cannot train {trained}, unlike zeroth-order methods; "
             "choose prge or mezo, or another objective"
         )
     if settings.objective == PROFILED and settings.adapter.label_bias:
@@ -62,7 +62,7 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
         settings.space != "full" or settings.model.stream not in ("host", "disk")
     ):
         mistakes.append(
-            "stream-compression: applies only where all parameters are trained and streamed; set "
+            "stream-compression: applies only if all parameters are trained and streamed; set "
             "space to full and model.stream to host or disk, or leave stream-compression out"
         )
     return mistakes
@@ -73,7 +73,7 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
     if settings.optimizer == "fo-sgd" and settings.learning_rate == "auto":
         mistakes.append(
             "learning-rate: fo-sgd has no default; set learning-rate to a number. MeZO's table 15 "
-            "has 1e-4 to 1e-2 for all parameters"
+            "lists 1e-4 to 1e-2 for training all parameters"
         )
     if settings.estimates_its_rate:
         if settings.learning_rate_schedule != "constant" or settings.warm_up:
@@ -83,8 +83,9 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
             )
         if settings.differences == "one-point":
             mistakes.append(
-                "differences: the learning rate is estimated from the curvature, which one loss "
-                "per direction does not show; set learning-rate to a number"
+                "differences: the learning rate is estimated from the curvature, which needs more "
+                "than one loss per direction; set learning-rate to a number, or "
+                "differences to central"
             )
         if settings.rate_per_query:
             mistakes.append(
@@ -116,8 +117,8 @@ def _about_peft(settings: TuneFields) -> list[str]:
         )
     if space == "dora" and settings.gradients == "forward-mode":
         mistakes.append(
-            "gradients: PEFT's derivatives take the norm in dora as constant, so that forward-mode "
-            "would not differentiate the loss; set gradients to differences, or space to lora"
+            "gradients: PEFT treats the norm in dora as a constant, so forward-mode would not "
+            "compute the derivative of the loss; set gradients to differences, or space to lora"
         )
     return mistakes
 
@@ -126,8 +127,8 @@ def _about_the_prefix(settings: TuneFields) -> list[str]:
     """Return settings that cannot be combined with a prefix that a network computes."""
     if settings.prefix_width and settings.prefix_start == "activations":
         return [
-            "prefix-start: a network computes the prefix and also its start; set prefix-start to "
-            "random, or prefix-width to 0"
+            "prefix-start: with prefix-width, a network also computes the prefix's start; set "
+            "prefix-start to random, or prefix-width to 0"
         ]
     return []
 
@@ -139,8 +140,8 @@ def _about_the_classifier(settings: TuneFields) -> list[str]:
         return mistakes
     if settings.trained_space != "full" or settings.optimizer == "zero-offload":
         mistakes.append(
-            "classifier: a linear layer in place of label words is trained together with all "
-            "parameters; set space to full and optimizer to mezo, fo-adam or fo-sgd"
+            "classifier: a linear layer in place of label words can only be trained together with "
+            "all parameters; set space to full and optimizer to mezo, fo-adam or fo-sgd"
         )
     if settings.objective == "likelihood":
         mistakes.append(
@@ -202,13 +203,15 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
         mistakes.append(NO_STREAMED_GRADIENTS)
     if settings.gradients == "exact" and settings.optimizer in MEZO:
         mistakes.append(
-            f"gradients: {settings.optimizer} has a separate batch for every direction, and a "
-            "backward pass has only one; set gradients to forward-mode, or optimizer to prge"
+            f"gradients: {settings.optimizer} has a separate batch for every direction, but exact "
+            "derivatives use a single backward pass for all directions; set gradients to "
+            "forward-mode, or optimizer to prge"
         )
     if settings.gradients == "forward-mode":
         if settings.differences != "central":
             mistakes.append(
-                f"differences: forward-mode takes no differences; leave {settings.differences} out"
+                "differences: forward-mode computes derivatives without differences; leave "
+                "differences out"
             )
         if settings.features["adapter"] in ("readout", "both"):
             mistakes.append(
@@ -222,15 +225,15 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
             )
         if settings.in_place is True and settings.estimates_its_rate:
             mistakes.append(
-                "in-place: forward-mode perturbs nothing, but the curvature that the learning rate "
-                "is estimated from needs perturbations, which leave rounding errors; set "
-                "learning-rate to a number, or in-place to false"
+                "in-place: the learning rate is estimated from perturbations, whose rounding "
+                "errors in place would change a forward-mode run; set learning-rate to a number, "
+                "or in-place to false"
             )
     return mistakes
 
 
 def _about_scaling(settings: TuneFields) -> list[str]:
-    """Return settings with which estimates cannot be scaled, or D cannot be computed."""
+    """Return settings with which directions cannot be scaled, or norms cannot be computed."""
     scaling, mistakes = settings.scaling, []
     if scaling.modify == "nothing" or settings.optimizer not in MEZO:
         return []
@@ -283,13 +286,13 @@ def _about_gradients(settings: TuneFields) -> list[str]:
     if space != "lora-fa" and settings.model.dtype not in fine:
         mistakes.append(
             f"model.dtype: {optimizer} in the space {space} trains the model's own weights, and "
-            f"{settings.model.dtype} is too coarse for its updates; set model.dtype to "
+            f"{settings.model.dtype} is too coarse for the updates; set model.dtype to "
             f"{' or '.join(fine)}"
         )
     if settings.model.quantization != "none":
         mistakes.append(
-            f"model.quantization: updates of {optimizer} are smaller than the steps between "
-            "quantized weights and would be rounded away; set model.quantization to none"
+            f"model.quantization: updates of {optimizer} are smaller than the distance between "
+            "quantized weights, so rounding would remove them; set model.quantization to none"
         )
     if settings.model.stream in ("host", "disk"):
         mistakes.append(
@@ -300,13 +303,13 @@ def _about_gradients(settings: TuneFields) -> list[str]:
     if settings.offload.emulates and not is_one_core:
         mistakes.append(
             "offload: an emulated accelerator is one core of the CPU; set model.torch-device "
-            "to cpu and threads to 1, or leave the offload settings for memory, bandwidth and "
-            "slowdowns out"
+            "to cpu and threads to 1, or leave out the offload settings for memory, bandwidth "
+            "and slowdowns"
         )
     if settings.offload.emulates and settings.offload.schedule == "none":
         mistakes.append(
-            "offload.schedule: an emulated accelerator offloads work to its host, and none would "
-            "offload nothing; set offload.schedule to layer-wise or zero"
+            "offload.schedule: an emulated accelerator offloads work to its host, but the schedule "
+            "none offloads nothing; set offload.schedule to layer-wise or zero"
         )
     return mistakes
 
@@ -335,11 +338,11 @@ def _about_the_data(settings: TuneFields) -> list[str]:
         if settings.model.path == EMBEDDED_MODEL:
             mistakes.append(
                 "model: the embedded model knows the words of generated messages only; "
-                "give a model that can read your data"
+                "set model.path to a model that can read your data"
             )
         if settings.task == EMBEDDED_DATA:
             mistakes.append(
-                f"task: {EMBEDDED_DATA} asks about generated messages; give a shipped task or "
-                "a task file that fits your data"
+                f"task: {EMBEDDED_DATA} asks about generated messages; set task to a shipped task "
+                "or a task file that fits your data"
             )
     return mistakes

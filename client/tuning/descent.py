@@ -2,7 +2,7 @@
 
 The gradient estimate of a step is ĝ = Σ g_j·z_j / n, and z_j is a function of its seed. So moments
 need not be stored: they can be recomputed from the history, chunk by chunk (MeZO, section 2.2 and
-appendix B.2). The moments may also be held in memory; both ways give the same bits.
+appendix B.2). The moments may also be held in memory, which gives the same bits.
 """
 
 import math
@@ -19,7 +19,7 @@ from samara.client.spaces.space import Space
 from samara.shared.errors import TrainingError
 
 NEGLIGIBLE = 2.0**-24
-"""The fraction of a moment's weight that may be dropped: half an ulp of float32."""
+"""Largest fraction of a moment's weight that may be dropped, half an ulp of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class UpdateStep:
     def gradient(self, space: Space, first: int, count: int) -> Tensor:
         """Return elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds, float32 [count].
 
-        With a scaling, they are multiplied by the scaling's factors of the update.
+        With a scaling, the elements are multiplied by the scaling's factors of the update.
         """
         total = torch.zeros(())
         coefficients = self.gradients / np.float32(len(self.gradients))
@@ -68,7 +68,7 @@ class SGD:
 
     weight_decay: float = 0.0
     window = 0
-    """K, the number of steps after which a step's weight is negligible; 0 if only the last one
+    """K, the number of steps after which a step's weight is negligible; 0 if only the last step
     counts."""
 
     def moments(self) -> "Moments":
@@ -88,7 +88,7 @@ class Momentum:
 
     @property
     def window(self) -> int:
-        """The number of steps K, the first with βᴷ ≤ 2⁻²⁴."""
+        """The number of steps K, the smallest number with βᴷ ≤ 2⁻²⁴."""
         return _window(self.beta)
 
     def moments(self) -> "Moments":
@@ -152,7 +152,7 @@ class _AdamMoments:
 
     def update(self) -> Tensor:
         """Return the update before it is multiplied by −η, float32 [count]."""
-        # By the inverse: torch divides by a scalar in different ways on different devices.
+        # Multiply by the inverse, because torch's division by a scalar differs between devices.
         first = self._first.value * (1 / self._first.weight)
         second = self._second.value * (1 / self._second.weight)
         return first / (second.sqrt() + self._epsilon)
@@ -161,7 +161,7 @@ class _AdamMoments:
 UpdateRule = SGD | Momentum | Adam
 """A rule that turns gradient estimates into updates."""
 Moments = _Average | _AdamMoments
-"""Moments of some elements of θ, accumulated from some step on."""
+"""Moments of a range of elements of θ, accumulated from a given step on."""
 
 
 def _window(beta: float) -> int:
@@ -174,7 +174,7 @@ def _check_decay(name: str, beta: float) -> None:
 
 
 def window_start(step: int, window: int) -> int:
-    """Return the first step that the moments of a step are computed from.
+    """Return the first step whose gradient enters the moments of a given step.
 
     Windows begin only at multiples of K, so that consecutive steps share a window. The moments of a
     step cover the last K to 2K steps, or all steps if there are fewer.
@@ -187,7 +187,7 @@ def window_start(step: int, window: int) -> int:
 
 
 class _Windows:
-    """The moments of some elements, for all windows that the current step belongs to."""
+    """The moments of a range of elements, for all windows that contain the current step."""
 
     def __init__(self, rule: UpdateRule, step: int) -> None:
         self._rule, self._step = rule, step
@@ -223,9 +223,9 @@ class Descent:
         Args:
             space: space in its initial state.
             rule: rule that turns gradient estimates into updates.
-            hold_moments: whether the moments of all elements are kept from step to step, instead
-                of recomputed from the history in every step; the bits are the same. A rule
-                without moments keeps nothing.
+            hold_moments: whether the moments of all elements are held in memory. Otherwise each
+                step recomputes them from the history, with the same bits. SGD has no moments
+                to hold.
         """
         self.space, self.history = space, list[UpdateStep]()
         self._rule = rule
@@ -236,7 +236,7 @@ class Descent:
         self._take([step], repeat_perturbations=False)
 
     def replay(self, steps: Sequence[UpdateStep]) -> None:
-        """Take steps that were evaluated earlier; the space gets the same bits."""
+        """Take steps that were evaluated earlier, and bring the space to the same bits."""
         self._take(steps, repeat_perturbations=True)
 
     def _take(self, steps: Sequence[UpdateStep], repeat_perturbations: bool) -> None:

@@ -59,13 +59,12 @@ class FinishedTuning:
         if place is None:
             raise ConfigError(
                 f"{folder}: the result was written by an earlier version of Samara and does not "
-                "say where the base model is; repeat the run"
+                "name the path of the base model; repeat the run"
             )
         if config.get("stream-compression", "none") != "none":
             raise ConfigError(
-                f"{folder}: its parameters were rounded to {config['stream-compression']} block by "
-                "block while they were streamed, which is not repeated here; tune without "
-                "stream-compression"
+                f"{folder}: the run rounded its parameters to {config['stream-compression']} while "
+                "it streamed them, which cannot be repeated here; tune without stream-compression"
             )
         config = with_current_keys(TuneSettings, config) | {"model.path": place}
         settings = TuneSettings.of(config, str(folder))
@@ -88,14 +87,14 @@ class FinishedTuning:
         """Load the base model.
 
         Raises:
-            SamaraError: if the model differs from the run's, or cannot be used.
+            SamaraError: if the model differs from the model of the run, or cannot be used.
         """
         setup = ModelSetup(self.settings)
         setup.load()
         if setup.base.model_id.hex() != self.result["model_id"]:
             raise ModelError(
-                f"{setup.base.folder}: is not the model of {self.folder}, whose id begins with "
-                f"{self.result['model_id'][:12]}; restore the model's files"
+                f"{setup.base.folder}: the model is not the model of {self.folder}, whose model id "
+                f"begins with {self.result['model_id'][:12]}; restore the model's files"
             )
         if isinstance(setup.scorer, ClassifierScorer):
             setup.begin_classifier(read_classifier(self.folder))
@@ -108,7 +107,7 @@ class FinishedTuning:
             The space in this state; None if the model's own weights were trained.
 
         Raises:
-            SamaraError: if the run's files are damaged, or do not lead to the recorded state.
+            SamaraError: if the run's files are damaged, or give another state than recorded.
         """
         space, digest = (
             self._trained(setup) if self.settings.is_first_order else self._replayed(setup)
@@ -138,7 +137,7 @@ class FinishedTuning:
         identity = json.loads((self.folder / IDENTITY_FILE).read_text(encoding="utf-8"))
         file = TensorFile(self.folder / BEST_FILE, hash_of(identity).hex())
         if (step := file.step()) != self.result["best_step"]:
-            raise file.damaged(f"it is of step {step}")
+            raise file.damaged(f"it has the state after step {step}")
         tensors = file.read(expected)
         if space is not None:
             theta = tensors[name_of_theta(space.kind)]

@@ -34,7 +34,7 @@ SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
     "icl": (),
     "linear-probe": (),
 }
-"""The spaces that each method can train, the default first; empty if it trains nothing."""
+"""The spaces that each method can train, the default first; empty if the method trains nothing."""
 
 BY_PEFT: tuple[SpaceName, ...] = ("dora", "vera")
 """Spaces of adapters that PEFT implements."""
@@ -67,7 +67,7 @@ ADAM_RATE: dict[SpaceName, float] = {
     "head": 1e-4,
 }
 LSP_GAMMA = 1e-4
-"""γ of LSP-Offload, the weight of the projectors' norms while these are learned."""
+"""γ of LSP-Offload, the weight of the projectors' norms while the projectors are learned."""
 LSP_RATE = 1e-3
 """η of LSP-Offload, whose learned projectors shrink Adam's updates. It is the middle of the rates
 with the lowest validation loss on the data sets of docs/measurements/lsp.md.

@@ -25,7 +25,7 @@ def export_model(base: BaseModel, folder: Path) -> None:
         folder: folder to write.
 
     Raises:
-        TrainingError: if it cannot be written.
+        TrainingError: if the folder cannot be written.
     """
     unfinished = folder.with_name(folder.name + ".part")
     try:
@@ -49,6 +49,10 @@ def export_model(base: BaseModel, folder: Path) -> None:
         unfinished.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        raise TrainingError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        raise TrainingError(
+            f"{folder}: cannot be written: {error.strerror or error}; free space on this disk"
+        ) from error
     except SafetensorError as error:  # for example a full disk
-        raise TrainingError(f"{folder}: cannot be written: {error}") from error
+        raise TrainingError(
+            f"{folder}: cannot be written: {error}; free space on this disk"
+        ) from error

@@ -19,7 +19,7 @@ class ModelSetup:
     """The model, task and seeds of a tuning run; `load` loads the model.
 
     Attributes:
-        settings: settings, with every value decided.
+        settings: complete settings.
         task: task to train and evaluate.
         root: seed from which batches and directions are derived.
         loaded: loaded model; it includes the block stream if blocks are streamed.
@@ -49,7 +49,7 @@ class ModelSetup:
         return False
 
     def load(self) -> None:
-        """Load the model, or load it again with an unchanged base and scorer.
+        """Load the model; a repeated call loads an unchanged model and scorer.
 
         A classifier in place of label words starts with the weights from `begin_classifier`.
 

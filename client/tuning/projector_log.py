@@ -43,7 +43,7 @@ class ProjectorLog:
 
     @contextmanager
     def checking(self, step: int, passes: int = 1) -> Iterator[None]:
-        """Check all projectors in the backward passes of a block, and log the result.
+        """Check all projectors in the backward passes inside the context, and log the result.
 
         If a continued run repeats a check, the check is logged only once.
 

@@ -5,7 +5,7 @@ OUT/metrics.jsonl  every evaluation, written at once
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
 OUT/classifier.safetensors: initial weights of a classifier in place of label words
 OUT/start.safetensors: the state with the lowest validation loss, for `adapter.start`
-OUT/model          the best state as a model folder, where a method trains the model's own weights
+OUT/model          the best state as a model folder, if the method trains the model's own weights
 OUT/result.json    the summary, written at the end
 
 A killed run continues from the files in its folder, to the same result.
@@ -79,7 +79,7 @@ def tune(
     check_results_folder(settings.out)
     check_torch_device(settings.model.torch_device)
     if ended := find_ended(settings):
-        log.info("%s holds the result of this run already", ended)
+        log.info("%s already holds the result of this run", ended)
         return ended
     log.info("loading the model and reading the data")
     setup = TuningSetup(settings)
@@ -91,7 +91,7 @@ def tune(
     with locked(folder, identity):
         result_file = folder / RESULT_FILE
         if result_file.exists():
-            log.info("%s: the run has ended already", folder)
+            log.info("%s: the run has already ended", folder)
             return folder
         if classifier is not None:
             write_classifier(classifier, folder)
@@ -122,7 +122,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 class _EvaluationLog:
-    """The evaluations of a run, stored in its metrics file; each is computed once.
+    """The evaluations of a run, stored in its metrics file; each evaluation is computed once.
 
     Args:
         file: metrics file of the run.
@@ -217,7 +217,7 @@ def _log_start(validations: dict[int, EvaluationResult]) -> dict[str, int]:
     step = _start_step(validations)
     if step == 0:
         log.warning(
-            "%s is the base model: no state after it has a lower validation loss; use more "
+            "%s is the base model: no later state has a lower validation loss; use more "
             "training examples, or a lower learning-rate",
             START_FILE,
         )
@@ -250,8 +250,8 @@ def _take_steps(
 ) -> dict[int, EvaluationResult]:
     """Take all remaining steps, and return the validations of the whole run by step, starting at 0.
 
-    The start is written when its state is reached, and replaced by a better one. Before the first
-    step, the model is the base model, whose validation is not repeated, unless there is a prefix.
+    A start is written whenever the validation loss reaches a new minimum. Before the first step,
+    the model is the base model, whose validation is repeated only with a prefix.
     """
     settings = setup.settings
     validation = setup.splits["validation"]
@@ -283,8 +283,8 @@ def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> Evaluat
     """Evaluate a method's current state, which must be the state after a given step."""
     if method.steps != step:
         raise ConfigError(
-            f"{METRICS_FILE} lacks the validation after step {step}, and the run is at step "
-            f"{method.steps}; begin the run in another folder"
+            f"{METRICS_FILE} lacks the validation after step {step}, but the run is already "
+            f"at step {method.steps}; begin the run in another folder"
         )
     return method.evaluate(split)
 
@@ -294,21 +294,21 @@ def _same(result: EvaluationResult) -> EvaluationResult:
 
 
 def _tested_step(settings: TuneSettings, validations: dict[int, EvaluationResult]) -> int:
-    """Return the step whose state is tested and kept, chosen from the validated ones."""
+    """Return the step whose state is tested and kept, chosen from the validated steps."""
     return max(validations) if settings.tested_state == "last" else _best_step(validations)
 
 
 def _best_step(validations: dict[int, EvaluationResult]) -> int:
-    """Return the first step with the best validation."""
+    """Return the first step with the best validation result."""
     return max(validations, key=lambda step: validations[step].rank)
 
 
 def _start_step(validations: dict[int, EvaluationResult]) -> int:
     """Return the first step with the lowest validation loss.
 
-    The loss chooses the start, and not the metric. An accuracy on some hundred examples has an
-    error of some points, which is more than the effect of training on other data. The loss on the
-    same examples distinguishes the states.
+    The start is chosen by the loss rather than by the metric. An accuracy on a few hundred examples
+    has an error of several points, which hides the effect of training on other data. The loss on
+    the same examples distinguishes the states.
     """
     return min(validations, key=lambda step: validations[step].loss)
 
@@ -336,7 +336,7 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
-    """Return the model's place, duration, peak memory and versions of the run's last process."""
+    """Return the model's path, and duration, peak memory and versions of the last process."""
     device = torch.device(setup.settings.model.torch_device)
     on_gpu = device.type == "cuda"
     model = setup.settings.model.path

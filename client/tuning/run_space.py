@@ -17,7 +17,7 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.model.replay_torch import backend_for
 
 BLOCKS_FOLDER = "blocks"
-"""Folder of the blocks of a streamed model whose parameters are trained, during the run."""
+"""Name of the folder for the blocks of a streamed model while all its parameters are trained."""
 
 
 _STORED_DTYPES = {
@@ -29,7 +29,9 @@ _STORED_DTYPES = {
 
 
 def make_space(setup: ModelSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
-    """Create the space that the settings name, in its initial state, in the loaded model.
+    """Create the space that the settings name in the loaded model.
+
+    The space is in its initial state.
 
     Args:
         setup: setup whose model is unchanged since it was loaded.
@@ -87,7 +89,7 @@ def scaling_plan(settings: TuneSettings, space: Space, examples: int) -> Scaling
     """Return the plan of the diagonal scaling D of a run; None without scaling.
 
     Args:
-        settings: settings, with every value decided.
+        settings: complete settings.
         space: the run's space.
         examples: number of training examples.
     """

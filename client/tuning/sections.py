@@ -16,7 +16,7 @@ class TuneData(Section):
         "a file, a folder, a data set name on the hub, or `messages` for generated messages. The "
         "run's identity holds a hash of the examples",
         identity=False,
-        apart="the identity of a run on one device holds the examples themselves, by a hash",
+        apart="the identity of a run on one device contains a hash of the examples",
     )
     train: int = setting(
         LOW_DATA["train"], "training examples drawn", page="reference/tasks.md", ge=1
@@ -26,8 +26,8 @@ class TuneData(Section):
     )
     per_label: int = setting(
         0,
-        "k, training and validation examples drawn of every label; 0 draws `data.train` and "
-        "`data.validation`",
+        "number k of training examples, and of validation examples, drawn for each label; 0 draws "
+        "`data.train` and `data.validation` examples",
         page="reference/tasks.md#small-samples",
         before=0,
         ge=0,
@@ -43,7 +43,7 @@ class ScalingSettings(Section):
     modify: Literal["nothing", "variance", "expectation"] = setting(
         "nothing",
         "`variance`: θ is perturbed by ε·D⁻¹·z and moves along D·z (definition 6); `expectation`: "
-        "it moves along z (definition 7). D has one d for every layer, the embeddings, and the "
+        "θ moves along z (definition 7). D has one d for every layer, the embeddings, and the "
         "head",
         read_by=MEZO,
         page="concepts/mezo.md#scaled-estimates",
@@ -51,14 +51,15 @@ class ScalingSettings(Section):
     )
     norms: Literal["gradients", "parameters", "backward"] = setting(
         "gradients",
-        "what d is: norms of `gradients` estimated from losses (proposition 1), of `parameters`, "
-        "or of gradients by one `backward` pass, in `full`",
+        "source of d: `gradients`, norms of gradients estimated from losses (proposition 1); "
+        "`parameters`, norms of parameters; or `backward`, norms of gradients from one backward "
+        "pass, in `full`",
         read_by=MEZO,
         before="gradients",
     )
     directions: int = setting(
         1,
-        "directions in each group that norms of gradients are estimated from",
+        "number of directions for the estimate of each group's gradient norm",
         read_by=MEZO,
         before=1,
         ge=1,
@@ -66,7 +67,7 @@ class ScalingSettings(Section):
     )
     every_epoch: bool = setting(
         False,
-        "find d anew in every epoch, not before the first step alone",
+        "whether d is computed again in every epoch, instead of only before the first step",
         read_by=MEZO,
         before=False,
     )
@@ -79,34 +80,35 @@ class LspSettings(Section):
 
     subspace_size: int = setting(
         0,
-        "s, sides of the matrix that is trained for a weight matrix; a side of the weights not "
-        "longer than s stays whole. 0 is an eighth of the hidden size",
+        "side s of the matrix that is trained in place of a weight matrix; a side of at most s of "
+        "the weight matrix is not reduced. 0 means an eighth of the hidden size",
         read_by=("lsp",),
         ge=0,
     )
     nonzeros: int = setting(
-        16, "r, nonzeros in every row of a projector", read_by=("lsp",), ge=1, le=1024
+        16, "number r of nonzeros in each row of a projector", read_by=("lsp",), ge=1, le=1024
     )
     check_frequency: int = setting(
-        1000, "steps between checks of the projectors", read_by=("lsp",), ge=1
+        1000, "number of steps between checks of the projectors", read_by=("lsp",), ge=1
     )
     check_examples: int = setting(
         0,
-        "examples |S| whose gradient the projectors are checked on and learned from; 0 is one "
-        "forward pass of a batch's. More than one pass keeps the gradients of all layers",
+        "number |S| of examples whose gradient serves to check and learn the projectors; 0 means "
+        "the examples of one forward pass of a batch. With more than one pass, the gradients of "
+        "all layers are kept",
         read_by=("lsp",),
         ge=0,
         before=0,
     )
     threshold: float = setting(
         0.3,
-        "relative bias from which on a layer's projectors are learned anew",
+        "smallest relative bias at which a layer's projectors are learned again",
         read_by=("lsp",),
         gt=0,
     )
     learning_steps: int = setting(
         200,
-        "most steps of learning a layer's projectors; 0 leaves them random",
+        "maximum number of steps for learning a layer's projectors; 0 leaves projectors random",
         read_by=("lsp",),
         ge=0,
     )
@@ -122,22 +124,23 @@ class OffloadSettings(Section):
 
     schedule: Literal["auto", "layer-wise", "zero", "none"] = setting(
         "auto",
-        "order of transfers and host updates: `layer-wise`, `zero` (Zero-Offload's own), or "
-        "`none`, without overlap. `auto` is the method's own, and `none` where the CPU computes",
+        "order of transfers and host updates: `layer-wise`, `zero` (the order of Zero-Offload), "
+        "or `none`, without overlap. `auto` means the method's own order, and `none` if the CPU "
+        "computes",
         read_by=("zero-offload", "lsp"),
         page="concepts/offloading.md#the-schedule",
         identity=False,
     )
     checkpointing: Literal["auto", "on", "off"] = setting(
         "auto",
-        "whether the backward pass computes activations again instead of keeping them; `auto` "
-        "does on an accelerator, real or emulated",
+        "whether the backward pass recomputes activations instead of keeping them; `auto` "
+        "recomputes activations on a real or emulated accelerator",
         read_by=FIRST_ORDER,
         identity=False,
     )
     memory: int = setting(
         0,
-        "bytes of an emulated accelerator's memory; 0 is no limit",
+        "memory of an emulated accelerator, in bytes; 0 means no limit",
         read_by=FIRST_ORDER,
         page="concepts/offloading.md#an-accelerator-that-need-not-be-there",
         identity=False,
@@ -145,14 +148,15 @@ class OffloadSettings(Section):
     )
     bandwidth: float = setting(
         0.0,
-        "bytes/s each way of an emulated link between host and accelerator; 0 emulates none",
+        "bandwidth of an emulated link between host and accelerator, in bytes/s in each "
+        "direction; 0 emulates no link",
         read_by=("zero-offload", "lsp"),
         identity=False,
         ge=0,
     )
     slowdown: float = setting(
         1.0,
-        "factor of an emulated accelerator's time",
+        "factor by which computations on an emulated accelerator take longer",
         read_by=FIRST_ORDER,
         identity=False,
         ge=1,

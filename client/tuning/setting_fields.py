@@ -37,15 +37,15 @@ from samara.shared.tasks.kinds import Form
 
 
 class TuneFields(Settings):
-    """Everything that determines a tuning run; 0 and auto mean the method's defaults."""
+    """All settings of a tuning run; 0 and auto mean the method's defaults."""
 
     fixed: ClassVar = {"trunk-cache": Fixed(TRUNK_CACHE_BYTES)}
 
     optimizer: Optimizer = setting(
-        "prge", "how the model is trained, or the baseline that is measured", former="method"
+        "prge", "the training method, or the measured baseline", former="method"
     )
     space: SpaceName | Literal["auto"] = setting(
-        "auto", "parameters that are trained; `auto` is the optimizer's first"
+        "auto", "the trained parameters; `auto` means the optimizer's first space"
     )
     seed: int = SEED
     steps: int = setting(
@@ -53,32 +53,34 @@ class TuneFields(Settings):
         "number of steps, T",
         ge=1,
         le=10_000_000,
-        apart="they are all steps of the run, not those of a round",
+        apart="these are all steps of the run, not the steps of a round",
     )
     queries: int = setting(
         0,
-        "directions q of a step; 0 is 4 for `prge`, 1 for MeZO",
+        "number q of directions in a step; 0 means 4 for `prge` and 1 for MeZO",
         read_by=ZEROTH_ORDER,
         ge=0,
         le=65_535,
-        apart="one device has all the noise of a step, which the papers' numbers are for",
+        apart="one device estimates a step alone, as in the papers that give the defaults",
     )
     query_schedule: Literal["constant", "linear"] = setting(
-        "constant", "`constant`, or `linear`, rising to q", read_by=ZEROTH_ORDER
+        "constant",
+        "`constant`, or `linear`: the number of directions rises to q",
+        read_by=ZEROTH_ORDER,
     )
     batch: int = setting(
         0,
-        "examples B of a step; of `prge` for all directions, of MeZO for each. 0 is 10,000 with a "
-        "readout alone, otherwise 16",
+        "number B of examples in a step: for all directions together (`prge`), or for each "
+        "direction (MeZO). 0 means 10,000 with only a readout, otherwise 16",
         ge=0,
         apart="16 is the batch of the papers that a run on one device repeats",
     )
     micro_batch: int = setting(
         PASS_EXAMPLES,
-        "most examples in one forward pass, grouped by similar length; 0 is the whole batch. A "
-        "gradient is the sum of those of its passes",
+        "maximum number of examples in a forward pass, grouped by similar length; 0 means the "
+        "whole batch. A gradient is the sum of the gradients of its passes",
         ge=0,
-        apart="methods that differentiate keep what no measured pass shows",
+        apart="a measured pass does not show the memory of methods that differentiate",
     )
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(
         "both",
@@ -88,58 +90,59 @@ class TuneFields(Settings):
     )
     epsilon: float = setting(
         0.0,
-        "ε; 0 is 0.001 in `full`, 0.1 for a prefix, 0.01 for adapters",
+        "ε; 0 means 0.001 in `full` and `head`, 0.1 for a prefix, and 0.01 for adapters",
         read_by=ZEROTH_ORDER,
         ge=0,
         le=1,
-        apart="it depends on the space, of which a federation has one",
+        apart="the default depends on the space, and a federation has only one space",
     )
     differences: Literal["central", "forward", "one-point"] = setting(
         "central",
-        "`central`, 2·q losses a step; of `prge` also `forward`, q + 1; of MeZO also `one-point`, "
-        "q losses, whose differences are to those of the step before",
+        "`central`: 2·q losses per step. `forward` (only `prge`): q + 1 losses. `one-point` (only "
+        "MeZO): q losses, compared with the losses of the previous step",
         read_by=ZEROTH_ORDER,
         page="concepts/mezo.md#estimate-and-schedules",
-        apart="MeZO's one-point estimate needs the loss of the step before, which no report has",
+        apart="MeZO's one-point estimate needs the loss of the previous step, which no "
+        "report contains",
     )
     gradients: Gradients | Literal["forward-mode"] = setting(
         "differences",
-        "`differences` of losses; of `prge` also `exact`, z·∇L of every direction from one "
-        "backward pass; or `forward-mode`, the same without one, in a pass for each direction",
+        "`differences` of losses; `exact` (only `prge`): z·∇L of all directions from one backward "
+        "pass; or `forward-mode`: z·∇L without a backward pass, in one pass per direction",
         read_by=ZEROTH_ORDER,
         page="concepts/steps.md#exact-derivatives",
         before="differences",
-        apart="forward-mode derivatives are for the spaces that no federation has; own estimators "
-        "are for federations",
+        apart="forward-mode derivatives are for spaces that no federation has, and registered "
+        "estimators are only for federations",
     )
     learning_rate: LearningRate = setting(
         "auto",
-        "η; `auto` estimates it while `prge`, `mezo` and `mezo-momentum` run, of Adam it is the "
-        "table below",
+        "η; `auto` estimates η during runs of `prge`, `mezo` and `mezo-momentum`. For Adam, `auto` "
+        "means the value in the table below",
         page="concepts/step-size.md",
         apart="Adam and SGD estimate no η",
     )
     learning_rate_schedule: LearningRateSchedule = setting(
         "constant",
-        "`constant`, or falling to zero, `linear` or `cosine`, of an η that is a number",
-        apart="an estimated η is not scheduled here, and the papers' schedules are",
+        "schedule of a fixed η: `constant`, or `linear` or `cosine`, which fall to zero",
+        apart="the papers schedule a fixed η, and an estimated η has no schedule",
     )
     warm_up: int = setting(
         0,
-        "first steps, in which an η that is a number rises from zero by equal parts",
+        "number of first steps, in which a fixed η rises linearly from zero",
         before=0,
         ge=0,
     )
     rate_per_query: bool = setting(
         False,
-        "whether η is that of a single direction: a step of n directions has n·η (MeZO, appendix "
-        "A.2)",
+        "whether η is the rate of a single direction, so that a step of n directions has the rate "
+        "n·η (MeZO, appendix A.2)",
         read_by=MEZO,
         before=False,
     )
     weight_decay: float = setting(
         0.0,
-        "λ: a step also subtracts η·λ·θ, from every number that is trained",
+        "λ; each step also subtracts η·λ·θ from the trained parameters θ",
         read_by=ZEROTH_ORDER,
         before=0.0,
         ge=0,
@@ -147,7 +150,7 @@ class TuneFields(Settings):
     moments: Literal["auto", "held", "recomputed"] = setting(
         "auto",
         "whether moments are `held` in memory, or `recomputed` in every step from seeds and "
-        "projected gradients, to the same bits; `auto` holds them unless all parameters are "
+        "projected gradients, with the same bits; `auto` holds moments unless all parameters are "
         "streamed",
         read_by=("mezo-momentum", "mezo-adam"),
         page="concepts/mezo.md#updates",
@@ -155,9 +158,9 @@ class TuneFields(Settings):
     )
     in_place: bool | Literal["auto"] = setting(
         "auto",
-        "perturb the parameters of `full` themselves, with the memory of inference, in place of a "
-        "float32 copy. Every step leaves rounding errors in them; `auto` does so in float32, "
-        "where they are harmless",
+        "whether steps in `full` perturb the parameters in place, with the memory of inference, "
+        "instead of a float32 copy. Each step leaves rounding errors in the parameters. `auto` "
+        "perturbs in place in float32, where these errors are harmless",
         read_by=MEZO,
         page="concepts/mezo.md#spaces",
         before=False,
@@ -166,15 +169,17 @@ class TuneFields(Settings):
         "auto", "cross-entropy", "profiled-cross-entropy", "likelihood", "metric"
     ] = setting(
         "auto",
-        "`cross-entropy`, `likelihood`, or, in zeroth order only, `profiled-cross-entropy` "
-        "([its page](../concepts/profiled-loss.md)) or `metric`; `auto` is what the task's kind is "
-        "trained on",
+        "`cross-entropy`, `likelihood`, or, only for zeroth-order methods, "
+        "`profiled-cross-entropy` ([its page](../concepts/profiled-loss.md)) or `metric`; `auto` "
+        "means the objective of the task's kind",
         page="reference/tasks.md",
-        apart="a likelihood is trained here, and own objectives in federations",
+        apart="only `samara tune` trains a likelihood, and only federations train "
+        "registered objectives",
     )
     validate_every: int = setting(
         100,
-        "steps between validations; there is one before the first step and one after the last",
+        "number of steps between validations; further validations come before the first step and "
+        "after the last step",
         ge=1,
     )
     tested_state: Literal["best", "last"] = setting(
@@ -184,16 +189,16 @@ class TuneFields(Settings):
     )
     classifier: ClassifierName = setting(
         "label-words",
-        "source of a classification's scores: its label words, or a linear layer on the last "
-        "hidden state, trained with all parameters: `new` begins as random numbers and reads "
-        "texts without the question, `linear-probe` begins as linear probing of the prompts",
+        "source of a classification's scores: `label-words`, or a linear layer on the last hidden "
+        "state, trained with all parameters. `new` starts from random numbers and reads texts "
+        "without the question. `linear-probe` starts from linear probing of the prompts",
         page="reference/tune.md#classifiers",
         before="label-words",
     )
     stream_compression: Literal["none", "bfloat16", "float16", "float8"] = setting(
         "none",
-        "`none`, `bfloat16`, `float16` or `float8`: type that holds all parameters where they are "
-        "trained and streamed",
+        "type that stores the parameters if all of them are trained and streamed: `none`, "
+        "`bfloat16`, `float16` or `float8`",
         page="guides/streaming.md#all-parameters",
     )
     autocast: Literal["none", "bfloat16", "float16"] = setting(
@@ -205,33 +210,34 @@ class TuneFields(Settings):
     )
     tf32: bool = setting(
         False,
-        "round factors of matrix products on a CUDA device to TF32, 10 bits after the first",
+        "whether a CUDA device rounds factors of matrix products to TF32, with 10 mantissa bits",
         before=False,
     )
-    prefix_length: int = setting(5, "tokens of a prefix", ge=1)
+    prefix_length: int = setting(5, "number of tokens in a prefix", ge=1)
     prefix_start: Literal["activations", "random"] = setting(
         "activations",
-        "what a prefix begins as: `activations`, keys and values of real tokens, or `random` "
+        "initial values of a prefix: `activations`, keys and values of real tokens, or `random` "
         "numbers",
         page="concepts/mezo.md#spaces",
         before="activations",
     )
     prefix_width: int = setting(
         0,
-        "width of the hidden layer of a network that makes the prefix; 0 trains the prefix's keys "
-        "and values themselves",
+        "width of the hidden layer of a network that computes the prefix; 0 trains the prefix's "
+        "keys and values directly",
         page="concepts/mezo.md#spaces",
         before=0,
         ge=0,
     )
     demonstrations: int = setting(
-        32, "solved examples before every example, at most", read_by=("icl",), ge=1
+        32, "maximum number of solved examples before each example", read_by=("icl",), ge=1
     )
     task: TaskName = TASK
     form: Form = FORM
     threads: int = setting(
         0,
-        "CPU threads; 0 is one per core. A run continues only with as many as it began with",
+        "number of CPU threads; 0 means one per core. A run continues only with its initial number "
+        "of threads",
         ge=0,
         apart="no other client shares the cores",
     )
@@ -245,14 +251,14 @@ class TuneFields(Settings):
 
     @property
     def trained_space(self) -> SpaceName | Literal["none"]:
-        """The space that is trained; empty if the method trains nothing."""
+        """The trained space; ``none`` if the method trains nothing."""
         if self.space != "auto":
             return self.space
         return SPACES[self.optimizer][0] if SPACES[self.optimizer] else "none"
 
     @property
     def is_first_order(self) -> bool:
-        """Return whether the method trains on true gradients."""
+        """Return whether the method trains on gradients of backward passes."""
         return self.optimizer in FIRST_ORDER
 
     @property
@@ -261,7 +267,8 @@ class TuneFields(Settings):
         if self.in_place != "auto":
             return self.in_place
         is_float32 = self.model.dtype == "float32" and self.stream_compression == "none"
-        # No trajectory has perturbations outside of steps, so a rebuild would lack their rounding.
+        # A trajectory records only perturbations of steps, so a rebuild would lack the rounding
+        # errors of any others.
         of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "gradients"
         of_curvature = self.gradients == "forward-mode" and self.estimates_its_rate
         is_full = self.optimizer in MEZO and self.trained_space == "full"

@@ -21,11 +21,11 @@ from samara.shared.settings.choices import AUTO, INNER, READOUT_BATCH
 from samara.shared.settings.setting import Scalar, flattened, nest, read_recorded
 
 IDENTITY_FILE = "tune.json"
-"""Name of the file in a run's folder with everything that determines its results."""
+"""Name of the file in a run's folder with all inputs that determine the run's results."""
 
 
 class TuneSettings(TuneFields):
-    """Everything that determines a tuning run; 0 and auto mean the method's defaults."""
+    """All settings of a tuning run, checked; 0 and auto mean the method's defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +84,7 @@ class TuneSettings(TuneFields):
             where = SPACES[self.optimizer][0] if self.space == "auto" else self.space
             changes["space"] = where
             if where == "prefix" and self.prefix_width:
-                where = "lora"  # weights of linear layers, too
+                where = "lora"  # the network of a prefix has linear layers, like LoRA
             if self.learning_rate == "auto" and not self.estimates_its_rate:
                 changes["learning_rate"] = LSP_RATE if self.optimizer == "lsp" else ADAM_RATE[where]
             if not self.is_first_order:

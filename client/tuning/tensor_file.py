@@ -25,21 +25,24 @@ class TensorFile:
 
     @property
     def exists(self) -> bool:
-        """True if the file has been written."""
+        """Return whether the file has been written."""
         return self._path.exists()
 
     def write(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Write the tensors after a step.
 
         Raises:
-            TrainingError: if the disk refuses.
+            TrainingError: if the file cannot be written.
         """
         metadata = {"step": str(step), "settings": self._hash}
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         try:
             write_durably(self._path, save(content, metadata))
         except OSError as error:
-            raise TrainingError(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise TrainingError(
+                f"{self._path}: cannot be written: {error.strerror}; free space on this disk, or "
+                "make the folder writable"
+            ) from error
 
     def step(self) -> int:
         """Return the step after which the file was written.
@@ -52,7 +55,7 @@ class TensorFile:
                 metadata = stored.metadata() or {}
             if metadata.get("settings") != self._hash:
                 raise TrainingError(
-                    f"{self._path}: it belongs to other settings; use another folder"
+                    f"{self._path}: the file belongs to other settings; use another folder"
                 )
             return int(metadata["step"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -74,12 +77,12 @@ class TensorFile:
             raise self.damaged(error) from error
         for name, tensor in expected.items():
             if name not in tensors or tensors[name].shape != tensor.shape:
-                raise self.damaged(f"no tensor {name} {tuple(tensor.shape)}")
+                raise self.damaged(f"it lacks the tensor {name} {tuple(tensor.shape)}")
         return tensors
 
     def damaged(self, error: object) -> TrainingError:
         """Return the error for a damaged file."""
-        return TrainingError(f"{self._path}: damaged: {error}; begin the run in another folder")
+        return TrainingError(f"{self._path}: is damaged: {error}; begin the run in another folder")
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -15,7 +15,7 @@ class TrainingMethod(Protocol):
 
     @property
     def warning(self) -> str:
-        """A warning about the files from which the run continues; empty if there is none."""
+        """A warning about the files from which the run continues; empty without a warning."""
 
     def step(self) -> float:
         """Take the next step and return its mean loss.
@@ -28,27 +28,26 @@ class TrainingMethod(Protocol):
         """Evaluate the model's current state on a split."""
 
     def save(self) -> None:
-        """Save everything that a later process needs to continue from here."""
+        """Save all data that another process needs to continue from the current step."""
 
     def keep_best(self) -> None:
-        """Keep the current state as the best so far."""
+        """Keep the current state as the best state so far."""
 
     def restore_best(self, step: int) -> None:
-        """Restore the state of the last call of `keep_best`, which was after the given step."""
+        """Restore the state that the last call of `keep_best` kept, after the given step."""
 
     def digest(self) -> str:
         """Return a hash of the trained numbers, in hexadecimal."""
 
     def make_start(self) -> Start | None:
-        """Return the current weights as the start of a federation; None if the space does not allow
-        it.
+        """Return the current weights as a federation's start; None if the space has no start.
 
         Raises:
             ModelError: if a weight is too large for a start.
         """
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return seconds and bytes on an emulated accelerator; empty if there is none."""
+        """Return seconds and bytes on an emulated accelerator; empty without one."""
 
     def export(self) -> None:
         """Write the model in its current state, if the method can; called at the end of a run."""

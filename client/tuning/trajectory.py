@@ -91,9 +91,9 @@ class Trajectory:
 
     @property
     def steps(self) -> tuple[UpdateStep, ...]:
-        """The steps that lead to θ, without reverted ones."""
+        """The steps that lead to θ, without reverted steps."""
         taken: list[tuple[int, UpdateStep]] = []  # each with the number of its predecessor
-        # by number of records: the last step's number, counted from 1 in `taken`; 0 for none
+        # last[n] is the last step after n records, counted from 1 in `taken`; 0 without steps
         last = [0]
         for record in self.records:
             if isinstance(record, int):
@@ -110,12 +110,12 @@ class Trajectory:
 
     @property
     def warning(self) -> str:
-        """A warning about an incomplete record at the end; empty if there is none."""
+        """A warning about an incomplete record at the end; empty if all records are complete."""
         if not self.dropped:
             return ""
         return (
             f"{self.path}: dropped {self.dropped} bytes of step {len(self.records) + 1}, which was "
-            f"never completely written; the last whole step is {len(self.records)}"
+            f"never completely written; the last complete step is {len(self.records)}"
         )
 
     def check_belongs_to(self, header: TrajectoryHeader, portable: bool) -> None:
@@ -126,7 +126,7 @@ class Trajectory:
             portable: whether the initial θ must be bit-identical.
 
         Raises:
-            TrajectoryError: naming the differences.
+            TrajectoryError: if the headers differ; the message names the differences.
         """
         if differences := self.header.differences(header, portable):
             raise TrajectoryError(
@@ -183,12 +183,14 @@ def read_trajectory(path: Path) -> Trajectory:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise TrajectoryError(f"{path}: cannot be read: {error.strerror}") from error
+        raise TrajectoryError(
+            f"{path}: cannot be read: {error.strerror}; restore the file"
+        ) from error
     try:
         return _decode(path, data)
     except SamaraError as error:
         raise TrajectoryError(
-            f"{path}: {error}; restore the file or begin the run in another place"
+            f"{path}: {error}; restore the file, or begin the run in another folder"
         ) from error
 
 
@@ -256,14 +258,21 @@ class TrajectoryWriter:
             self._lock = FileLock(path.with_name(path.name + ".lock"), thread_local=False)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise TrajectoryError(f"{path}: another process is writing it") from None
+            raise TrajectoryError(
+                f"{path}: another process is writing the file; wait for that process, or end it"
+            ) from None
         except OSError as error:
-            raise TrajectoryError(f"{path}: cannot be opened: {error.strerror}") from error
+            raise TrajectoryError(
+                f"{path}: cannot be opened: {error.strerror}; make the folder writable"
+            ) from error
         try:
             self._open(header, space)
         except OSError as error:
             self._lock.release()
-            raise TrajectoryError(f"{path}: cannot be written: {error.strerror}") from error
+            raise TrajectoryError(
+                f"{path}: cannot be written: {error.strerror}; free space on this disk, or make "
+                "the folder writable"
+            ) from error
         except BaseException:
             self._lock.release()
             raise
@@ -335,7 +344,8 @@ class TrajectoryWriter:
             with suppress(OSError):
                 self._file.truncate(self._end)
             raise TrajectoryError(
-                f"{self._path}: cannot append step {self._records + 1}: {error.strerror}"
+                f"{self._path}: step {self._records + 1} cannot be appended: {error.strerror}; "
+                "free space on this disk, and run the same command again"
             ) from error
         self._end += len(record)
         self._records += 1

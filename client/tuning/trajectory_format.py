@@ -2,13 +2,13 @@
 
     header   "SAMARATJ" · version u16 · 2 zero bytes · length of the text u32 and of the start u64
              · text (JSON) · start (float32, if the initial θ depends on the machine)
-             · SHA-256 of all before
+             · SHA-256 of all bytes before
     step     index u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
              if D is computed, d of every group of parameters comes first and counts in n
     revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 to which θ returns · CRC-32
 
-All numbers are little-endian. Every CRC-32 continues the previous one, and the first continues that
-of the header's hash, so a record is valid only in its position.
+All numbers are little-endian. Every CRC-32 continues the previous CRC-32. The first CRC-32
+continues the CRC-32 of the header's hash. So a record is valid only in its position.
 """
 
 import hashlib
@@ -100,13 +100,15 @@ class TrajectoryHeader:
             The header, the initial θ or no bytes, and the offset of the first record.
 
         Raises:
-            TrajectoryError: if the header is damaged, or of an unknown version.
+            TrajectoryError: if the header is damaged, or has an unknown version.
         """
         if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
             raise TrajectoryError(f"it does not begin with {_MAGIC.decode()}")
         _, version, _, text_bytes, start_bytes = _PREFIX.unpack_from(data)
         if version != TRAJECTORY_VERSION:
-            raise TrajectoryError(f"its version {version} is not {TRAJECTORY_VERSION}")
+            raise TrajectoryError(
+                f"its version is {version}, but this Samara reads {TRAJECTORY_VERSION}"
+            )
         begin = _PREFIX.size + text_bytes
         end = begin + start_bytes
         checksum = data[end : end + _HASH_BYTES]
@@ -115,14 +117,14 @@ class TrajectoryHeader:
         try:
             header = cls(**json.loads(data[_PREFIX.size : begin]))
         except (ValueError, TypeError) as error:
-            raise TrajectoryError(f"its header is of another kind: {error}") from error
+            raise TrajectoryError(f"its header has other fields: {error}") from error
         start = data[begin:end]
         if start and len(start) != 4 * header.size:
-            raise TrajectoryError("its start has another size than its space")
+            raise TrajectoryError("its start does not have the size of its space")
         return header, start, end + _HASH_BYTES
 
     def differences(self, other: "TrajectoryHeader", portable: bool) -> str:
-        """Describe the fields in which another header differs; empty if there are none.
+        """Return the fields in which another header differs, with both values; empty if equal.
 
         Args:
             other: header to compare with.
@@ -132,7 +134,7 @@ class TrajectoryHeader:
         expected = asdict(other)
         ignored = set() if portable else {"start_digest"}
         return ", ".join(
-            f"{key} ({stored[key]} there, {expected[key]} here)"
+            f"{key} ({stored[key]} in the file, {expected[key]} here)"
             for key in stored
             if stored[key] != expected[key] and key not in ignored
         )
@@ -193,9 +195,9 @@ def last_checksum(record: bytes) -> int:
 def decode_record(data: bytes, offset: int, index: int, checksum: int) -> Record | None:
     """Read a record, or return None if it was only partly written.
 
-    A record is incomplete if the file ends inside it, if it is all zeros up to the end of the file,
-    or if it is the last one and its checksum is zeros. Some file systems leave such zeros after a
-    power cut.
+    A record is incomplete if the file ends inside the record, or contains only zeros from the
+    start of the record. The last record is also incomplete if its checksum is zero. Some file
+    systems leave such zeros after a power cut.
 
     Args:
         data: bytes of the file.
@@ -214,7 +216,7 @@ def decode_record(data: bytes, offset: int, index: int, checksum: int) -> Record
     end = _RECORD_HEADER_BYTES + (4 * queries or _REVERT.size)
     valid = (crc,) == _CHECKSUM.unpack_from(rest, _RECORD.size)
     if not valid or stored_index != index or queries > MAX_QUERIES:
-        raise TrajectoryError(f"the record of step {index + 1} is damaged or not the next one")
+        raise TrajectoryError(f"the record of step {index + 1} is damaged or out of order")
     if len(rest) < end + _CHECKSUM.size:
         return None
     content = rest[_RECORD_HEADER_BYTES:end]

@@ -16,7 +16,7 @@ class Curves(Protocol):
         """Add a point to a curve."""
 
     def close(self) -> None:
-        """Write everything and close the files."""
+        """Write all points and close the files."""
 
 
 class _NoCurves:
@@ -48,7 +48,7 @@ def open_curves(folder: Path, steps: int) -> Curves:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        log.info("no curves for TensorBoard: pip install 'samara-fl[tensorboard]' to get them")
+        log.info("no curves are written; for curves, pip install 'samara-fl[tensorboard]'")
         return _NoCurves()
     writer = SummaryWriter(folder / CURVES_FOLDER, purge_step=steps + 1)
     return _TensorBoardCurves(writer)

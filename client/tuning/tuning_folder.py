@@ -23,7 +23,7 @@ from samara.shared.tasks.sources import SPLITS
 
 RESULT_FILE = "result.json"
 MODEL_PATH = "model_path"
-"""Key of the result with the base model's place; the identity contains only the model's hash."""
+"""Key of the base model's path in the result; the identity contains only the model's hash."""
 
 
 def identity_of(
@@ -50,7 +50,7 @@ def find_ended(settings: TuneSettings) -> Path | None:
     """Return the folder of this run if it has ended, without loading the model.
 
     Raises:
-        ConfigError: if `out` holds another run, naming the differences.
+        ConfigError: if `out` contains another run; the message names the differences.
     """
     own = RUNS_FOLDER.glob(folder_name(settings.task, "*"))
     folders = [Path(settings.out)] if settings.out else sorted(own)
@@ -86,12 +86,16 @@ def locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
         try:
             lock = FileLock(folder / "lock").acquire(timeout=0)
         except Timeout:
-            raise ConfigError(f"{folder}: another process is running it") from None
+            raise ConfigError(
+                f"{folder}: another process is executing this run; wait for that process, or end it"
+            ) from None
         with lock:
             _check_same(folder / IDENTITY_FILE, identity)
             yield
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{folder}: cannot be written: {error.strerror}; make the folder writable"
+        ) from error
 
 
 def _check_same(file: Path, identity: dict[str, Any]) -> None:
@@ -102,13 +106,15 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
         stored = json.loads(file.read_text(encoding="utf-8"))
         stored |= stored.pop("config")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{file}: damaged: {error!r}; begin the run in another folder") from error
+        raise ConfigError(
+            f"{file}: is damaged: {error!r}; begin the run in another folder"
+        ) from error
     expected = identity | identity["config"]
     del expected["config"]
     different = [key for key in expected | stored if stored.get(key) != expected.get(key)]
     if different:
         differences = ", ".join(
-            f"{key} ({stored.get(key)} there, {expected.get(key)} here)" for key in different
+            f"{key} ({stored.get(key)} in the file, {expected.get(key)} here)" for key in different
         )
         raise ConfigError(
             f"{file}: another run is in this folder: {differences}; use another folder"

@@ -43,8 +43,9 @@ log = logging.getLogger("samara.tune")
 EMBEDDED_WRITERS = 8
 
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
-"""A function that calls another with the adapters of one state, like `Space.evaluate` without
-seeds.
+"""A function that calls a score function with the adapters of one state.
+
+`Space.evaluate` without seeds is such a function.
 """
 
 
@@ -81,7 +82,7 @@ class EvaluationResult:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The metric and the negative loss; of two results, the greater is better."""
+        """The metric and the negative loss; a result with a greater rank is better."""
         return (self.metric, -self.loss)
 
 
@@ -101,7 +102,7 @@ class TuningSetup(ModelSetup):
         """Load model, task and data.
 
         Raises:
-            SamaraError: if any of them cannot be used, or they do not fit together.
+            SamaraError: if model, task or data cannot be used, or do not fit together.
         """
         super().__init__(settings)
         default: ObjectiveName = (
@@ -193,8 +194,9 @@ class TuningSetup(ModelSetup):
     def rows(self, batch: NDArray[np.int64]) -> tuple[list[Prompt], NDArray[np.int64]]:
         """Return prompts and labels of some training examples in the form scored by steps.
 
-        The likelihood of an answer needs no pass over other candidates, so only the correct one is
-        included. A label bias or a readout adds to scores by position.
+        The likelihood of an answer needs no pass over other candidates, so only the correct
+        candidate is included. A label bias or a readout adds to scores by position, and then all
+        candidates are included.
         """
         train = self.splits["train"]
         adapter = self.settings.adapter
@@ -208,7 +210,7 @@ class TuningSetup(ModelSetup):
 
     def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, without training."""
-        if not self.settings.adapter.inner_layers:  # its scores are cached with the representations
+        if not self.settings.adapter.inner_layers:  # with only a readout, base scores are cached
             adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
             forward = self.make_forward(adapter)
             assert isinstance(forward, ReadoutForward)
@@ -223,7 +225,7 @@ class TuningSetup(ModelSetup):
 
         Args:
             forward: forward engine.
-            evaluate: function that calls another with the state's adapters.
+            evaluate: function that calls a score function with the state's adapters.
             split: split of the data.
         """
         log.info("evaluating %d examples", len(split.labels))
@@ -259,7 +261,7 @@ class TuningSetup(ModelSetup):
         return EvaluationResult(len(split.labels), loss, metric)
 
     def _trunk_block_count(self) -> int:
-        """Return the number of blocks below the lowest one that the method perturbs."""
+        """Return the number of blocks below the lowest block that the method perturbs."""
         settings = self.settings
         if settings.optimizer not in ZEROTH_ORDER or settings.space not in LOW_RANK:
             return 0
@@ -290,8 +292,8 @@ def draw_examples(settings: TuneSettings, task: Task) -> list[Example]:
     data = settings.data
     if data.per_label and not isinstance(task, ClassificationTask):
         raise TaskError(
-            f"task {task.name!r} is a {task.kind}, whose rows do not choose between the same "
-            "labels; leave data.per-label out"
+            f"task {task.name!r} is a {task.kind}, whose rows have no common labels; leave "
+            "data.per-label out"
         )
     check_data_is_given(task, data.path)
     if data.path == EMBEDDED_DATA:

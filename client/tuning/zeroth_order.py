@@ -1,4 +1,4 @@
-"""MeZO and P-RGE on one machine: a space, its steps, and the trajectory that rebuilds it."""
+"""MeZO and P-RGE on one machine: a space, its steps, and the trajectory that rebuilds the space."""
 
 import logging
 import shutil
@@ -84,7 +84,7 @@ class ZerothOrder:
     Args:
         setup: setup whose model is trained or adapted.
         folder: folder of the run; training continues from a trajectory in it.
-        settings_hash: hash of everything that determines the run's results, 32 bytes.
+        settings_hash: hash of all inputs that determine the run's results, 32 bytes.
 
     Raises:
         SamaraError: if model and space do not fit together, or the trajectory cannot be continued.
@@ -123,7 +123,7 @@ class ZerothOrder:
 
     @property
     def warning(self) -> str:
-        """A warning about an incomplete step at the trajectory's end; empty if there is none."""
+        """A warning about an incomplete step at the trajectory's end; empty without one."""
         return self._writer.trajectory.warning
 
     def step(self) -> float:
@@ -134,7 +134,7 @@ class ZerothOrder:
 
         Raises:
             TrainingError: if a projected gradient is not finite.
-            TrajectoryError: if the disk refuses.
+            TrajectoryError: if the step cannot be written.
         """
         setup = self._setup
         step = self.steps
@@ -175,7 +175,7 @@ class ZerothOrder:
         return estimate.mean_loss
 
     def _find_d(self) -> NDArray[np.float32] | None:
-        """Return d of the next step, computed if due; None without D."""
+        """Return d of the next step, and compute d if the plan requires it; None without D."""
         space = self._space
         settings = self._setup.settings
         if space.scaling_plan is None or not space.scaling_plan.finds_anew(self.steps):
@@ -211,7 +211,7 @@ class ZerothOrder:
         differences = setup.settings.differences
         if differences == "one-point":
             latest = self._step_sizes.latest
-            # After a revert, the previous loss is that of a distant model.
+            # After a revert, the previous loss belongs to a distant model.
             previous = None if latest is None or self._has_just_reverted else latest.loss
             return one_point_estimator(seeds, self._batches(queries), epsilon, previous)
         curvature = self._step_sizes.size.measures_curvature(step, queries, differences)
@@ -257,9 +257,7 @@ class ZerothOrder:
         return self._space.digest().hex()
 
     def make_start(self) -> Start | None:
-        """Return θ as the start of a federation; None if the space is not a federation's
-        adapter.
-        """
+        """Return θ as a federation's start; None if no federation trains the space."""
         space = self._space
         if not isinstance(space, LoRAFASpace):
             return None
@@ -275,7 +273,7 @@ class ZerothOrder:
         """Do nothing, because a zeroth-order run leaves its trajectory instead of a model."""
 
     def close(self) -> None:
-        """Close the trajectory and delete the trained blocks, which it can rebuild."""
+        """Close the trajectory and delete the trained blocks, which the trajectory rebuilds."""
         self._writer.close()
         shutil.rmtree(self._blocks, ignore_errors=True)
 
@@ -289,9 +287,7 @@ class ZerothOrder:
         self._forward = setup.make_forward(space.adapter, parameters)
 
     def _replay(self, steps: int | None) -> None:
-        """Move the space from its initial state to the state after a number of steps, or
-        after all.
-        """
+        """Move the space from its initial state to that after `steps` steps; None for all steps."""
         trajectory = read_trajectory(self._path)
         trajectory = replace(trajectory, records=trajectory.records[:steps])
         moments = self._setup.settings.moments

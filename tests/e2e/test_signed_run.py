@@ -67,7 +67,7 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
         shown = samara(
             folder, "client", "status", "--name", "kitchen", "--home", str(live.home("kitchen"))
         )
-        assert "no signed scenario: the server decides what is asked" in shown
+        assert "no signed scenario: the server decides on settings and instructions" in shown
         keys = live.run / KEYS_FOLDER
 
     key, file = folder / "operator.key", folder / "field.signed"

@@ -36,7 +36,7 @@ def test_a_moved_project_shows_its_run_and_answers(
     shutil.move(old, new)
     status, printed, errors = run("simulate", new / "mine" / "scenario.toml", "--set", "rounds=1")
     assert (status, errors) == (0, "")
-    assert "holds the result of this run already" in printed
+    assert "already holds the result of this run" in printed
     status, printed, errors = run("adapter", "apply", new / "mine" / "run", "a good day")
     assert (status, errors) == (0, "")
     assert "global" in printed

@@ -1,1 +1,1 @@
-"""Baselines for zeroth-order training: no training, and training on true gradients."""
+"""Baselines for zeroth-order training: no training, and training with backward passes."""

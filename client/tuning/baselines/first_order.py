@@ -1,8 +1,11 @@
-"""Training on true gradients by Adam or SGD: resident, or with the optimizer on the host.
+"""Training with backward passes by Adam or SGD: resident, or with the optimizer on the host.
 
-All first-order methods share one loop, so that they see the same batches in the same passes: Adam
-or SGD on LoRA-FA's B, on LoRA's A and B, on a prefix or on all parameters; Zero-Offload, whose Adam
-runs on the host; and LSP-Offload, whose Adam runs on the host in a subspace of every linear layer.
+All first-order methods share one loop, so that they see the same batches in the same passes:
+
+- Adam or SGD on a space, such as LoRA's A and B or all parameters
+- Zero-Offload, whose Adam runs on the host
+- LSP-Offload, whose Adam runs on the host in a subspace of every linear layer
+
 A run is continued from two files, each written atomically: the trained tensors with the state of
 the optimizer, and the trained tensors of the best step.
 """
@@ -63,9 +66,7 @@ class GradientOptimizer(Protocol):
     """An optimizer driven by a loop of backward passes."""
 
     def begin_pass(self, learning_rate: float | None) -> None:
-        """Prepare for a backward pass; η is given only for the last pass of a step,
-        otherwise None.
-        """
+        """Prepare for a backward pass; η is None except in the last pass of a step."""
 
     def finish_step(self, learning_rate: float) -> None:
         """Complete the step; afterwards the weights are updated and no gradients are stored."""
@@ -74,10 +75,10 @@ class GradientOptimizer(Protocol):
         """Return the tensors of the method's state, by their names in a checkpoint."""
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continue with a checkpoint's tensors; raise a ValueError if one is missing or wrong."""
+        """Continue with a checkpoint's tensors; raise a ValueError if any is missing or wrong."""
 
     def hold(self, accelerator: Accelerator) -> None:
-        """Count the state's bytes in the memories that hold it."""
+        """Count the state's bytes in the memories that hold the state."""
 
 
 class FirstOrder:
@@ -86,7 +87,7 @@ class FirstOrder:
     Args:
         setup: setup whose model is trained or adapted.
         folder: folder of the run; training continues from a checkpoint in it.
-        settings_hash: hash of everything that determines the run's results, 32 bytes.
+        settings_hash: hash of all inputs that determine the run's results, 32 bytes.
 
     Raises:
         SamaraError: if the adapter settings do not fit the model, or a checkpoint is damaged or
@@ -180,7 +181,7 @@ class FirstOrder:
         batch = self._setup.batch(self._steps)
         size = settings.micro_batch or len(batch)
         if isinstance(self._forward, ReadoutForward):
-            size = len(batch)  # the model has already run
+            size = len(batch)  # the representations are already computed
         total = 0.0
         for start in range(0, len(batch), size):
             loss = self._batch_loss(batch[start : start + size], len(batch))
@@ -198,7 +199,7 @@ class FirstOrder:
         return total
 
     def _check_projectors(self, checks: ProjectorLog) -> None:
-        """Check all projectors on the gradient of a sample that no step's batch depends on."""
+        """Check all projectors on a gradient whose sample is independent of all batches."""
         settings = self._setup.settings
         wanted = settings.lsp.check_examples
         size = settings.micro_batch
@@ -231,7 +232,7 @@ class FirstOrder:
         self._checkpoint.write(self._values() | self._optimizer.tensors(), self._steps)
 
     def keep_best(self) -> None:
-        """Write the trained tensors as the best ones, unless they have already been written."""
+        """Write the trained tensors as the best tensors, unless the file already has them."""
         if not self._best.exists or self._best.step() != self._steps:
             self._best.write(self._values(), self._steps)
 
@@ -276,7 +277,7 @@ class FirstOrder:
             self._schedule.close()
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return seconds and bytes on an emulated accelerator; empty if there is none."""
+        """Return seconds and bytes on an emulated accelerator; empty without one."""
         self._pause()
         return self._cost.as_json() if self._cost else {}
 
@@ -287,9 +288,7 @@ class FirstOrder:
             self._cost.count()
 
     def _batch_loss(self, batch: NDArray[np.int64], count: int) -> Tensor:
-        """Return the loss of some examples, summed and divided by a count, with its
-        autograd graph.
-        """
+        """Return the summed loss of a batch divided by `count`, with its autograd graph."""
         prompts, labels = self._setup.rows(batch)
         blocks = list(self._setup.base.blocks) if computes_again(self._setup.settings) else []
         with (
@@ -302,7 +301,7 @@ class FirstOrder:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Restore the weights (and θ, if any) of a block's first run while it is recomputed."""
+        """Restore the weights (and θ, if any) of a block's first run while it runs again."""
         with self._at_weights() as adapters, self._adapter.using(adapters):
             yield
 

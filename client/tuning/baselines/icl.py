@@ -21,14 +21,14 @@ from samara.shared.tasks.demonstrations import demonstration
 from samara.shared.tasks.kinds import CHAT, GenerationTask
 
 PROMPTS_IN_PASS = 4
-"""Prompts in a pass. Each holds its own copy of the demonstrations' keys and values."""
+"""Number of prompts in a pass; each needs a copy of the demonstrations' keys and values."""
 
 
 class InContext:
     """A baseline that puts demonstrations from the training split before a causal LM's prompts.
 
     All prompts get the first examples of one random order, as many as fit the model's context
-    together with the prompt. The prompt itself is not shortened for them.
+    together with the prompt. The prompt itself is not shortened.
 
     Args:
         setup: setup with a causal LM.
@@ -42,12 +42,12 @@ class InContext:
     def __init__(self, setup: TuningSetup, demonstrations: int) -> None:
         if setup.base.family != "causal":
             raise ModelError(
-                f"{setup.base.folder}: in-context learning needs a causal LM and this is a "
+                f"{setup.base.folder}: in-context learning needs a causal LM, but this is a "
                 f"{setup.base.family} model; choose another optimizer or model"
             )
         if form_of(setup.task) == CHAT:
             raise TaskError(
-                f"task {setup.task.name} is asked as a chat, and demonstrations stand before a "
+                f"task {setup.task.name} has the form of a chat, but demonstrations need a plain "
                 "text; set form to plain, or choose another optimizer"
             )
         self._setup = setup
@@ -68,7 +68,7 @@ class InContext:
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, with demonstrations before every prompt.
 
-        A model that can continue from a prefix it has read reads equal demonstrations only once.
+        If the model can continue a prefix, it reads equal demonstrations only once.
         """
         if (scores := self._scores_behind(split)) is not None:
             return self._setup.result_of(scores, split)

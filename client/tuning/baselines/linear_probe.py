@@ -1,8 +1,8 @@
 """Linear probing: logistic regression on features of the frozen model.
 
 The features of a text are the last layer's output. For a causal LM this is the output at the last
-token, which attends to all others; for other models, the mean over all tokens. The regularization
-strength is chosen on the validation split.
+token, which attends to all other tokens. For other models it is the mean over all tokens. The
+regularization strength is chosen on the validation split.
 """
 
 import numpy as np
@@ -47,8 +47,8 @@ class LinearProbe:
     def __init__(self, setup: TuningSetup) -> None:
         if not isinstance(setup.task, ClassificationTask):
             raise TaskError(
-                f"task {setup.task.name!r} is a {setup.task.kind}; linear probing needs labels "
-                "that are the same for all rows: choose a classification, or another optimizer"
+                f"task {setup.task.name!r} is a {setup.task.kind}; linear probing needs the "
+                "same labels for all rows; choose a classification task, or another optimizer"
             )
         self._setup = setup
         self._body = PerturbedBody(setup.base, 0)
@@ -82,7 +82,7 @@ def fit_probe(
     held_out: NDArray[np.float64],
     early: bool = False,
 ) -> tuple[float, Pipeline]:
-    """Fit logistic regressions, and return the best one on the validation split with its C.
+    """Fit a logistic regression for each C; return the best C on validation and its regression.
 
     Args:
         setup: setup with the splits of the features.

@@ -14,7 +14,7 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.model.loading import BaseModel
 
 _ZERO_GRADIENTS = 2
-"""Number of layers whose complete gradients are on the accelerator: one computed, another sent."""
+"""Number of layers whose complete gradients are on the accelerator: one is computed, one sent."""
 _UNLIMITED = 1e15
 
 

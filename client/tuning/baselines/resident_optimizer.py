@@ -73,7 +73,7 @@ class ResidentOptimizer:
         """Count the moments' bytes in the accelerator's memory.
 
         Raises:
-            DeviceError: if they do not fit into an emulated accelerator's memory.
+            DeviceError: if the moments do not fit into an emulated accelerator's memory.
         """
         for state in self._optimizer.state.values():
             accelerator.hold(value for value in state.values() if value is not None)

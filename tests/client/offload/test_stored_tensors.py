@@ -36,11 +36,11 @@ def test_what_is_stored_is_read_back(stored: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("exp_avg.w", None, "no tensor exp_avg.w"),
+        ("exp_avg.w", None, "lacks the tensor exp_avg.w"),
         ("exp_avg_sq.w", torch.zeros(6, 5), r"exp_avg_sq.w is torch.float32 \(6, 5\), not"),
         ("exp_avg.w", torch.zeros(4, 4, dtype=torch.float64), "exp_avg.w is torch.float64"),
         ("draws.w", torch.zeros(2, dtype=torch.int64), "draws.w is"),
-        ("left.values.w", None, "no tensor left.values.w"),
+        ("left.values.w", None, "lacks the tensor left.values.w"),
         ("right.positions.w", torch.full((5, 2), -1, dtype=torch.int32), "from 0 to 3"),
         ("left.positions.w", torch.full((6, 2), 4, dtype=torch.int32), "from 0 to 3"),
     ],

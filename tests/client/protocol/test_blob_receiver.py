@@ -32,7 +32,7 @@ def test_the_files_of_a_run_are_bounded_together(
     store = BlobStore(tmp_path / "store")
     for number in (0, 1):
         receive_part(sent(number), HASHES[:3], 7, store)
-    with pytest.raises(BlobError, match="at most 2500 of all"):
+    with pytest.raises(BlobError, match="exceeds the limit of 2500 bytes"):
         receive_part(sent(2, 0, 100), HASHES[:3], 7, store)
     again = BlobReceipt.decode(receive_part(sent(1), HASHES[:3], 7, store))
     assert again.received == 1000

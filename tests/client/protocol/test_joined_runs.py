@@ -52,8 +52,8 @@ def test_a_kept_run_is_not_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content["settings"].update(seed=5), "holds another run"),
-        (lambda content: content.update(model_id="00" * 32), "holds another run"),
+        (lambda content: content["settings"].update(seed=5), "belongs to another run"),
+        (lambda content: content.update(model_id="00" * 32), "belongs to another run"),
         (lambda content: content.update(layout="{}"), "cannot be read"),
         (lambda content: content.pop("settings"), "cannot be read"),
         (lambda content: content["settings"].update(unknown=5), "cannot be read"),

@@ -161,7 +161,10 @@ def test_a_made_up_run_recovers_the_gradient_of_a_batch_without_a_signed_scenari
         ({"curvature_every": 1}, "curvature every 1 and not 0"),
         ({"differences": "forward"}, "differences forward and not central"),
         ({"deadline": 1.0}, "deadline 1.0 and not 3600.0"),
-        ({"round": 4, "root": round_root(0, 4, 0)}, "round 4, and the signed scenario has 3"),
+        (
+            {"round": 4, "root": round_root(0, 4, 0)},
+            "round 4, but the signed scenario has 3 rounds",
+        ),
         ({"round": 2**32 - 1, "root": round_root(0, 2**32 - 1, 0)}, "round 4294967295"),
     ],
 )

@@ -62,7 +62,9 @@ def test_a_cluster_is_a_run_of_its_own_and_the_clustering_round_comes_once(tmp_p
     for run_id in ids[:2]:
         for number in (1, 18):
             assert not case.reason(case.round_of(number, run_id))
-        assert "round 19, and the signed scenario has 18" in case.reason(case.round_of(19, run_id))
+        assert "round 19, but the signed scenario has 18 rounds" in case.reason(
+            case.round_of(19, run_id)
+        )
     assert f"run {ids[2].hex()}" in case.reason(case.round_of(1, ids[2]))
     assert f"run {case.run_id.hex()}" in case.reason(case.round_of(1, case.run_id))
     asked = case.terms.clustering_instruction(case.run_id, LAYOUT_HASH, bytes(32))
@@ -121,7 +123,7 @@ def test_several_scenarios_are_several_runs(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"root .* and not"):
         runs.check(mixed.encode())
     none = SignedRuns([], LAYOUT_HASH, MODEL_ID, answered, refused.append)
-    with pytest.raises(ScenarioError, match="the signed scenarios lead to none") as said:
+    with pytest.raises(ScenarioError, match="the only signed runs are none") as said:
         none.check(first.round_of().encode())
     assert str(said.value) == f"the server asks for {refused[-1]}"
 

@@ -91,7 +91,7 @@ def test_theta_comes_back_when_scoring_fails(kind: str, model_folder: ModelFolde
 @pytest.mark.parametrize("family", ["masked", "encoder"])
 def test_other_families_move_too(family: str, kind: str, model_folder: ModelFolder) -> None:
     if (family, kind) == ("encoder", "head"):
-        with pytest.raises(ModelError, match="has no head that leads to a vocabulary"):
+        with pytest.raises(ModelError, match="the model has no head with a vocabulary"):
             Rig(model_folder(family), kind)
         return
     rig = Rig(model_folder(family), kind)

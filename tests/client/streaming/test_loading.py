@@ -69,7 +69,9 @@ def test_a_file_that_becomes_shorter(
     monkeypatch.setattr(loading, "HELD_SHARE", 0.0 if direct else inf)
     stream = stream_of(folder)
     os.truncate(folder / FILE, (folder / FILE).stat().st_size // 2)
-    with pytest.raises(ModelError, match=r"is truncated: it ends before byte .* get it again"):
+    with pytest.raises(
+        ModelError, match=r"is truncated: it ends before byte .* get the file again"
+    ):
         through(stream)
 
 
@@ -127,7 +129,9 @@ def test_direct_reads_where_there_are_none(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loading, "HELD_SHARE", 0.0)
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ModelError, match=r"takes no direct reads; put the file on a disk of"):
+    with pytest.raises(
+        ModelError, match=r"does not support direct reads; move the file to a disk of"
+    ):
         read_directly(folder / FILE, 0, memoryview(bytearray(1)))
     through(stream_of(folder))
 
@@ -213,7 +217,7 @@ def test_a_full_disk_is_reported_and_the_checkpoint_stays_as_it_was(
 def test_blocks_that_are_only_read_cannot_be_changed(folder: Path) -> None:
     stream = stream_of(folder)
     stream.load_block(0)
-    with pytest.raises(AssertionError, match="only read"):
+    with pytest.raises(AssertionError, match="read-only"):
         stream.mark_changed()
 
 
@@ -221,9 +225,9 @@ def test_memory_that_is_too_small_is_found_at_the_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "free_memory", lambda: 1000)
-    with pytest.raises(ModelError, match="even with streamed blocks, embeddings and head take"):
+    with pytest.raises(ModelError, match="even with streamed blocks, embeddings and head need"):
         load_model(settings_of(folder))
-    with pytest.raises(ModelError, match="do not fit the memory of cpu"):
+    with pytest.raises(ModelError, match="does not fit into the memory of cpu"):
         allocate(2**60, torch.device("cpu"))
 
 
@@ -248,12 +252,12 @@ def test_a_slow_disk_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixtu
     stream.statistics.waiting_seconds = 8.0
     assert stream.slow_disk_warning(100.0) == ""
     warning = stream.slow_disk_warning(10.0)
-    assert warning.startswith("the disk gives 100 MB/s of blocks, and 8.0 of 10.0 s were spent")
+    assert warning.startswith("the disk reads 100 MB/s, and the model waited 8.0 of 10.0 s for its")
     stream.statistics.waiting_seconds = 1e9
     with caplog.at_level("WARNING", "samara.stream"):
         for _ in range(5):
             through(stream)
-    assert caplog.text.count("the disk gives") == 1
+    assert caplog.text.count("the disk reads") == 1
 
 
 def test_buffers_are_given_back_and_made_again(folder: Path) -> None:

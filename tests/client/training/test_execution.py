@@ -138,7 +138,9 @@ def test_weights_that_are_not_finite_stop_the_run(settings: Settings, tmp_path: 
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], torch.nan)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"numbers that are not finite; its weights are damaged"):
+    with pytest.raises(
+        ModelError, match=r"numbers that are not finite, because its weights are damaged"
+    ):
         simulate(config_of(settings, model__path=str(folder)))
 
 

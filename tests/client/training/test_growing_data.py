@@ -157,7 +157,7 @@ def test_data_that_vanish_are_used_as_they_were(
         assert not data.refresh()
         assert not data.refresh()
     assert texts(data) == ["a day", "a walk"]
-    assert caplog.text.count("the examples that were read before are used") == 1
+    assert caplog.text.count("the examples read earlier stay in use") == 1
     assert "no such file" in data.facts.problems[0]
     (tmp_path / "away").rename(path)
     append(path, line("a film"))

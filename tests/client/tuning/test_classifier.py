@@ -127,7 +127,7 @@ def representation(folder: Path, family: str) -> NDArray[np.float32]:
 def test_a_run_without_its_classifier_is_not_rebuilt(trained: Trained, tmp_path: Path) -> None:
     folder = Path(copytree(trained("new", "causal", "fo-adam"), tmp_path / "copy"))
     (folder / CLASSIFIER_FILE).unlink()
-    with pytest.raises(TrainingError, match=r"classifier\.safetensors: damaged or missing"):
+    with pytest.raises(TrainingError, match=r"classifier\.safetensors: is damaged or missing"):
         FinishedTuning.at(folder).load()
 
 
@@ -170,5 +170,5 @@ def test_a_classifier_is_for_classifications(settings: Settings, tmp_path: Path)
     (tmp_path / "qa.toml").write_text(task)
     places = {"task": str(tmp_path / "qa.toml"), "data__path": str(tmp_path / "rows.jsonl")}
     config = tuning_of(settings, classifier="new", **places).complete(1)
-    with pytest.raises(TaskError, match="a classifier needs labels that are the same"):
+    with pytest.raises(TaskError, match="a classifier needs the same labels for all rows"):
         TuningSetup(config)

@@ -290,7 +290,7 @@ def test_two_processes_cannot_run_in_one_folder(settings: Settings) -> None:
     folder.mkdir()
     with (
         FileLock(folder / "lock"),
-        pytest.raises(ConfigError, match="another process is running it"),
+        pytest.raises(ConfigError, match="another process is executing this run"),
     ):
         tune(tuning_of(settings))
 
@@ -328,7 +328,7 @@ def test_a_run_draws_as_many_of_each_label(settings: Settings) -> None:
     found = tuned(config)
     assert found["validation"]["examples"] == 6
     assert found["test"]["examples"] == 12
-    with pytest.raises(TaskError, match="is a choice, whose rows do not choose between the same"):
+    with pytest.raises(TaskError, match="is a choice, whose rows have no common labels"):
         draw_examples(config, load_task("copa"))
 
 

@@ -130,4 +130,4 @@ def test_the_start_is_the_state_with_the_lowest_loss(
     with caplog.at_level(logging.WARNING):
         again = tuned(tuning_of(settings, optimizer="fo-adam", out=config.out + "-again"))
     assert again["start_step"] == 0
-    assert "is the base model: no state after it has a lower validation loss" in caplog.text
+    assert "is the base model: no later state has a lower validation loss" in caplog.text

@@ -74,7 +74,9 @@ def test_demonstrations_do_not_stand_in_a_chat(settings: Settings, tmp_path: Pat
     template += "{% if not add_generation_prompt %} was {{ messages[1]['content'] }}{% endif %}"
     (folder / "chat_template.jinja").write_text(template)
     changes = {"model__path": str(folder), "optimizer": "icl"}
-    with pytest.raises(TaskError, match="asked as a chat, and demonstrations stand before a text"):
+    with pytest.raises(
+        TaskError, match="has the form of a chat, but demonstrations need a plain text"
+    ):
         InContext(setup_of(settings, form="chat", **changes), 2)
     read = []
     for form in ("plain", "auto"):

@@ -150,7 +150,7 @@ def test_records_in_another_order_are_refused(tmp_path: Path) -> None:
     records = [whole[a:b] for a, b in pairwise(sizes)]
     for order in ([1, 0], [0, 0], [0, 2]):
         path.write_bytes(whole[: sizes[0]] + b"".join(records[i] for i in order))
-        with pytest.raises(TrajectoryError, match="damaged or not the next one"):
+        with pytest.raises(TrajectoryError, match="damaged or out of order"):
             read_trajectory(path)
 
 
@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(fault: Any, tmp_path: Path) -> No
         before = path.read_bytes()
         with (
             fault(len(before) + 7),
-            pytest.raises(TrajectoryError, match=r"cannot append step 2"),
+            pytest.raises(TrajectoryError, match=r"step 2 cannot be appended"),
         ):
             writer.append(GRADIENTS[1], 0.1)
         assert path.read_bytes() == before

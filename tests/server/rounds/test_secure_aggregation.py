@@ -362,10 +362,10 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
     own = (replace(good.keys[0], commitment=bytes(32)), *good.keys[1:])
     for keys, reason in (
         (unsigned, "are not signed by its device"),
-        (twice, "two clients of the list have the same device's key"),
-        (rewritten, "two clients of the list have the same device's key"),
-        (own, "holds other keys for this client than this client sent"),
-        (good.keys[:-1], "not that of this client's neighbours"),
+        (twice, "two clients of the list have the same device key"),
+        (rewritten, "two clients of the list have the same device key"),
+        (own, "has keys for this client that this client has not sent"),
+        (good.keys[:-1], "does not have the keys of exactly this client's neighbours"),
     ):
         with pytest.raises(MaskingError, match=reason):
             asked.client.answer(replace(good, keys=keys).encode())

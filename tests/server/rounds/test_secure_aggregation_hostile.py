@@ -236,7 +236,7 @@ def test_a_token_after_a_restart_has_nothing_of_the_masks_before() -> None:
     for name in ("sealing_key", "mask_key", "commitment"):
         assert getattr(fresh, name) != getattr(keys[asked], name)
     with pytest.raises(
-        MaskingError, match="holds other keys for this client than this client sent"
+        MaskingError, match="has keys for this client that this client has not sent"
     ):
         hostile.share(keys, CLIENTS, [asked])
 

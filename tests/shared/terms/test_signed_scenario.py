@@ -189,7 +189,9 @@ def test_the_first_operator_is_the_only_one(key: SigningKey, tmp_path: Path) -> 
     other = operator_key(tmp_path, "other.key")
     strange.write_bytes(signed(CONFIG, other).encode())
     assert ScenarioFolder(home).read_all() is None
-    assert describe_scenarios(home) == ["no signed scenario: the server decides what is asked"]
+    assert describe_scenarios(home) == [
+        "no signed scenario: the server decides on settings and instructions"
+    ]
     assert "signed by operator" in take_scenario(first, home)[0]
     take_scenario(first, home)
     with pytest.raises(ScenarioError, match=r"is signed by operator .* delete .*scenarios") as said:

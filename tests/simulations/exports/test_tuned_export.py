@@ -171,7 +171,7 @@ def test_what_is_not_what_the_run_left_is_refused(settings: Settings, tmp_path: 
         export_tuned(folder, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     file.write_text(json.dumps({key: result[key] for key in result if key != "model_path"}))
-    with pytest.raises(ConfigError, match="does not say where"):
+    with pytest.raises(ConfigError, match="does not name the path"):
         FinishedTuning.at(folder)
     compressed = result["config"] | {"stream-compression": "float8"}
     file.write_text(json.dumps(result | {"config": compressed}))

@@ -157,7 +157,9 @@ def test_a_projector_that_does_not_fit_is_named(settings: Settings) -> None:
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     tensors[next(name for name in tensors if name.startswith("left.positions"))][0, 0] = 8
     save_file(tensors, file, metadata)
-    with pytest.raises(TrainingError, match=r"damaged: left\.positions\S+ are not all from 0 to 7"):
+    with pytest.raises(
+        TrainingError, match=r"damaged: left\.positions\S+ has values that are not from 0 to 7"
+    ):
         tune(config)
 
 

@@ -324,7 +324,7 @@ def test_a_phone_answers_frames_and_repeats_its_report(
         ("evaluate", False),
         ("train", True),
     ]
-    assert "a phone's program is exported with them" in caplog.text
+    assert "for a phone, export its program with these settings" in caplog.text
 
 
 @pytest.mark.exhaustive
