@@ -190,7 +190,7 @@ class EventLog:
         self._record(fields)
 
     def log_refusal(self, client: int, reason: str) -> None:
-        """Log the reason for refusing a client's reply, unless the client's last reason was equal."""
+        """Log the reason for refusing a client's reply if the client's last reason differs."""
         if self._reasons.get(client) != reason:
             log.warning("client %d: %s", client, reason)
         self._reasons[client] = reason

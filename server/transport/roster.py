@@ -73,7 +73,7 @@ class RosterEntry:
     follows: bool | None = None
 
     def most_examples(self, split: Split) -> int:
-        """Return the declared number of examples of a split, or by default of the training split."""
+        """Return a split's declared number of examples; by default the number for training."""
         return stated_count(self.facts, SPLIT_EXAMPLES, split.name, self.examples)
 
     def most_predictions(self, split: Split) -> int:
@@ -342,7 +342,7 @@ class Roster:
         return self._keys.refusal(public_key) if self._keys else None
 
     def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
-        """Refuse a node for five minutes; send a notice unless the reason equals the last reason."""
+        """Refuse a node for five minutes; send a notice if the reason differs from the last one."""
         name = self._keys.name_of(client) if self._keys and client is not None else ""
         who = "" if client is None else f"client {client}" + (f" ({name})" if name else "") + ": "
         reason = cut_foreign_text(f"{who}{error}")

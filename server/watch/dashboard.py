@@ -1,4 +1,4 @@
-"""The dashboard of `samara server up`, a thread that serves a run's page and metrics on loopback."""
+"""The dashboard of `samara server up`: a thread that serves a run's page and metrics locally."""
 
 import threading
 from pathlib import Path
