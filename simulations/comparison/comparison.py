@@ -340,9 +340,9 @@ def format_p(p: float) -> str:
 def _expected_passes(settings: RunConfig, result: RunResult) -> int | None:
     """Return a client's expected passes for a run that did not count them; None if unknown.
 
-    With only a readout, each example passes once. Otherwise, a step of q queries on B examples takes
-    2·q·B forward passes, or (q + 1)·B with forward differences. With exact gradients, a step takes a
-    forward and a backward pass of B examples.
+    With only a readout, each example passes once. Otherwise, a step of q queries on B examples
+    takes 2·q·B forward passes, or (q + 1)·B with forward differences. With exact gradients, a step
+    takes a forward and a backward pass of B examples.
     """
     examples = round(np.mean([client.examples for client in result.clients.values()]))
     if not settings.adapter.inner_layers:
