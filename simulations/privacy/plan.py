@@ -229,7 +229,7 @@ def describe_plan(run: PlannedRun) -> str:
         )
     return (
         f"{run.mode}: {trust[run.mode]}. {honest}The run has {run.rounds:,} rounds of "
-        f"{run.clients:,} clients with {run.scalars:,} scalars each; δ = {run.delta:g}. The norm of "
-        "a mean is at most one clip, so that larger noise hides the mean. Every client is assumed "
-        "to be in every round, without amplification by sampling."
+        f"{run.clients:,} clients with {run.scalars:,} scalars each; δ = {run.delta:g}. The norm "
+        "of a mean is at most one clip, so that larger noise hides the mean. Every client is "
+        "assumed to be in every round, without amplification by sampling."
     )

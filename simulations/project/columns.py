@@ -1,4 +1,4 @@
-"""Analysis of the columns of records, which guesses the columns of text, label, user, candidates."""
+"""Analysis of the columns of records, which guesses the roles of the columns in a task."""
 
 import re
 from collections import Counter

@@ -203,7 +203,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         lines += ["# Each client is a generated writer.", 'partition = "user"']
     elif by_user:
         lines += [
-            f"# Each user is a client: {size.users:,} users have enough rows, and the users with the",
+            f"# Each user is a client. {size.users:,} users have enough rows; the users with the",
             "# most rows are used.",
             'partition = "user"',
         ]

@@ -153,8 +153,9 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
                 raise ConfigError(f"there is no column {name!r}; the data have {known}")
             if columns[name].is_object:
                 raise ConfigError(
-                    f"the column {name!r} contains objects, which `samara new` cannot use; copy the "
-                    f"field into a column of its own, or use {{{name}.field}} in your own task file"
+                    f"the column {name!r} contains objects, which `samara new` cannot use; copy "
+                    "the field into a separate column, or use "
+                    f"{{{name}.field}} in your own task file"
                 )
             if not columns[name].is_usable:
                 raise ConfigError(
