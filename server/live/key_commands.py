@@ -77,8 +77,10 @@ def rotate(
     keys = ClientKeys(run / KEYS_FOLDER)
     if public:
         client = keys.rotate_to(name, public).client
-        print(f"{name} remains client {client} with the key in {public}")
-        print(f"copy this key to the gateway, if {name} has one")
+        print(
+            f"{name} remains client {client} with the key in {public}; its gateway, if any, also "
+            "needs this key"
+        )
         return
     file = keys.rotate(name)
     print(f"{file}: copy this file to {name} over its earlier key, then delete it here")

@@ -44,7 +44,7 @@ def make_rounds_tables(run: Path) -> tuple[Table, Table]:
         )
     files = Table("file", "holds", "bytes", title=str(ledger))
     contents = [
-        (path, f"the rounds after round {n - 1}") for n, path in segment_paths(ledger).items()
+        (path, f"the rounds from round {n} on") for n, path in segment_paths(ledger).items()
     ]
     contents += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
     for path, content in sorted(contents):

@@ -129,8 +129,10 @@ def _trained(config: RunConfig, runtime: ModelRuntime) -> list[str]:
     line = "trained: weights on the last state"
     if base.depth:
         whole = count_blocks(base.folder)
-        line = f"trained: weights on the state after block {base.depth} of {whole}; later blocks "
-        line += "are not loaded"
+        line = (
+            f"trained: weights on the state after block {base.depth} of {whole}; later blocks are "
+            "not loaded"
+        )
         if base.family != "encoder":
             line += ". Training begins with all labels equally likely"
     reason = automatic_values(config.flat()).get("adapter.layers")
@@ -189,8 +191,7 @@ def validations(config: RunConfig) -> int:
 def _evaluations(config: RunConfig) -> str:
     gap = config.evaluate.every
     every = f", every {f'{gap} rounds' if gap > 1 else 'round'}" if gap else ""
-    count = validations(config)
-    text = f"{count} validations: before round 1{every}, and after the last round"
+    text = f"{validations(config)} validations: before round 1{every}, and after the last round"
     if config.evaluate.test:
         text += "; tests before round 1 and after the last round"
     if config.evaluate.limit:

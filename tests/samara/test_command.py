@@ -37,7 +37,7 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
     assert (status, errors) == (0, "")
     for column in ("majority", "rate", "zero-shot", "bias", "local-only", "global", "personal"):
         assert column in printed
-    assert "ceilings: " in printed
+    assert "highest possible accuracy: " in printed
     assert "bytes up" in printed
     assert "all digests agree" in printed
     assert "personal models: 2 of 2 clients\n" in printed

@@ -88,7 +88,7 @@ def test_a_busy_superlink_is_waited_for_and_not_started_again(serve: Serve, cloc
     superlink, display = SuperLink(iter(statuses), iter([])), Display()
     assert serve(superlink, display)
     assert superlink.calls == ["start", "start run"]
-    assert not any("starting again" in line for line in display.lines)
+    assert not any("restarting" in line for line in display.lines)
 
 
 def test_a_superlink_that_never_answers_is_started_again(serve: Serve, clock: Time) -> None:
@@ -224,7 +224,7 @@ def test_failures_end_the_run_only_without_a_round_between_them(
         assert serve(superlink, display)
         assert superlink.calls.count("start run") == 10
     else:
-        with pytest.raises(SamaraError, match=r"'ab12'.*; it failed 5 times in a row"):
+        with pytest.raises(SamaraError, match=r"'ab12'.*; the run failed 5 times in a row"):
             serve(superlink, display)
 
 
