@@ -196,7 +196,7 @@ def test_a_readout_is_no_peft_model(settings: dict[str, Any]) -> None:
     )
     model = run.global_model()
     assert set(model.probabilities("the film was good")[0]) == {"terrible", "great"}
-    with pytest.raises(samara.SamaraError, match="PEFT cannot represent a .*readout"):
+    with pytest.raises(samara.SamaraError, match=r"PEFT cannot represent a .*readout"):
         model.to_peft()
     assert torch.is_grad_enabled()
 
