@@ -30,7 +30,7 @@ _REMEDIES = {
     errno.EROFS: _RIGHTS,
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.EEXIST: "the path already exists; give another path",
+    errno.EEXIST: "give another path",
     errno.ENOTDIR: "a part of the path is a file; give another path",
 }
 """Remedies for system errors of commands that write files, by errno."""

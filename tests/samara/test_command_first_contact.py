@@ -74,7 +74,7 @@ def test_a_run_says_what_it_is_about_to_do(
     assert "before round 1 for 12 rows" in before
     assert "evaluating 6 validation examples of 3 clients" in before
     assert "the best other column (" in words(after)
-    assert "majority: the commonest label of all clients, always" in words(after)
+    assert "majority: always the most frequent label of all clients" in words(after)
     result = RunResult.read(tmp_path / "r")
     tests = [event for event in result.evaluations if event.split == "test"]
     assert {own.examples for own in tests[0].columns["global"].clients.values()} == {2}
