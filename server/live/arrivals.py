@@ -29,9 +29,8 @@ class Arrivals:
         self._write()
 
     def _write(self) -> None:
-        with suppress(
-            OSError
-        ):  # such as a full disk; the ServerApp also requests replies every second
+        # after an error, such as a full disk, the ServerApp still requests replies every second
+        with suppress(OSError):
             self._file.write_text(str(self._count))
 
 

@@ -99,9 +99,7 @@ def serve_run(
                     if superlink.missing_process():
                         _start(superlink, keys, display)
                     run = superlink.start_run(config, bundle)
-                except (
-                    SamaraError
-                ) as error:  # the machine may be busy, or the port may still be in use
+                except SamaraError as error:  # the machine may be busy, or the port in use
                     problem = f"the run did not start: {error}"
                     has_failed = True
                     is_busy = isinstance(error, NoAnswerError)

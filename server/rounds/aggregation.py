@@ -705,7 +705,6 @@ def centering_weights(products: Numbers, weights: Numbers) -> Numbers:
 def _squared_distances(products: Numbers) -> Numbers:
     squares = np.diag(products)
     distances: Numbers = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
-    np.fill_diagonal(
-        distances, -1.0
-    )  # a report's own entry sorts first, before equal reports at distance 0
+    # a report's own entry sorts first, before equal reports at distance 0
+    np.fill_diagonal(distances, -1.0)
     return distances

@@ -176,9 +176,8 @@ def fed_avg_beside(
         ConfigError: if FedAvg cannot train the run's parameters.
     """
     result = RunResult.read(folder)
-    config = RunConfig.of(
-        result.config, str(folder)
-    )  # a result's settings have no automatic values left
+    # a result's settings have no automatic values left
+    config = RunConfig.of(result.config, str(folder))
     check_fed_avg(config)
     kept = _read(folder / FED_AVG_FILE)
     cache = MemoryCache(config.trunk_cache)

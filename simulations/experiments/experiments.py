@@ -139,9 +139,8 @@ def run_federation(
         from samara.simulations.experiments.passage_writer import write_missing_passages
         from samara.simulations.simulate import simulate
 
-        logging.getLogger("flwr").setLevel(
-            logging.WARNING
-        )  # the import of flwr has set another level
+        # the import of flwr has set another level
+        logging.getLogger("flwr").setLevel(logging.WARNING)
         folder = simulate(config, on_message, engine, cohorts_from, homes)
         if writes:
             write_missing_passages(folder)

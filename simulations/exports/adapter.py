@@ -194,9 +194,7 @@ class FinishedRun:
             )
         path = personal_ledger(self._folder_of(client))
         if not path.exists():
-            if (
-                client >= simulated
-            ):  # such an index belongs to a live client and follows from its key
+            if client >= simulated:  # a live client, whose index follows from its key
                 name = self.result.name_of(client)
                 raise LedgerError(
                     f"{self.folder}: the private rounds of {name} are only on its device; use "
