@@ -311,7 +311,7 @@ def lose_round(run: Path) -> None:
         (
             lambda run: (run / CERTIFICATES_FOLDER / "ca.key").chmod(0o644),
             Outcome.FAIL,
-            "permissions: other users .* may read .*ca.key",
+            "permissions: other users .* can read .*ca.key",
             "chmod 600",
         ),
         (lambda run: run.chmod(0o755), Outcome.WARN, "permissions: other users", "chmod 700"),
@@ -375,7 +375,7 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
     assert taken.exit_code == 0, taken.output
     file = tmp_path / "backups" / "run-round-3.backup"
     assert f"{file}: round 3" in taken.output
-    assert "it holds 2 private keys or secrets and is not encrypted" in taken.output
+    assert "the backup contains 2 private keys or secrets and is not encrypted" in taken.output
     out = tmp_path / "out"
     made = CliRunner().invoke(app, ["restore", str(file), "--out", str(out)])
     assert f"samara server up --run {out}" in made.output.replace("\n", " ")
