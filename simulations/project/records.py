@@ -135,7 +135,7 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not encoded in UTF-8; save the file in UTF-8") from error
+        raise DataError(f"{path}: is not UTF-8; save the file in UTF-8") from error
 
 
 def _read_hub(name: str) -> RawData:

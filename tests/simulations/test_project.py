@@ -125,7 +125,7 @@ def test_labels_that_look_alike_decimals_and_objects_are_told() -> None:
     told = told_of(rows(9, text=sentence, label=lambda i: alike[i % 3]))
     assert "note: the labels 'No', 'no' differ only in case; use one spelling" in told
     told = told_of(rows(60, text=sentence, label=lambda i: i / 7 + 0.5))
-    assert any(line.startswith("note: label holds decimal numbers") for line in told)
+    assert any(line.startswith("note: label contains decimal numbers") for line in told)
     told = told_of(rows(9, text=sentence, label=lambda i: i % 2, body=lambda i: {"a": i}))
     assert any(line.endswith("label (2 values), body (objects)") for line in told)
 
