@@ -115,7 +115,7 @@ def test_compare_refuses_the_same_counts_of_other_examples(
         assert run("simulate", scenario, *assignments(settings), "--out", out)[0] == 0
     status, printed, errors = run("compare", *folders, "--csv", tmp_path / "clients.csv")
     assert (status, printed) == (1, "")
-    assert "hold other examples (test, train, validation); data.seed is 1, not 0" in errors
+    assert " differ (test, train, validation); data.seed is 1, not 0" in errors
     assert not (tmp_path / "clients.csv").exists()
 
 

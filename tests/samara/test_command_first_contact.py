@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_a_run_says_what_it_is_about_to_do(
     for line in ("data: ", "labels in training: terrible ", "clients: 3 with ", "model: "):
         assert f"\n{line}" in before
     assert "6 validation, 6 test examples" in before
-    assert "evaluations: validation before round 1" in before
+    assert re.search(r"^evaluations: \d+ validations: before round 1,", before, re.MULTILINE)
     assert "before round 1 for 12 rows" in before
     assert "evaluating 6 validation examples of 3 clients" in before
     assert "the best other column (" in words(after)

@@ -102,7 +102,7 @@ def test_the_command_of_a_phone_makes_a_key_for_its_index(tmp_path: Path) -> Non
         str(tmp_path / "run"),
     ]
     assert (
-        f"pocket: stays client {client} with the key in" in runner.invoke(commands, command).stdout
+        f"pocket remains client {client} with the key in" in runner.invoke(commands, command).stdout
     )
     again = runner.invoke(phone_commands, ["key", str(file), "--client", "77"])
     assert again.stdout == made.stdout

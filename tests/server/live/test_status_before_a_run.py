@@ -31,7 +31,7 @@ def test_a_run_that_waits_shows_its_clients_and_what_it_waits_for(
     assert (status.round, status.digest, status.bytes_up) == (0, "", 0)
     assert {client.name for client in status.clients.values()} >= {"kitchen", "garden"}
     assert status.clients[1].state == "refused"
-    assert status.waits_for.endswith("server's last line: waiting for 3 clients; 2 are")
+    assert status.waits_for.endswith("last line of the server's log: waiting for 3 clients; 2 are")
     monkeypatch.setattr(sys, "argv", ["samara", "server", "status", "--run", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         samara.command.main()
