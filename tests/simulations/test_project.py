@@ -138,7 +138,7 @@ def test_languages_of_texts_and_labels() -> None:
     assert language_of(["7", "!"]) == language_of(["blorp", "vexil"]) == ""
     words = ["gut", "schlecht"]
     told = told_of(rows(20, text=sentence, label=lambda i: words[i % 2]))
-    assert any("labels look German and texts English" in line for line in told)
+    assert any("labels look German and the texts English" in line for line in told)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
