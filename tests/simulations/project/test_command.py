@@ -159,7 +159,10 @@ def test_answers_in_words_are_for_tune(
         (("--data", "DATA", "--user", "text", "--text", "text"), "cannot be both text and user"),
         (("--data", "DATA", "--task", "sst"), "is not a shipped task"),
         (("--data", "DATA", "--task", "rte"), "leave out --task, or rename columns"),
-        (("--data", "DATA", "--words", "a,b", "--model", "embedded"), "only the words of generated messages"),
+        (
+            ("--data", "DATA", "--words", "a,b", "--model", "embedded"),
+            "only the words of generated messages",
+        ),
         (("--data", "DATA", "--words", "a,b", "--model", "no/such/model"), "no/such/model"),
     ],
 )
