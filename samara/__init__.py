@@ -1,4 +1,4 @@
-"""Federated personalization of language models: devices send scalars, nothing else.
+"""Federated personalization of language models, in which devices send only scalars.
 
 The names below are the Python interface. Importing this package loads neither torch nor pydantic.
 Each name imports its module when it is first used.
@@ -8,7 +8,7 @@ Each name imports its module when it is first used.
 >>> run.to_frame()["client"].nunique()
 2
 
-Every failure raises a `SamaraError`, whose message is the same as the command's.
+Every failure raises a `SamaraError` with the message that the command prints.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""``python -m samara``: the command."""
+"""The entry point of ``python -m samara``, which runs the command ``samara``."""
 
 from samara.command import main
 

@@ -1,4 +1,4 @@
-"""The command ``samara``: mounts each package's commands, and prints errors as one message."""
+"""The command ``samara``, which combines the packages' commands and prints errors as messages."""
 
 import errno
 import signal
@@ -22,18 +22,18 @@ from samara.simulations.privacy import command as privacy_command
 from samara.simulations.project import command as new_command
 from samara.simulations.rehearsal import command as rehearse_command
 
-_RIGHTS = "give a path that you may use, or change its rights"
-_ROOM = "free space there, or give a path on another disk"
+_RIGHTS = "give a path for which you have permission, or change its permissions"
+_ROOM = "free space on this disk, or give a path on another disk"
 _REMEDIES = {
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: _RIGHTS,
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.EEXIST: "it is in the way; give another path",
-    errno.ENOTDIR: "a file is in the way; give another path",
+    errno.EEXIST: "give another path",
+    errno.ENOTDIR: "a part of the path is a file; give another path",
 }
-"""Remedies for system errors that can occur in any command that writes, by errno."""
+"""Remedies for system errors of commands that write files, by errno."""
 
 _DEVICES = "Devices, phones, and rehearsals with them"
 """Help panel of commands about devices."""
@@ -80,7 +80,7 @@ def samara(
         ),
     ] = False,
 ) -> None:
-    """Federated personalization of language models: devices send scalars, nothing else."""
+    """Federated personalization of language models, in which devices send only scalars."""
 
 
 def run(commands: typer.Typer) -> None:
@@ -99,7 +99,7 @@ def run(commands: typer.Typer) -> None:
 
 
 def main() -> None:
-    """Run ``samara``. SIGTERM ends the command and its child processes like Ctrl-C."""
+    """Run ``samara``; SIGTERM ends the command and its child processes as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exempt_this_machine()
     run(app)

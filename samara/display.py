@@ -1,4 +1,4 @@
-"""Output of the Python interface: progress for interactive use, and tables as text."""
+"""Output of the Python interface: progress displays, and tables as text."""
 
 import warnings
 from collections.abc import Callable
@@ -13,14 +13,14 @@ def is_shown(progress: bool | None) -> bool:
     """Return whether to show the progress of a run.
 
     Args:
-        progress: the program's choice; None to show progress on a terminal and in a notebook.
+        progress: the caller's choice. None shows progress on a terminal and in a notebook.
     """
     console = Console(stderr=True)
     return (console.is_terminal or console.is_jupyter) if progress is None else progress
 
 
 def hide_widget_warning() -> None:
-    """Hide tqdm's warning that a notebook lacks ipywidgets; Samara does not need this package."""
+    """Hide tqdm's warning that ipywidgets is missing, because Samara does not need this package."""
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 

@@ -1,4 +1,4 @@
-"""Estimates of the cost of a run's step on a device, for Python programs."""
+"""The Python function `device_estimate`, which predicts the cost of a run's step on a device."""
 
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ class DeviceEstimate(NamedTuple):
     """The predicted cost of a run's step on a device.
 
     Attributes:
-        step: seconds, bytes and energy of a client's step.
-        target: rounds and seconds until a gain in accuracy; None if not requested.
+        step: seconds, bytes and joules of a client's step.
+        target: rounds and seconds until the requested gain in accuracy; None without a request.
     """
 
     step: StepEstimate
@@ -37,13 +37,13 @@ def device_estimate(
     True
 
     Args:
-        scenario: settings of the run, as `simulate` takes them.
+        scenario: settings of the run, in a form that `simulate` accepts.
         device: name of a shipped profile, or path of a profile file.
-        power: power mode of the device; empty means its first one.
+        power: power mode of the device; empty for the profile's first power mode.
         tokens: number of tokens of an example. 0 means the mean over the run's data or, if the
             settings name no data, the largest number of tokens that the run reads.
-        target: gain in accuracy above zero-shot, in percentage points, for which the time is
-            estimated; 0 means none.
+        target: gain in accuracy over zero-shot, in percentage points, for which the time is
+            estimated; 0 for no such estimate.
         settings: settings that replace those of the scenario.
 
     Raises:

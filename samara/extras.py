@@ -15,4 +15,6 @@ def load_pandas() -> ModuleType:
     try:
         return importlib.import_module("pandas")
     except ImportError as missing:
-        raise SamaraError("tables need pandas: pip install 'samara-fl[pandas]'") from missing
+        raise SamaraError(
+            "tables need pandas; install it with: pip install 'samara-fl[pandas]'"
+        ) from missing

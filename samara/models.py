@@ -46,8 +46,8 @@ class Model:
         """Return the probability of every label of each text.
 
         Args:
-            texts: one text or several; if the task reads several fields, a mapping of fields in
-                place of each text.
+            texts: one text or several texts. If the task reads several fields, each text is a
+                mapping from field names to values.
 
         Raises:
             DataError: if a text lacks a field that the task reads, or the task has no labels.
@@ -86,17 +86,19 @@ class Model:
         groups = {tensor.group for tensor in self._trained.layout.tensors}
         if outside := sorted(groups - {ADAPTER_GROUP}):
             raise ModelError(
-                f"{self._trained.about} A {' and a '.join(outside)} has no place in PEFT: use "
-                "predict(), save() it as files, or train with adapter.layers = top:1"
+                f"{self._trained.about} PEFT cannot represent a {' or a '.join(outside)}: use "
+                "predict() or save(), or train with adapter.layers = top:1"
             )
         try:
             import peft
         except ImportError as error:
-            raise ModelError("PEFT is not installed: pip install 'samara-fl[peft]'") from error
+            raise ModelError(
+                "PEFT is not installed; install it with: pip install 'samara-fl[peft]'"
+            ) from error
         model = self._trained.config.model
         base = load_base_model(model.path, model.family, model.torch_device, dtype=model.dtype)
         with TemporaryDirectory() as folder, warnings.catch_warnings():
-            # PEFT uses a deprecated interface of transformers.
+            # PEFT uses a deprecated interface of transformers
             warnings.simplefilter("ignore", FutureWarning)
             self._trained.write_peft(Path(folder))
             return peft.PeftModel.from_pretrained(base.network, folder)

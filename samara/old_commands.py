@@ -1,7 +1,7 @@
 """Old forms of commands, which keep working for one version with a one-line warning.
 
-Old forms are not registered as commands: a command line is rewritten into its new form before it is
-parsed. An entry stays until the version after the one that introduced the entry.
+Old forms are not registered as commands. A command line in an old form is converted to the new form
+before it is parsed. An entry is removed one version after the version that introduced the entry.
 """
 
 import sys
@@ -82,11 +82,12 @@ class CommandLine(TyperGroup):
     """The group of all commands, which also accepts old forms."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse a command line; warn about an old form on standard error."""
+        """Parse a command line; print a warning about an old form on standard error."""
         words, changes = in_new_form(args)
-        if changes and not ctx.resilient_parsing:  # set while a shell asks for completions
+        if changes and not ctx.resilient_parsing:  # resilient while a shell asks for completions
             print(
-                f"samara: {'; '.join(changes)} (the next version has no old forms)", file=sys.stderr
+                f"samara: {'; '.join(changes)} (the next version refuses old forms)",
+                file=sys.stderr,
             )
         return super().parse_args(ctx, words)
 

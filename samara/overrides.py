@@ -19,7 +19,7 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
 
     Args:
         scenario: initial settings; a mapping may have nested or dotted keys.
-        overrides: settings that replace the initial ones, in the form of `settings_of`.
+        overrides: settings that replace initial settings, in a form that `settings_of` accepts.
 
     Raises:
         ConfigError: if the scenario cannot be read or is invalid; the message lists every mistake.
@@ -41,9 +41,9 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key.
 
-    Names of Python's keyword arguments have neither hyphens nor dots. Underscores therefore stand
-    for hyphens, and nested mappings for sections. Dotted keys are also accepted. Paths are
-    converted to text.
+    Python's keyword arguments have neither hyphens nor dots in their names. Underscores therefore
+    replace hyphens, and nested mappings replace sections. Dotted keys are also accepted. Paths
+    become strings.
 
     >>> settings_of({"learning_rate": 0.1, "data": {"clients": 4}, "adapter.rank": 2})
     {'learning-rate': 0.1, 'data.clients': 4, 'adapter.rank': 2}

@@ -1,4 +1,4 @@
-"""Registration of user code that settings name: rules, estimators, objectives and others.
+"""Registration of user code that settings can name, such as rules, estimators and objectives.
 
 >>> import numpy as np
 >>> import samara
@@ -8,12 +8,12 @@
 >>> samara.RunConfig.of({"aggregation.rule": "newest"}, "an example").aggregation.rule
 'newest@6b86b273ff34'
 
-A registration holds for this process. For the command line, and for clients in other processes, a
-package declares an entry point in the group ``samara.aggregation`` (``samara.estimator``,
-``samara.objective``, ``samara.partition``, ``samara.personalization``, ``samara.task``) with the
-same name. Settings store the name with a hash of the source, which is part of the run id; a machine
-that lacks the object, or has one with another hash, refuses the run and names the object. A server
-can only request code that the owner of the machine has installed for Samara.
+A registration applies to this process. For the command line, and for clients in other processes, a
+package declares an entry point with the same name in the group ``samara.aggregation`` (or
+``samara.estimator``, ``samara.objective``, ``samara.partition``, ``samara.personalization``,
+``samara.task``). Settings store the name with a hash of the source, which is part of the run id. A
+machine without an object of this name and hash refuses the run, and the message names the object. A
+server can request only code that the owner of the machine has installed for Samara.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,9 +54,10 @@ __all__ = [
 ]
 
 PartitionFunction = Callable[[Sequence[Example], int, float, int], NDArray[np.int64]]
-"""A function that divides examples among clients. Given the examples, the number of clients,
-`data.alpha` and `data.seed`, it returns the client of each example, or −1 for none, int64
-[examples].
+"""A function that divides examples among clients.
+
+Its arguments are the examples, the number of clients, `data.alpha` and `data.seed`. It returns the
+client of each example, int64 [examples]; −1 leaves an example out.
 """
 
 
@@ -65,13 +66,13 @@ def aggregation(name: str, rule: RuleFunction, version: str = "") -> None:
 
     Args:
         name: lower-case letters, digits and hyphens.
-        rule: function of a round's contributions, ascending by client, that returns the weight of
-            each client's update, float64 [clients]. Contributions are unchecked numbers from
-            clients, so a rule that must withstand hostile clients has to bound them.
-        version: text that identifies this version of the object, instead of its source.
+        rule: function that maps a round's contributions, ascending by client, to the weights of the
+            clients' updates, float64 [clients]. Contributions are unchecked numbers from clients. A
+            rule that must withstand hostile clients therefore has to bound them.
+        version: text that identifies this version of the object in place of a hash of its source.
 
     Raises:
-        ConfigError: if the name is invalid, or there is neither source nor version.
+        ConfigError: if the name is invalid, or if the source is unavailable and `version` is empty.
     """
     register("aggregation", name, rule, version)
 
@@ -81,13 +82,14 @@ def estimator(name: str, function: EstimatorFunction, version: str = "") -> None
 
     Args:
         name: lower-case letters, digits and hyphens.
-        function: generator function of seeds uint64 [q], batch int64 [B] and ε. It yields
-            `LossRequest`, is sent the losses, and returns a `GradientEstimate`. If the step size is
-            estimated, Samara measures the curvature by further requests.
-        version: text that identifies this version of the object, instead of its source.
+        function: generator function whose arguments are seeds (uint64 [queries]), the batch's
+            example indices (int64 [batch]) and ε. It yields each `LossRequest`, receives the
+            losses, and returns a `GradientEstimate`. If the step size is estimated, Samara measures
+            the curvature with additional requests.
+        version: text that identifies this version of the object in place of a hash of its source.
 
     Raises:
-        ConfigError: if the name is invalid, or there is neither source nor version.
+        ConfigError: if the name is invalid, or if the source is unavailable and `version` is empty.
     """
     register("estimator", name, function, version)
 
@@ -97,13 +99,14 @@ def objective(name: str, function: Objective, version: str = "") -> None:
 
     Args:
         name: lower-case letters, digits and hyphens.
-        function: function of scores float32 [P, rows, labels] and labels int64 [rows] that returns
-            the loss of each of P perturbations, float64 [P]. It needs no derivative. A row's scores
-            are defined up to an additive constant, so a probability needs a softmax.
-        version: text that identifies this version of the object, instead of its source.
+        function: function of scores, float32 [perturbations, rows, labels], and labels, int64
+            [rows], that returns the loss of each perturbation, float64 [perturbations]. It needs no
+            derivative. The scores of a row contain an arbitrary additive constant; use a softmax to
+            obtain probabilities.
+        version: text that identifies this version of the object in place of a hash of its source.
 
     Raises:
-        ConfigError: if the name is invalid, or there is neither source nor version.
+        ConfigError: if the name is invalid, or if the source is unavailable and `version` is empty.
     """
     register("objective", name, function, version)
 
@@ -113,12 +116,12 @@ def partition(name: str, function: PartitionFunction, version: str = "") -> None
 
     Args:
         name: lower-case letters, digits and hyphens.
-        function: function of all examples, the number of clients, `data.alpha` and `data.seed` that
-            returns the client of each example, or −1 for none, int64 [examples].
-        version: text that identifies this version of the object, instead of its source.
+        function: function of all examples, the number of clients, `data.alpha` and `data.seed`. It
+            returns the client of each example, int64 [examples]; −1 leaves an example out.
+        version: text that identifies this version of the object in place of a hash of its source.
 
     Raises:
-        ConfigError: if the name is invalid, or there is neither source nor version.
+        ConfigError: if the name is invalid, or if the source is unavailable and `version` is empty.
     """
     register("partition", name, function, version)
 
@@ -131,22 +134,22 @@ def personalization(name: str, method: Personalization, version: str = "") -> No
 
     Args:
         name: lower-case letters, digits and hyphens.
-        method: function of the client's training examples, with scores of the federation's model,
-            that returns the private numbers to add to that model.
-        version: text that identifies this version of the object, instead of its source.
+        method: function that maps a client's training examples, with the scores of the federation's
+            model, to the private numbers to add to that model.
+        version: text that identifies this version of the object in place of a hash of its source.
 
     Raises:
-        ConfigError: if the name is invalid, or there is neither source nor version.
+        ConfigError: if the name is invalid, or if the source is unavailable and `version` is empty.
     """
     register("personalization", name, method, version)
 
 
 def task(name: str, task: Task) -> None:
-    """Register a task for the setting ``task``; a task file has the same effect without Python.
+    """Register a task for the setting ``task``; a task file does the same without Python code.
 
     Args:
         name: lower-case letters, digits and hyphens; not the name of a shipped task.
-        task: a classification, a choice or a generation.
+        task: the task: a classification, a choice or a generation.
 
     Raises:
         ConfigError: if the name is invalid.

@@ -1,4 +1,4 @@
-"""Simulated federations for Python programs, and their results."""
+"""The Python function `simulate`, which runs simulated federations, and classes of its results."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Folder = str | os.PathLike[str]
 
 
 class Comparison(_Comparison):
-    """A comparison of finished runs, client by client; printing it shows the tables."""
+    """A comparison of finished runs for each client; `print` shows the comparison's tables."""
 
     def __str__(self) -> str:
         from samara.simulations.comparison.tables import render_comparison
@@ -38,7 +38,9 @@ class Comparison(_Comparison):
         return text_of(lambda console: console.print(*parts, sep="\n"))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the tested differences, one per row, in accuracy (0 to 1) or saved bits per byte.
+        """Return a frame with one row per tested difference, in accuracy or in saved bits per byte.
+
+        Accuracies are numbers from 0 to 1.
 
         Raises:
             SamaraError: if pandas is not installed.
@@ -115,12 +117,12 @@ class Run:
         return RunConfig.of(self.result.config, str(self.folder))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a row per client and model or baseline, measured on the client's test examples.
+        """Return a frame with one row per client and model, measured on the client's test examples.
 
-        Columns: ``client``, ``model`` (such as zero-shot, global, personalized) and ``examples``.
-        Tasks with labels also have ``accuracy``, ``macro_f1``, ``loss`` and, with two labels,
-        ``auc``. A generation also has ``tokens``, ``accuracy`` (of tokens), ``loss``,
-        ``perplexity`` and ``bits_per_byte``.
+        The column ``model`` names a model or baseline, such as zero-shot, global or personalized.
+        Other columns are ``client`` and ``examples``. Tasks with labels also have ``accuracy``,
+        ``macro_f1``, ``loss`` and, with two labels, ``auc``. A generation also has ``tokens``,
+        ``accuracy`` (of tokens), ``loss``, ``perplexity`` and ``bits_per_byte``.
 
         Raises:
             SamaraError: if no client evaluated on test examples, or pandas is not installed.
@@ -137,10 +139,11 @@ class Run:
         return load_pandas().DataFrame(rows)
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
-        """Compare the models of this run, or this run with others, like ``samara compare``.
+        """Compare the models of this run, or this run with other runs, as ``samara compare`` does.
 
         Args:
-            others: runs or their folders; runs that differ only in their seed are repetitions.
+            others: other runs, or their folders. Runs that differ only in their seed are
+                repetitions.
 
         Raises:
             SamaraError: if the runs cannot be compared.
@@ -151,7 +154,7 @@ class Run:
         """Return the federation's model.
 
         Args:
-            client: in a run with clusters, a client of the wanted cluster.
+            client: a client of the cluster whose model is returned, in a run with clusters.
 
         Raises:
             SamaraError: if a ledger is damaged, or the base model cannot be used.
@@ -165,8 +168,8 @@ class Run:
             client: number of the client, or name of the user whose data the client has.
 
         Raises:
-            SamaraError: if there is no such client, it took no private rounds, or its ledger or the
-                base model cannot be used.
+            SamaraError: if there is no such client, the client has no private rounds, or its ledger
+                or the base model cannot be used.
         """
         return self._model(self.result.client_of(str(client)))
 
@@ -223,7 +226,7 @@ class Runs(Sequence[Run]):
         return text_of(lambda console: console.print(table))
 
     def intervals(self) -> dict[str, SeedInterval]:
-        """Return the mean accuracy of every model, with its 95 % interval over seeds.
+        """Return the mean accuracy of every model with a 95 % interval over seeds, by model.
 
         Raises:
             SamaraError: if no client evaluated on test examples.
@@ -242,7 +245,7 @@ class Runs(Sequence[Run]):
         )
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
-        """Compare these runs, as repetitions with averaged metrics per client, with other runs."""
+        """Compare these runs, averaged for each client, with other runs."""
         return _compared([self, *others])
 
 
@@ -263,7 +266,7 @@ def simulate(
 ) -> Run | Runs:
     """Train a federation of simulated clients on this machine, and return the finished run.
 
-    A finished run is not repeated, and an interrupted run continues.
+    A run that is already finished is returned without training, and an interrupted run continues.
 
     >>> run = simulate({"rounds": 1, "steps": 1, "data": {"clients": 2}, "personal.rounds": 0})
     >>> run.result.final_round
@@ -272,18 +275,19 @@ def simulate(
     True
 
     Args:
-        scenario: name of a shipped scenario, a scenario file, or settings as a mapping, nested or
-            by dotted keys. An empty mapping means eight clients with generated messages.
-        seeds: seeds of several runs, returned as `Runs`. Each run draws its own data split, unless
-            the scenario or the settings contain `data.seed`. The settings of a finished run do.
-        progress: whether to show a bar with the remaining time on standard error; by default on a
-            terminal and in a notebook. Elsewhere, the logger ``samara.simulation`` reports progress
-            at level INFO.
-        settings: settings that replace those of the scenario: ``learning_rate=0.1``,
-            ``data={"clients": 4}``, ``**{"data.clients": 4}``, ``out="runs/first"``.
+        scenario: name of a shipped scenario, path of a scenario file, or a mapping of settings with
+            nested or dotted keys. An empty mapping gives eight clients with generated messages.
+        seeds: seeds of several runs, which are returned as `Runs`. Each run draws a separate data
+            split, unless the scenario or the settings contain `data.seed`. The settings of a
+            finished run always contain `data.seed`.
+        progress: whether to show a progress bar with the remaining time on standard error. By
+            default the bar is shown on a terminal and in a notebook. Without the bar, the logger
+            ``samara.simulation`` reports progress at level INFO.
+        settings: settings that replace settings of the scenario, for example ``learning_rate=0.1``,
+            ``data={"clients": 4}``, ``**{"data.clients": 4}`` or ``out="runs/first"``.
 
     Raises:
-        SamaraError: if the run cannot start or continue, with the same message as the command's.
+        SamaraError: if the run cannot start or continue.
     """
     if seeds is None:
         return Run(_simulate(config_of(scenario, settings), progress))

@@ -1,4 +1,4 @@
-"""Tuning of one model on one device, for Python programs."""
+"""The Python function `tune`, which tunes one model on one device, and the class of its result."""
 
 import os
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class TuningRun:
         return read_result(self.folder)
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a frame with one row per validation; without rows for a baseline.
+        """Return a frame with one row per validation; a baseline has no rows.
 
         Columns: ``step``, ``examples``, ``loss`` and the task's metric.
 
@@ -68,10 +68,10 @@ def tune(
     ['accuracy', 'examples', 'loss']
 
     Args:
-        settings: settings of docs/reference/tune.md, nested or by dotted keys.
+        settings: settings of docs/reference/tune.md, with nested or dotted keys.
         progress: whether to show the progress; by default on a terminal and in a notebook.
-        more: settings that replace those in `settings`: ``optimizer="lora"``,
-            ``learning_rate=0.1``, ``model={"path": "folder"}``.
+        more: settings that replace settings in `settings`, for example ``optimizer="lora"``,
+            ``learning_rate=0.1`` or ``model={"path": "folder"}``.
 
     Raises:
         SamaraError: if the run cannot start or continue.
@@ -83,4 +83,4 @@ def tune(
 
 
 def _unseen(done: int, steps: int) -> None:
-    """Ignore a step: the callback of a run without a progress display."""
+    """Do nothing; this is the callback of a run without a progress display."""

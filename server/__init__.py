@@ -1,4 +1,4 @@
-"""The server side: strategy, aggregation, sampling and storage. Imports no torch."""
+"""The server side: strategy, aggregation, sampling and storage, without torch."""
 
 if __name__ != "samara.server":
     from samara.shared.old_names import make_way

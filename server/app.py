@@ -112,8 +112,8 @@ def serve(
         meters: sources of additional fields of round events and of the result.
         patient: whether the run is live. A live run keeps waiting if no connected client can take
             part. It also samples cohorts by a secret.
-        known: additional fields of the result. A simulation knows them, because it has the data of
-            all clients.
+        known: additional fields of the result that only a simulation can compute, because they
+            depend on the data of all clients.
 
     Raises:
         SamaraError: if no client can take part, or the folder cannot be used.
@@ -145,7 +145,7 @@ def serve(
     try:
         record_settings(folder, config)
         if (folder / RESULT_FILE).exists():
-            log.info("%s holds the result of this run already", folder)
+            log.info("%s already holds the result of this run", folder)
             return folder
         if isinstance(strategy, ClusteredStrategy):
             strategy.assign_clients(grid)
@@ -194,7 +194,7 @@ def _run(
 
 
 def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
-    """Write the global model to a file with which other runs can start (`adapter.start`)."""
+    """Write the global model to a file that other runs can name in `adapter.start`."""
     adapter = config.adapter
     file = store.folder / START_FILE
     try:
@@ -208,7 +208,7 @@ def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
         )
         write_durably(file, start.encode())
     except (SamaraError, OSError) as error:
-        log.warning("%s is not written, so no run can begin with this one: %s", file, error)
+        log.warning("%s: is not written, so other runs cannot start from it: %s", file, error)
 
 
 def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
@@ -223,15 +223,15 @@ def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
 
 
 def _check_directions(config: RunConfig, layout: Layout) -> None:
-    """Check that an instruction asks for at most as many components as there are trained numbers.
+    """Check that `queries` does not exceed the number of trained numbers, for components.
 
     Raises:
-        ConfigError: if an instruction asks for more.
+        ConfigError: if it does.
     """
     if config.differences == "components" and config.queries > layout.size:
         raise ConfigError(
-            f"queries: {config.queries} components a round are more than the {layout.size} trained "
-            f"numbers; set queries to at most {layout.size}"
+            f"queries: {config.queries} components per round are more than the {layout.size} "
+            f"trained numbers; set queries to at most {layout.size}"
         )
 
 
@@ -261,8 +261,9 @@ def _await_layout(
             if roster.layout is not None:
                 return roster.layout
             undecided = (
-                f"{roster.undecided_hellos} clients have introduced themselves, and no "
-                f"{quorum.size} of them, and more than half, alike (cohort.quorum)"
+                f"{roster.undecided_hellos} clients have introduced themselves; at least "
+                f"{quorum.size} of them (cohort.quorum), and more than half, must agree on layout, "
+                "model and number of clients"
             )
             if not patient and roster.undecided_hellos and quorum.is_late:
                 raise SamaraError(f"the run cannot begin: {undecided}")
@@ -272,7 +273,7 @@ def _await_layout(
         if connected != logged or time.monotonic() > next_log:
             log.info("waiting for %d clients; %d are connected", wanted, connected)
             if roster.undecided_hellos:
-                log.info("the run is not decided: %s", undecided)
+                log.info("the run cannot begin yet: %s", undecided)
             next_log = time.monotonic() + _LOG_SECONDS
             logged = connected
         time.sleep(_POLL_SECONDS)
@@ -294,7 +295,7 @@ def _is_stored(config: RunConfig, identity: RunIdentity) -> bool:
         is_same_layout = read_layout(folder).hash == identity.layout.hash
         return is_same_layout and read_header(ledger).run_id == run_id
     except SamaraError:
-        return False  # no run yet, or a damaged one that the opening repairs or refuses
+        return False  # no run yet, or a damaged run, which `serve` repairs or refuses later
 
 
 def _result(
@@ -307,7 +308,7 @@ def _result(
     """Return the result of a run, without the fields about its end state and its duration."""
     entries = sorted(roster.entries.values(), key=lambda entry: entry.client)
     rounds = [event for event in events if event["event"] == "round"]
-    # Clusters return to different rounds, which merged events do not tell apart.
+    # Each cluster returns to its own best round, and merged events do not name the clusters.
     is_mixed = config.method == "cluster" and bool(config.evaluate.best)
     no_gain = "" if is_mixed else describe_missing_gain(events, config.newcomers, config.flat())
     return {

@@ -16,20 +16,20 @@ from samara.shared.command_group import command_group
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = command_group("Serve runs, show and check them.")
+app = command_group("Serve, show and check runs.")
 app.add_typer(key_commands.app, name="keys")
 app.command()(key_commands.invite)
 app.command()(key_commands.sign)
 app.command()(keeping_commands.backup)
 app.command()(keeping_commands.restore)
 Run = Annotated[Path | None, typer.Argument(help="Folder of a run.")]
-RunToo = Annotated[Path | None, typer.Option("--run", help="The same as RUN.")]
+RunToo = Annotated[Path | None, typer.Option("--run", help="Folder of a run, in place of RUN.")]
 
 
 @app.callback()
 def server() -> None:
-    """Serve runs, show and check them."""
-    os.umask(0o077)  # run files are private to their owner, also those of Flower's processes
+    """Serve, show and check runs."""
+    os.umask(0o077)  # only the owner may read run files, also those that Flower's processes write
 
 
 @app.command()
@@ -42,24 +42,26 @@ def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=1, max=65_535)] = DEFAULT_PORT,
     certificate: Annotated[
-        Path | None, typer.Option("--cert", help="Certificate, PEM; by default the run makes one.")
+        Path | None, typer.Option("--cert", help="Certificate, PEM; by default Samara makes one.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Private key of --cert, PEM.")] = None,
     authority: Annotated[
-        Path | None, typer.Option("--ca", help="PEM that verifies --cert; default --cert.")
+        Path | None,
+        typer.Option("--ca", help="PEM that verifies --cert; by default --cert itself."),
     ] = None,
     names: Annotated[
         list[str] | None,
         typer.Option("--name", help="Name or address of this server, for the run's certificate."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no client keys: any client may join.")
+        bool, typer.Option("--insecure", help="Use no TLS and no client keys: any client may join.")
     ] = False,
     has_dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Page and metrics of the run on this machine.")
+        bool,
+        typer.Option("--dashboard", help="Serve a page and metrics of the run on this machine."),
     ] = False,
     dashboard_port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port of the page; 0 takes a free one.")
+        int, typer.Option(min=0, max=65_535, help="Port of the page; 0 selects a free port.")
     ] = DEFAULT_DASHBOARD_PORT,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line in place of text.")
@@ -120,12 +122,14 @@ def up(
     dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
     with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:
         if dashboard:
-            # only the terminal may show the token, not a log
+            # a log must not contain the token
             page = dashboard.login_address if console.is_terminal else dashboard.address
             display.show(f"dashboard: {page} (token in {dashboard.token_file})")
         if tls:
             display.show(f"clients verify this server with {tls.authority}")
-            display.show(f"its certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}")
+            display.show(
+                f"the server's certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}"
+            )
         if warning := describe_early_start(config):
             display.show(warning, WARNING_STYLE)
         is_finished = serve_run(config, superlink, client_keys, display, renewal)
@@ -138,7 +142,7 @@ def status(
     run: Run = None,
     run_too: RunToo = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Draw it until the run is finished, or Ctrl-C.")
+        bool, typer.Option("--watch", help="Redraw the status until the run ends, or until Ctrl-C.")
     ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Show the rounds and the ledger's files instead.")
@@ -147,10 +151,10 @@ def status(
         bool, typer.Option("--keys", help="Show the keys of all clients instead.")
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Also write the rounds here, for TensorBoard.")
+        Path | None, typer.Option(help="Also write the rounds to this folder, for TensorBoard.")
     ] = None,
 ) -> None:
-    """Show a run and its clients, also while it is running or waits.
+    """Show a run and its clients, even while the run is served or waits for clients.
 
     Example: samara server status runs/field --watch
     """
@@ -161,7 +165,7 @@ def status(
     run = _the_run(run, run_too)
     console = Console()
     if watch + rounds + keys + bool(tensorboard) > 1:
-        raise ConfigError("--watch, --rounds, --keys and --tensorboard: give one of them")
+        raise ConfigError("give only one of --watch, --rounds, --keys and --tensorboard")
     if watch:
         from samara.server.watch.terminal import watch as draw
 
@@ -179,11 +183,11 @@ def status(
         if write_curves(run, tensorboard):
             console.print(f"tensorboard --logdir {tensorboard}")
         else:
-            console.print("no curves yet: no figure has two points")
+            console.print("no curves yet: no quantity was measured in two rounds")
 
 
 def _show_clients(run: Path, console: "Console") -> None:
-    """Print the last round of a run and of its clients, or what the run waits for."""
+    """Print a run's status table, its clients' last failures, and the state of its server."""
     from samara.server.live.status import read_status
     from samara.server.live.status_table import make_status_table
 
@@ -205,7 +209,7 @@ def _show_rounds(run: Path, console: "Console") -> None:
 
     console.print(*make_rounds_tables(run))
     if spent := describe_spent(run):
-        console.print(f"{spent}; the rounds name no clients", highlight=False)
+        console.print(f"{spent}; private rounds do not name their clients", highlight=False)
 
 
 def _show_keys(run: Path, console: "Console") -> None:
@@ -225,12 +229,14 @@ def check(
     run_too: RunToo = None,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Replay all rounds as a proof; not while the run is served."),
+        typer.Option(
+            "--replay", help="Replay all rounds and verify their digests; stop the server first."
+        ),
     ] = False,
 ) -> None:
     """Check a run's folder without changing it, and show problems and their remedies.
 
-    With --replay every round is replayed, and each must end in the recorded digest.
+    With --replay, every round is replayed and must reproduce its recorded digest.
 
     Example: samara server check runs/field --replay
     """
@@ -260,7 +266,7 @@ def _the_run(argument: Path | None, option: Path | None) -> Path:
     given = [folder for folder in (argument, option) if folder is not None]
     if len(given) != 1:
         raise ConfigError(
-            "name the folder of a run, either as an argument or with the option, such as "
+            "name the folder of a run once, as an argument or with --run, for example: "
             "samara server status runs/first"
         )
     return given[0]

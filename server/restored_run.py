@@ -19,7 +19,7 @@ class RestoredRun:
         time: time of the restore, UTC, ISO 8601.
         taken: time of the backup, UTC, ISO 8601.
         round: last round in the backup's ledger.
-        moved: whether no server continued the run after the backup.
+        moved: whether the backup was made with `--move`, so that the earlier server ended.
         reached: last round that the earlier server may have begun. The releases up to this round
             were charged to the privacy budget. None without differential privacy.
     """
@@ -34,7 +34,7 @@ class RestoredRun:
         """Write the record to the folder of a run.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
         """
         text = json.dumps(asdict(self), indent=1) + "\n"
         write_durably(folder / RESTORED_FILE, text.encode())
@@ -50,7 +50,7 @@ class RestoredRun:
         try:
             restored = cls(**json.loads(file.read_text(encoding="utf-8")))
             if type(restored.round) is not int or type(restored.moved) is not bool:
-                raise ValueError("a value is of another type")
+                raise ValueError("a value has the wrong type")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:

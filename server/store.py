@@ -2,7 +2,7 @@
 
 OUT/ledger/            round deltas (shared/protocol/ledger)
 OUT/layout.json        layout of the trained numbers
-OUT/metrics.jsonl      one JSON object per round and per evaluation, as they happen
+OUT/metrics.jsonl      one JSON object per round and per evaluation, in order
 OUT/next_event.json    the event of a round that is about to be appended to the ledger
 OUT/result.json        the result, written at the end
 OUT/start.safetensors  the global model, for `adapter.start` of another run
@@ -51,7 +51,7 @@ class RunStore:
             snapshot_every: rounds between snapshots of the ledger; 0 for no snapshots.
 
         Raises:
-            LedgerError: if the folder holds another run, or a damaged one.
+            LedgerError: if the folder holds another run, or is damaged.
         """
         self.folder, self.layout = folder, layout
         ensure_layout(folder, layout)
@@ -65,15 +65,15 @@ class RunStore:
         if recorded and recorded[-1] > last_round:
             self.ledger.close()
             raise LedgerError(
-                f"{self.ledger.folder}: it ends at round {last_round}, and {METRICS_FILE} has "
-                f"round {recorded[-1]}: rounds were lost; restore the folder or delete the later "
-                f"lines of {METRICS_FILE}"
+                f"{self.ledger.folder}: the ledger ends at round {last_round}, but {METRICS_FILE} "
+                f"at round {recorded[-1]}: rounds were lost; restore a backup, or delete the "
+                f"later lines of {METRICS_FILE}"
             )
 
     def events(self) -> list[dict[str, Any]]:
-        """Read the events so far from the disk, one dictionary per round and per evaluation.
+        """Return the events so far from the disk, one dictionary per round and per evaluation.
 
-        The events are not kept in memory, because a long run has too many.
+        The events are not kept in memory, because a long run has too many events.
         """
         return read_events(self.folder / METRICS_FILE)
 
@@ -97,7 +97,9 @@ def ensure_layout(folder: Path, layout: Layout) -> None:
         with disk_errors_explained(layout_file):
             write_durably(layout_file, (layout.to_json() + "\n").encode())
     elif read_layout(folder).hash != layout.hash:
-        raise LedgerError(f"{layout_file}: another layout than this run's; use another folder")
+        raise LedgerError(
+            f"{layout_file}: belongs to a run with another layout; use another folder"
+        )
 
 
 def _check_same_run(folder: Path, header: LedgerHeader) -> None:
@@ -109,14 +111,14 @@ def _check_same_run(folder: Path, header: LedgerHeader) -> None:
     try:
         stored = read_header(folder / LEDGER_FOLDER).run_id
     except LedgerError:
-        return  # no ledger yet, or a damaged one that the opening repairs or refuses
+        return  # no ledger yet, or a damaged ledger, which `Ledger` repairs or refuses
     if stored != header.run_id:
         raise LedgerError(
             f"{folder}: holds another run, {stored.hex()}, but these settings belong to run "
             f"{header.run_id.hex()}. Either the settings, the model or the number of clients have "
-            "changed since that run began, or an earlier version of Samara began that run, which "
-            "this version cannot continue. Verify or export that run, or start a new run in "
-            "another folder"
+            "changed since that run began, or an earlier version of Samara began that run. This "
+            "version cannot continue it; verify or export that run, or begin a new run in another "
+            "folder"
         )
 
 
@@ -124,7 +126,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Write the result of a run.
 
     Raises:
-        LedgerError: if the disk refuses to write; no result file is left then.
+        LedgerError: if the file cannot be written; no result file is then left.
     """
     text = json.dumps(result, indent=2, sort_keys=True) + "\n"
     with disk_errors_explained(folder / RESULT_FILE):
@@ -142,7 +144,7 @@ def read_layout(folder: Path) -> Layout:
         return Layout.from_json(file.read_text(encoding="utf-8").rstrip("\n"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SamaraError(f"{file}: cannot be read: {reason}; is {folder} a run?") from error
+        raise SamaraError(f"{file}: cannot be read: {reason}; name the folder of a run") from error
     except SamaraError as error:
         raise SamaraError(f"{file}: {error}") from error
 
@@ -159,7 +161,9 @@ def ledger_of(run: Path) -> Path:
         SamaraError: if the run has one ledger per cluster.
     """
     if clusters := cluster_folders(run):
-        raise SamaraError(f"{run}: every cluster has a ledger; name one, such as {clusters[0]}")
+        raise SamaraError(
+            f"{run}: each cluster has a ledger; name a cluster's folder, such as {clusters[0]}"
+        )
     return run / LEDGER_FOLDER
 
 
@@ -167,6 +171,6 @@ def replay_run(folder: Path) -> Iterator[VerifiedRound]:
     """Replay a run's ledger and check every digest; see `verify_ledger`.
 
     Raises:
-        SamaraError: at the first damage, naming file and round.
+        SamaraError: at the first damage; the message names file and round.
     """
     return verify_ledger(ledger_of(folder), read_layout(folder))

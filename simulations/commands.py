@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Engine(StrEnum):
-    """The engine that delivers messages."""
+    """The engine that delivers messages between server and clients."""
 
     IN_PROCESS = "in-process"
     FLOWER = "flower"
@@ -39,14 +39,16 @@ def demo(
 
 def simulate(
     scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario file, or the name of a shipped one.")
+        Path | None, typer.Argument(help="Scenario file, or name of a shipped scenario.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
-    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, or model name on the hub.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or data set on the hub.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="A setting of docs/reference/settings.md: key=value. Repeatable."
+            "--set", help="Override a setting (docs/reference/settings.md): key=value. Repeatable."
         ),
     ] = None,
     out: Annotated[
@@ -60,16 +62,14 @@ def simulate(
     ] = None,
     clients: Annotated[
         list[Path] | None,
-        typer.Option("--client", help="Folder of a live client of that run. Repeatable."),
+        typer.Option("--client", help="Folder of a client of --cohorts-from. Repeatable."),
     ] = None,
     sweep: Annotated[
         Path | None,
-        typer.Option(
-            "--sweep", help="Search settings on validation examples, as defined in this file."
-        ),
+        typer.Option("--sweep", help="Search the settings in this file by validation accuracy."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Run once with each seed, such as 0,1,2, and show intervals.")
+        str, typer.Option(help="Run once per seed, such as 0,1,2, and show intervals.")
     ] = "",
     fed_avg: Annotated[
         float | None,
@@ -110,7 +110,9 @@ def simulate(
                 "--seeds: a recorded run has one seed; leave out --seeds or --cohorts-from"
             )
         if fed_avg is not None:
-            raise ConfigError("--fed-avg compares FedAvg with a single run; leave --seeds out")
+            raise ConfigError(
+                "--fed-avg: FedAvg is compared with a single run; leave out --seeds or --fed-avg"
+            )
         file = scenario_file(scenario)
         _run_seeds(lambda seed: load_scenario(file, [*assignments, f"seed={seed}"]), seeds, engine)
         return
@@ -124,10 +126,10 @@ def simulate(
 
 
 def _explain() -> NoReturn:
-    """Show the available scenarios, and how to get others.
+    """Show the available scenarios.
 
     Raises:
-        ConfigError: because no scenario was given.
+        ConfigError: always, because no scenario was given; the message explains how to get one.
     """
     from rich.console import Console
 
@@ -136,8 +138,8 @@ def _explain() -> NoReturn:
 
     Console().print(scenarios_table(), "")
     raise ConfigError(
-        "simulate runs a scenario: one of these by its name, or a TOML file; samara new DIR writes "
-        "one for your own data and model, and samara demo needs none"
+        "no scenario is given; give the name of one of these scenarios, or a TOML file. "
+        "`samara new DIR` writes a file for your own data and model; `samara demo` needs no file"
     )
 
 
@@ -182,7 +184,7 @@ def _sweep(base: "RunConfig", file: Path, out: Path | None) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
-    console.print(f"METHOD.toml of each and sweep.json are in {folder}", markup=False)
+    console.print(f"written: sweep.json and one METHOD.toml per method, in {folder}", markup=False)
 
 
 def _run(
@@ -251,9 +253,9 @@ def compare(
         Path | None, typer.Option("--csv", help="Write every client's numbers to this file.")
     ] = None,
 ) -> None:
-    """Compare the models of one run, or several runs, client by client, with tests.
+    """Compare the models of one run, or several runs, for each client, with significance tests.
 
-    Runs that differ only in their seeds are averaged within each client first.
+    The metrics of runs that differ only in their seeds are first averaged for each client.
 
     Example: samara compare runs/first runs/second --html report.html
     """
@@ -263,7 +265,7 @@ def compare(
     from samara.simulations.comparison.tables import csv_of, render_comparison
 
     if html is not None:
-        # before the comparison, because a library may be missing
+        # imported before the comparison, because a library may be missing
         from samara.simulations.report.html import page_of
     comparison = compare_runs(runs)
     for part in render_comparison(comparison):

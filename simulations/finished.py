@@ -1,7 +1,7 @@
-"""Finished runs: finding the result of a completed command without loading a model.
+"""Search for the finished run of a command, without loading a model.
 
-A run's id identifies task and data by their paths only. Hashes of their content are therefore
-stored in a simulation's folder. If the content has changed, the run is neither continued nor
+A run's id identifies task and data only by their paths. A simulation's folder therefore also
+contains hashes of their content. If the content has changed, the run is neither continued nor
 reused.
 """
 
@@ -25,21 +25,21 @@ INPUTS_FILE = "inputs.json"
 """Name of the file in a run's folder with the hashes of its task and its data."""
 
 _MOVED_TOO = "task", "data.path"
-"""Paths in a run's identity that may have moved together with its folder."""
+"""Settings whose paths are part of a run's identity and may have moved with the run's folder."""
 
 
 def find_finished(config: RunConfig) -> Path | None:
-    """Return the folder of the run with these settings, if that run has ended.
+    """Return the folder of the finished run with these settings; None if there is no such run.
 
-    Weights are read only to hash the model's files for the run's id.
+    The model's weights are read only to compute their hash for the run's id.
 
     Args:
         config: settings of the run, with hashes in place of blobs.
 
     Raises:
         ModelError: if the folder of the model is missing or incomplete.
-        ConfigError: if `out` holds a finished run with other settings, which the message names; or
-            if the run was computed with other content of task or data.
+        ConfigError: if `out` holds a finished run with other settings, which the message names, or
+            if the content of task or data has changed since the run.
     """
     folders = [Path(config.out)] if config.out else sorted(RUNS_FOLDER.glob("*"))
     ended = [folder for folder in folders if (folder / RESULT_FILE).exists()]
@@ -66,10 +66,10 @@ def find_finished(config: RunConfig) -> Path | None:
             other.append("the base model")
         if config.out and other:
             raise ConfigError(
-                f"{folder}: holds another run, which has ended, and differs in {', '.join(other)}; "
-                "a finished run cannot be extended: repeat that run with its own settings, or "
-                "choose another --out (with adapter.start = this folder, a new run begins with "
-                "the model of that run)"
+                f"{folder}: holds another run, which is finished and differs in "
+                f"{', '.join(other)}. A finished run cannot be extended: use the settings of that "
+                "run, or choose another --out. With adapter.start = this folder, a new run "
+                "begins with the model of that run"
             )
     return None
 
@@ -80,7 +80,7 @@ def hold_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None =
     Args:
         folder: folder of the run.
         config: settings of the run.
-        data: data of the run; by default they are read as the settings say.
+        data: data of the run; by default read from the source in the settings.
 
     Raises:
         ConfigError: if the run began with other content, or the record cannot be written.
@@ -97,20 +97,20 @@ def hold_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None =
 
 
 def _check_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None = None) -> None:
-    """Refuse a run whose task or data have changed; earlier versions have not recorded them.
+    """Check that a run's task and data have not changed; a run without a record passes.
 
     Raises:
-        ConfigError: naming the changed input.
+        ConfigError: if they have changed; the message names the changed input.
     """
     try:
         noted = json.loads((folder / INPUTS_FILE).read_text())
         here = inputs_of(config, data)
     except (OSError, ValueError, SamaraError):
-        return  # a result remains valid after its data are gone
+        return  # a result remains valid if its data no longer exist
     if changed := [name for name in here if noted.get(name) != here[name]]:
         raise ConfigError(
-            f"{folder}: the content of {' and '.join(changed)} has changed since the run there "
-            "began; restore the old content, or choose another --out"
+            f"{folder}: the content of {' and '.join(changed)} has changed since this run began; "
+            "restore the old content, or choose another --out"
         )
 
 
@@ -119,7 +119,7 @@ def inputs_of(config: RunConfig, data: ClientDataSource | None = None) -> dict[s
 
     Args:
         config: settings of the run.
-        data: data of the run; by default they are read as the settings say.
+        data: data of the run; by default read from the source in the settings.
 
     Raises:
         SamaraError: if task or data cannot be read.

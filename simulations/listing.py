@@ -16,19 +16,20 @@ _SHOWN_WORDS = 60
 
 
 _OF_PEERS = ("decomfl", "fedkseed")
-"""Scenarios with the rules of other federations, shipped for comparison."""
+"""Shipped scenarios that reproduce the algorithms of other papers, for comparison."""
 
 
 def scenarios_table() -> Table:
-    """Return a table of the shipped scenarios with their first comments; those of peers
-    come last.
+    """Return a table of the shipped scenarios and their first comments.
+
+    The scenarios of `_OF_PEERS` come last.
     """
-    table = _table("Scenarios: samara simulate NAME", "name", "what it runs")
+    table = _table("Scenarios: samara simulate NAME", "name", "description")
     shipped = shipped_scenarios()
     own = [name for name in shipped if name not in _OF_PEERS]
     for name in own:
         table.add_row(name, _description_of(shipped[name]), end_section=name == own[-1])
-    table.add_row("", "[italic]To compare with: the rules of other federations[/]")
+    table.add_row("", "[italic]For comparison: algorithms of other papers[/]")
     for name in _OF_PEERS:
         table.add_row(name, _description_of(shipped[name]))
     return table
@@ -39,7 +40,7 @@ def _description_of(file: Path) -> str:
 
 
 def tasks_table() -> Table:
-    """Return a table of the shipped tasks: kind, fields of a row, answers."""
+    """Return a table of the shipped tasks with their kind, fields of a row, and answers."""
     table = _table("Tasks: --task NAME or --set task=NAME", "name", "kind", "reads", "answers")
     for name in sorted(shipped_tasks()):
         task = load_task(name)
@@ -58,8 +59,8 @@ def runs_table(folder: Path) -> Table:
     """Return a table of the runs in a folder, and in project folders beside it.
 
     Args:
-        folder: folder whose subfolders are searched. Project folders written by ``samara new``
-            beside it are searched too; their run is in the subfolder ``run``.
+        folder: folder whose subfolders are searched. Folders of ``samara new`` beside it are also
+            searched; their run is in the subfolder ``run``.
     """
     table = _table("Runs", "folder", "task", "method", "state")
     projects = folder.parent.glob(f"*/{SCENARIO_FILE}")
@@ -74,7 +75,7 @@ def _run_row(run: Path) -> tuple[str, str, str] | None:
     file = run / RESULT_FILE
     if not file.exists():
         begun = (run / "layout.json").exists() or (run / "tune.json").exists()
-        return ("", "", "not finished: repeat its command") if begun else None
+        return ("", "", "not finished; repeat the run's command to continue") if begun else None
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
         config = result["config"]
@@ -85,7 +86,7 @@ def _run_row(run: Path) -> tuple[str, str, str] | None:
 
 
 def _first_comment(text: str) -> Iterator[str]:
-    """Yield the words of the comment that a file begins with, up to its first full stop."""
+    """Yield the words of the comment at the beginning of a file, up to the first full stop."""
     for line in text.splitlines():
         if not line.startswith("#"):
             return

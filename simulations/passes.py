@@ -1,7 +1,7 @@
-"""Counts of the rows that went through the model for each client.
+"""Counts of the rows through the model for each client.
 
 A row is an example under one perturbation. Rows of evaluations and of backward passes are not
-counted. The first pass of a readout counts even if an earlier run's cache had it.
+counted. The first pass of a readout is counted even if an earlier run has stored its output.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ _PASSES = "passes"
 
 
 class PassMeter:
-    """Counts each client's rows under the key ``passes`` of events and of the result.
+    """A meter that adds each client's rows to events and result, under the key ``passes``.
 
     Args:
         take_rows: function that returns the rows by client since its previous call.
@@ -32,7 +32,7 @@ class PassMeter:
         return {"passes": {str(client): count for client, count in self._take_rows().items()}}
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return each client's rows of all rounds, plus the rows of later private rounds."""
+        """Return each client's rows in all rounds and in later private rounds."""
         total = Counter(self._take_rows())
         for event in rounds:
             for client, rows in event.get("passes", {}).items():
@@ -41,7 +41,7 @@ class PassMeter:
 
 
 class PassesInProcess:
-    """A counter of the rows passed through the model by clients in this process.
+    """A counter of the rows of clients in this process.
 
     Counting starts when the counter is created.
 
@@ -61,8 +61,7 @@ class PassesInProcess:
 
 
 class PassesInReplies(DelegatingGrid):
-    """Counts the rows of clients in other processes, which report them beside the frames of
-    replies.
+    """A counter of the rows of clients in other processes, which add them to their replies.
 
     Args:
         grid: grid that delivers the messages.
@@ -81,7 +80,7 @@ class PassesInReplies(DelegatingGrid):
         )
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived, each once."""
+        """Return the replies to these messages that have arrived; each reply is returned once."""
         replies = list(self._grid.pull_messages(message_ids))
         for reply in replies:
             if not reply.has_error() and _PASSES in reply.content.metric_records:

@@ -1,4 +1,4 @@
-"""Simulation of a federation on this machine, from a configuration to a finished run's folder."""
+"""Simulation of a federation on this machine, from settings to the folder of a finished run."""
 
 import json
 import logging
@@ -56,15 +56,16 @@ def simulate(
 ) -> Path:
     """Train a federation of simulated clients, and return the run's folder.
 
-    Model, task and data are loaded first, so that mistakes in them are found before anything is
-    written. A folder with the beginning of the same run is continued.
+    Model, task and data are loaded first, so that mistakes are found before a file is written. If
+    the folder contains the beginning of this run, the run continues.
 
     Args:
         config: settings of the run.
         on_message: see `InProcessGrid`; Flower's engine does not call it.
         engine: in-process, or Flower's simulation with Ray.
-        cohorts_from: folder of a recorded run whose cohorts to repeat; in-process engine only.
-        homes: folders of the live clients that took part in that run; each is simulated with its
+        cohorts_from: folder of a recorded run whose cohorts are repeated; only with the in-process
+            engine.
+        homes: folders of the live clients of the recorded run; each client is simulated with its
             index, model and data.
 
     Raises:
@@ -82,16 +83,16 @@ def simulate(
     check_features(features | config.features, "simulate")
     check_extensions(config.flat())
     if homes and not cohorts:
-        raise ConfigError("--client names a live client of a recorded run; add --cohorts-from")
+        raise ConfigError("--client: names a live client of a recorded run; add --cohorts-from")
     check_results_folder(config.out)
-    # Flower's clients are processes that may each have a GPU; this process then computes nothing.
+    # Flower's clients are processes that may have a GPU; this process does not train
     here = config.with_values({"model.torch-device": "cpu"}) if engine == "flower" else config
     check_torch_device(here.model.torch_device)
     chosen = None if emulated or homes else _chosen_form(here)
     if chosen:
         config, here = (own.model_copy(update={"form": chosen.form}) for own in (config, here))
     if not cohorts and (finished := find_finished(config)):
-        log.info("%s holds the result of this run already", finished)
+        log.info("%s already holds the result of this run", finished)
         return finished
     if config.out:
         check_settings(Path(config.out), config)
@@ -120,7 +121,7 @@ def simulate(
     share_heap()
     give_back_freed_memory()
     threads = loaded.of_client.threads
-    # NumPy's products, too: the threads of clients that wait for each other cost half as much again
+    # also limits NumPy's threads, because threads that wait for each other cost 50 % more time
     with (
         threadpool_limits(threads, "blas"),
         ThreadPoolExecutor(clients_together(config)) as pool,
@@ -132,7 +133,7 @@ def simulate(
 
 
 def _chosen_form(config: RunConfig) -> FormChoice | None:
-    """Return the prompt form that a run began with, or choose one; None if the form is set."""
+    """Return the prompt form of a run that has begun, or choose a form; None if the form is set."""
     if config.form != AUTO_FORM:
         return None
     if recorded := RunConfig.recorded(Path(config.out)) if config.out else {}:
@@ -141,7 +142,7 @@ def _chosen_form(config: RunConfig) -> FormChoice | None:
 
 
 class LoadedSimulation(NamedTuple):
-    """The model and the data of a simulation in the form used by its clients.
+    """The model and the data of a simulation in the form that its clients use.
 
     Attributes:
         of_client: settings of a client.
@@ -159,13 +160,15 @@ class LoadedSimulation(NamedTuple):
 
 
 def load_simulation(config: RunConfig) -> LoadedSimulation:
-    """Load a simulation's model, task and data, and check that they fit together; write nothing.
+    """Load a simulation's model, task and data, and check that they fit together.
+
+    No file is written.
 
     Args:
         config: settings of the run.
 
     Raises:
-        SamaraError: if any of them cannot be used, or they do not fit together.
+        SamaraError: if model, task or data cannot be used, or do not fit together.
     """
     threads = config.threads or max(1, cores() // clients_together(config))
     of_client = config.model_copy(update={"threads": threads})
@@ -185,13 +188,13 @@ def _repeated(
     cohorts: RecordedCohorts | None,
     homes: Sequence[Path],
 ) -> Path:
-    """Repeat a live run with simulated clients that have the live clients' data, one at a time."""
+    """Repeat a live run with simulated clients that use the data of the live clients."""
     clients = [ClientSettings.read(home) for home in homes]
     for client, home in zip(clients, homes, strict=True):
         if client.config.data.watch or OwnExamples(home).read()[0]:
             raise ConfigError(
-                f"{home}: this client's data grow, and its examples in each round "
-                "are not recorded; only runs on fixed data can be repeated"
+                f"{home}: the data of this client grow, and the examples of each round are not "
+                "recorded; repeat a run on fixed data"
             )
     nodes: list[UserConfig] = [
         {CLIENT_INDEX: client.client_index, DEVICE_SETTINGS_KEY: json.dumps(client.device_settings)}

@@ -426,10 +426,10 @@ NOT_BUILT: dict[str, str] = {
 
 
 CODES = (
-    (r"^(\S+) is stored in a(?:nother| different) form than .*", r"*other form* of `\1`"),
+    (r"^(\S+) is stored in a different form than .*", r"*other form* of `\1`"),
     (r"^its output for a text depends on .*", "*dependent texts*"),
     (r"^it reads the weight of a layer without .*", "*reads weights*"),
-    (r"^PEFT (?:would )?(?:mis)?takes? (\S+) for a part .*", r"*experts of PEFT*: `\1`"),
+    (r"^PEFT would mistake (\S+) for a part .*", r"*experts of PEFT*: `\1`"),
     (r"^its blocks run more than once, or .*", "*no plain sequence*"),
     (r"^(\w+Error): .*", r"`\1`"),
 )

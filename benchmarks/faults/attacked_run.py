@@ -79,7 +79,7 @@ def attack(
                 footprints.append(Footprint.of(live))
         live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
         assert live.server.returncode == 0, live.said()[-2000:]
-        assert "starting again" not in live.said(), live.said()[-2000:]
+        assert "restarting" not in live.said(), live.said()[-2000:]
         live.check()
         honest = sorted(live.devices[name] for name in names[:HONEST])
         for record in read_ledger(live.run / "ledger"):

@@ -86,7 +86,7 @@ def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
 
     Args:
         run: folder of the run.
-        target: output file, or a folder in which a file is named after run and round.
+        target: output file, or a folder; a file in this folder is then named after run and round.
         moves: whether the run moves to another host. In this case the run must not be served at the
             same time, and its folder is marked so that no server serves it afterwards.
 
@@ -100,7 +100,7 @@ def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
     target = target.expanduser().absolute()
     check_not_moved(run)
     if not (run / LAYOUT_FILE).exists():
-        raise SamaraError(f"{run}: there is no run that has begun: it has no {LAYOUT_FILE}")
+        raise SamaraError(f"{run}: holds no run that has begun: {LAYOUT_FILE} is missing")
     if target.resolve().is_relative_to(run):
         raise ArchiveError(f"{target}: lies in the run's folder; name a file elsewhere")
     if target.exists() and not target.is_dir():
@@ -109,7 +109,7 @@ def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
         return _write(run, target, moved=False)
     with lock_run(run):
         if served := [lock for lock in _ledger_locks(run) if is_locked(lock)]:
-            raise SamaraError(f"{served[0]}: a process of the server still writes; end it first")
+            raise SamaraError(f"{served[0]}: a server still writes to this ledger; end it first")
         marker = run / MOVED_FILE
         mark = {"time": _now(), "file": str(target)}
         try:  # marked first, so that a crash never leaves two active runs
@@ -158,7 +158,7 @@ def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
     """
     stores = {store.relative_to(run).as_posix(): store for store in cluster_folders(run) or [run]}
     rounds = {name: _copy_ledger(store, staged / name) for name, store in stores.items()}
-    for name, store in stores.items():  # before the metrics, which may hold the next event
+    for name, store in stores.items():  # before the metrics, to which the server moves this event
         with suppress(FileNotFoundError):
             shutil.copy2(store / NEXT_EVENT_FILE, staged / name / NEXT_EVENT_FILE)
     ledgers = [store / LEDGER_FOLDER for store in stores.values()]
@@ -171,7 +171,7 @@ def _stage(run: Path, staged: Path) -> tuple[dict[str, int], list[str]]:
             left_out.append(name)
         elif path.name != NEXT_EVENT_FILE:
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # deleted in the meantime
+            with suppress(FileNotFoundError):  # the server may have deleted the file
                 _copy_file(path, staged / name)
     for name, number in rounds.items():
         _cut_events(staged / name, number)
@@ -196,7 +196,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _is_transient(path: Path, run: Path) -> bool:
-    """Return whether only a running server needs a file, or another function copies it."""
+    """Return whether a file is temporary, or is a part of another file and copied with it."""
     in_flower = path.is_relative_to(run / FLOWER_FOLDER)
     is_unfinished = path.suffix == UNFINISHED
     return in_flower or is_unfinished or is_part(path) or path.name in _TRANSIENT

@@ -2,10 +2,10 @@
 
     header    "SAMARABK" · version u16 · zeros 6
     archive   shared/storage/archive.py
-    hash      SHA-256 of all before, 32 bytes
+    hash      SHA-256 of header and archive, 32 bytes
 
-A backup is not encrypted, so that nobody has to type a passphrase to write it. Only its owner may
-read the file, because it contains all keys of the run's folder.
+A backup is not encrypted, so that nobody has to type a passphrase to write it. The file contains
+all keys of the run's folder, so that only its owner may read the file.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _HASH_BYTES = 32
 
 
 def write_backup(file: Path, files: Sequence[ArchivedFile]) -> int:
-    """Write a backup file, or no file after an error; return its size in bytes.
+    """Write a backup file and return its size in bytes; an error leaves no file.
 
     Args:
         file: output file; it must not exist.
@@ -50,14 +50,14 @@ def extract_backup(file: Path, folder: Path) -> list[str]:
         folder: empty folder that is private to its owner.
 
     Raises:
-        ArchiveError: if the file is damaged, truncated, of another version or no backup, or a file
-            cannot be read or written. The folder's content must not be used then.
+        ArchiveError: if the file is damaged, truncated, not a backup or of another version, or if a
+            file cannot be read or written. Do not use the folder's content after an error.
     """
     try:
         with file.open("rb") as opened:
             header = opened.read(_HEADER.size)
             if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                raise ArchiveError(f"{file}: not a file of `samara server backup`")
+                raise ArchiveError(f"{file}: was not written by `samara server backup`")
             _, version = _HEADER.unpack(header)
             if version != _VERSION:
                 raise ArchiveError(

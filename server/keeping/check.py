@@ -1,8 +1,8 @@
-"""Checks of a run's folder that change nothing: problems and remedies.
+"""Read-only checks of a run's folder, with a remedy for each problem.
 
-A copy of the ledger is opened, which shows the repairs or refusals of the next `samara server up`.
-Other checks find problems that would otherwise appear late, such as a key that other users can
-read, or a certificate that will expire.
+A copy of the ledger is opened to show the repairs or refusals of the next `samara server up`. Other
+checks find problems that would otherwise appear late, such as a key that other users can read, or a
+certificate that will expire.
 """
 
 import json
@@ -61,7 +61,7 @@ def examine(run: Path) -> Iterator[CheckResult]:
         SamaraError: if the folder does not exist.
     """
     if not run.is_dir():
-        raise SamaraError(f"{run}: there is no such folder")
+        raise SamaraError(f"{run}: does not exist; name the folder of a run")
     run = run.resolve()
     yield check_disk(shutil.disk_usage(run).free, run, "move the run: samara server backup --move")
     yield from _check_server(run)
@@ -91,29 +91,31 @@ def _check_server(run: Path) -> Iterator[CheckResult]:
         return
     processes = find_superlinks(run / FLOWER_FOLDER)
     if processes and read_connections(run) is None:
-        finding = f"process {processes[0].pid} of it runs, and no `samara server up` looks after it"
-        remedy = "start `samara server up` again, which ends it"
+        finding = f"its process {processes[0].pid} still runs although `samara server up` has ended"
+        remedy = "start `samara server up` again, which ends this process"
         yield CheckResult(Outcome.WARN, "server", finding, remedy)
     else:
-        finding = "serves this run now" if processes else "none serves this run now"
+        finding = "a server serves this run" if processes else "no server serves this run"
         yield CheckResult(Outcome.PASS, "server", finding)
     if restored:
-        finding = f"from a backup of {restored.taken}, which ends at round {restored.round}"
+        finding = f"from the backup of {restored.taken}, which ends at round {restored.round}"
         yield CheckResult(Outcome.PASS, "restored", finding)
 
 
 def _check_settings(run: Path) -> Iterator[CheckResult]:
-    """Check that this version knows the settings, and that the files named there are present."""
+    """Check that this version knows all settings, and that this machine has the files they name."""
     settings = _read_settings(run)
     if settings is None:
-        remedy = f"restore {SETTINGS_FILE} from a backup, or serve the run as it was begun"
+        remedy = f"copy {SETTINGS_FILE} from a backup, or serve the run with its original settings"
         yield CheckResult(Outcome.FAIL, "settings", f"{SETTINGS_FILE} is damaged", remedy)
         return
     if unknown := unknown_keys(RunConfig, settings):
-        finding = f"{', '.join(unknown)}: unknown to this version, a later one began the run"
+        finding = f"this version does not know {', '.join(unknown)}: a later version began the run"
         yield CheckResult(Outcome.FAIL, "settings", finding, "update Samara on this machine")
     elif settings:
-        yield CheckResult(Outcome.PASS, "settings", f"{len(settings)}, all known to this version")
+        yield CheckResult(
+            Outcome.PASS, "settings", f"this version knows all {len(settings)} settings"
+        )
     for key, value in settings.items():
         try:
             blob = parse_reference(value) if isinstance(value, str) else None
@@ -124,21 +126,21 @@ def _check_settings(run: Path) -> Iterator[CheckResult]:
             yield CheckResult(Outcome.FAIL, "files", f"{key}: {error}", _RESTORE)
             continue
         if has_blob:
-            yield CheckResult(Outcome.PASS, "files", f"{key} is on this machine")
+            yield CheckResult(Outcome.PASS, "files", f"the file of {key} is on this machine")
         else:
-            finding = f"{key}: this machine has no {value}, which clients need"
-            remedy = f"name its file again, --set {key}=FILE, or restore a backup, which has it"
+            finding = f"{key}: this machine lacks the file {value}, which clients need"
+            remedy = f"name the file again with --set {key}=FILE, or restore a backup"
             yield CheckResult(Outcome.FAIL, "files", finding, remedy)
 
 
 def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
     """Check the ledger of a run or cluster, and the files that belong to it."""
     name = "ledger" if store == run else store.name
-    try:  # first, because rounds may end during the check
+    try:  # read before the ledger, because rounds may end during the check
         recorded = _last_recorded_round(store)
     except (SamaraError, OSError) as error:
         yield CheckResult(
-            Outcome.FAIL, "events", str(error), "delete the line, or restore a backup"
+            Outcome.FAIL, "events", str(error), "delete the damaged line, or restore a backup"
         )
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -155,8 +157,8 @@ def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
             return
     for note in recovery.notes:
         finding = note.replace(f"{copied}", f"{store / LEDGER_FOLDER}")
-        yield CheckResult(Outcome.WARN, name, finding, "nothing: `samara server up` does the same")
-    finding = f"{number:,} rounds, {len(records):,} of them kept; the last digest is reproduced"
+        yield CheckResult(Outcome.WARN, name, finding, "none needed: `samara server up` repairs it")
+    finding = f"{number:,} rounds, records of {len(records):,}; replay reproduces the last digest"
     yield CheckResult(Outcome.PASS, name, finding)
     yield from _check_events(store, number, recorded)
     yield from _check_releases(run, store, records)
@@ -176,7 +178,9 @@ def _check_events(store: Path, number: int, recorded: int) -> Iterator[CheckResu
         yield CheckResult(Outcome.FAIL, "events", str(error), _RESTORE)
         return
     if recorded > number:
-        finding = f"{METRICS_FILE} has round {recorded}, and the ledger {number}: rounds were lost"
+        finding = (
+            f"{METRICS_FILE} ends at round {recorded}, but the ledger at {number}: rounds were lost"
+        )
         yield CheckResult(Outcome.FAIL, "events", finding, _RESTORE)
     elif missing := sorted(set(range(1, _trained(store, number) + 1)) - steps):
         finding = f"{STEP_SIZE_FILE} lacks step {missing[0]} of {number}"
@@ -185,8 +189,10 @@ def _check_events(store: Path, number: int, recorded: int) -> Iterator[CheckResu
         yield CheckResult(Outcome.PASS, "events", f"the last recorded round is {recorded}")
     result = _read_object(store / RESULT_FILE)
     if result is None or (result and result.get("final_round") != number):
-        finding = f"{RESULT_FILE} is damaged, or of another round than the ledger's last, {number}"
-        remedy = f"delete {store / RESULT_FILE}; `samara server up` makes it again"
+        finding = (
+            f"{RESULT_FILE} is damaged, or does not belong to the ledger's last round, {number}"
+        )
+        remedy = f"delete {store / RESULT_FILE}; `samara server up` writes a new one"
         yield CheckResult(Outcome.FAIL, "result", finding, remedy)
 
 
@@ -227,16 +233,16 @@ def _check_releases(run: Path, store: Path, records: list[Record]) -> Iterator[C
     rho = sum(release.rho for release in releases)
     if uncounted:
         finding = (
-            f"round {uncounted[0]} is in the ledger and has no release in {RELEASES_FILE}: more "
-            "privacy was spent than is counted"
+            f"round {uncounted[0]} is in the ledger but not in {RELEASES_FILE}: more privacy was "
+            "spent than is counted"
         )
-        remedy = f"do not go on; {_RESTORE} --reached {records[-1].delta.round}"
+        remedy = f"do not continue this run; {_RESTORE} --reached {records[-1].delta.round}"
         yield CheckResult(Outcome.FAIL, "privacy", finding, remedy)
         return
     budget = privacy.rounds * privacy.mechanism.rho
     finding = f"{len(releases):,} releases, ε = {epsilon_of(rho, privacy.delta):.3g}"
     if rho > budget * ROUNDING:
-        finding += f", over the run's {privacy.epsilon:.3g}"
+        finding += f", more than the run's limit of {privacy.epsilon:.3g}"
         yield CheckResult(Outcome.FAIL, "privacy", finding, "begin another run")
     else:
         finding += f" of {privacy.epsilon:.3g} at δ = {privacy.delta:g}"

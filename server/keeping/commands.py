@@ -7,15 +7,13 @@ import typer
 
 
 def backup(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of the run; it may be served at the same time.")
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder of the run, which may be served meanwhile.")],
     target: Annotated[Path, typer.Argument(help="File to write, or a folder for the file.")],
     moves: Annotated[
-        bool, typer.Option("--move", help="Move the run: this folder can no longer be served.")
+        bool, typer.Option("--move", help="Move the run: this folder cannot be served any more.")
     ] = False,
 ) -> None:
-    """Write a run to one file, private keys included, also while it is served.
+    """Write a run with its private keys to one file, even while the run is served.
 
     Example: samara server backup runs/field backups/
     """
@@ -28,25 +26,29 @@ def backup(
     )
     print(f"{taken.file}: {rounds}, {taken.files:,} files, {taken.bytes:,} bytes")
     if taken.secrets:
-        held = f"it holds {len(taken.secrets)} private keys or secrets"
+        held = f"the backup contains {len(taken.secrets)} private keys or secrets"
         print(f"{held} and is not encrypted: keep it secret")
     if taken.left_out:
         print(f"left out: {', '.join(taken.left_out)}")
     for key, blob in taken.missing.items():
         print(f"left out: {key}, since this machine lacks sha256:{blob}")
     if moves:
-        print("the folder serves no more: go on with `samara server restore` on the other host")
+        print(
+            "this folder cannot be served any more: use `samara server restore` on the other host"
+        )
 
 
 def restore(
     file: Annotated[Path, typer.Argument(help="File of `samara server backup`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run here; empty or missing.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for the run; empty or missing.")],
     reached: Annotated[
         int | None,
-        typer.Option(min=0, help="Last round of the earlier server, for differential privacy."),
+        typer.Option(min=0, help="Last round of the earlier server; with privacy only."),
     ] = None,
 ) -> None:
-    """Make a run's folder from a backup, to go on with it on this host; whole or not at all.
+    """Create a run's folder from a backup, so that the run can continue on this host.
+
+    An error leaves no folder.
 
     Example: samara server restore field-round-120.backup --out runs/field
     """
@@ -54,10 +56,10 @@ def restore(
     from samara.server.live.live_config import SCENARIO_FILE
 
     restored = restore_run(file, out, reached)
-    print(f"{out}: goes on after round {restored.round}, as of {restored.taken}")
+    print(f"{out}: continues after round {restored.round}, from the backup of {restored.taken}")
     if not restored.moved:
         print(
-            "end the server that the backup is from, if it still serves: clients that follow two "
-            "servers of one run are refused by one of them"
+            "stop the earlier server if it still serves this run: a client that follows two "
+            "servers of one run is refused by one of them"
         )
     print(f"samara server up --run {out} {out / SCENARIO_FILE} --name ADDRESS-OF-THIS-HOST")

@@ -36,19 +36,19 @@ def check_permissions(run: Path) -> Iterator[CheckResult]:
     """Check that this user owns the run, and that nobody else can read it or its secrets."""
     secrets = [file for pattern in _SECRETS for file in sorted(run.glob(pattern))]
     if os.name == "posix" and (owner := run.stat().st_uid) != os.getuid():
-        finding = f"{run} belongs to user {owner}, and this one is {os.getuid()}"
-        remedy = "run this, and `samara server up`, as its owner"
+        finding = f"{run} belongs to user {owner}, but this command runs as user {os.getuid()}"
+        remedy = "run this command and `samara server up` as the owner of the folder"
         yield CheckResult(Outcome.FAIL, "permissions", finding, remedy)
         return
     if run.stat().st_mode & OF_OTHERS:
-        finding = f"other users of this machine may look into {run}"
+        finding = f"other users of this machine can read {run}"
         yield CheckResult(Outcome.WARN, "permissions", finding, f"chmod 700 {run}")
     open_secrets = [file for file in secrets if file.stat().st_mode & OF_OTHERS]
     for file in open_secrets:
-        finding = f"other users of this machine may read {file}"
+        finding = f"other users of this machine can read {file}"
         yield CheckResult(Outcome.FAIL, "permissions", finding, f"chmod 600 {file}")
     if not open_secrets:
-        finding = f"{len(secrets)} secrets are their owner's alone"
+        finding = f"only the owner can read the {len(secrets)} secret files"
         yield CheckResult(Outcome.PASS, "permissions", finding)
 
 
@@ -57,13 +57,13 @@ def check_certificates(run: Path) -> Iterator[CheckResult]:
     folder = run / CERTIFICATES_FOLDER
     tls = tls_files(folder)
     if not folder.is_dir():
-        finding = "the run has none of its own"
-        remedy = "`samara server up` makes them, unless --cert brings one or --insecure needs none"
+        finding = "Samara has made no certificate for this run"
+        remedy = "none needed with --cert or --insecure; otherwise start `samara server up`"
         yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
         return
     if not tls.authority.exists():
-        finding = f"{tls.authority} is missing, by which every client knows the server"
-        remedy = "copy it from any client (ca.pem in its folder), or restore a backup"
+        finding = f"{tls.authority}, with which clients verify the server, is missing"
+        remedy = "copy ca.pem from the folder of any client, or restore a backup"
         yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
         return
     try:
@@ -72,31 +72,31 @@ def check_certificates(run: Path) -> Iterator[CheckResult]:
         server_end = certificate_end(tls.certificate)
         has_key = is_key_of(tls.key, tls.certificate)
     except SamaraError as error:
-        remedy = "samara server keys rotate makes another, if ca.key is there; or restore a backup"
+        remedy = "use `samara server keys rotate` if ca.key exists, or restore a backup"
         yield CheckResult(Outcome.FAIL, "certificate", str(error), remedy)
         return
     now = datetime.now(UTC)
     if end < now:
-        finding = f"{tls.authority} ended on {end:%Y-%m-%d}: no client accepts the server"
+        finding = f"{tls.authority} expired on {end:%Y-%m-%d}: no client accepts the server"
         remedy = "start `samara server up`, and give every client the new ca.pem"
         yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
     elif not authority_key(folder).exists():
-        finding = f"{authority_key(folder)} is missing: nothing can be renewed, nor a name added"
-        remedy = f"put it back before {server_end:%Y-%m-%d}"
+        finding = f"{authority_key(folder)} is missing, so that no certificate can be renewed"
+        remedy = f"restore the file from a backup before {server_end:%Y-%m-%d}"
         yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
     if not has_key:
-        finding = f"{tls.key} is missing, or not the key of {tls.certificate.name}"
-        yield CheckResult(Outcome.FAIL, "certificate", finding, "samara server keys rotate")
+        finding = f"{tls.key} is missing, or is not the key of {tls.certificate.name}"
+        yield CheckResult(Outcome.FAIL, "certificate", finding, "use `samara server keys rotate`")
     elif server_end < now:
-        finding = f"{tls.certificate} ended on {server_end:%Y-%m-%d}"
-        remedy = "start `samara server up`, which signs another, or samara server keys rotate"
+        finding = f"{tls.certificate} expired on {server_end:%Y-%m-%d}"
+        remedy = "start `samara server up`, which renews it, or use `samara server keys rotate`"
         yield CheckResult(Outcome.FAIL, "certificate", finding, remedy)
     elif server_end < now + RENEWAL_TIME:
-        finding = f"{tls.certificate} ends on {server_end:%Y-%m-%d}"
-        remedy = "`samara server up` renews it by itself while it serves"
+        finding = f"{tls.certificate} expires on {server_end:%Y-%m-%d}"
+        remedy = "start `samara server up`, which renews the certificate while it serves the run"
         yield CheckResult(Outcome.WARN, "certificate", finding, remedy)
     else:
-        finding = f"for {', '.join(names)} until {server_end:%Y-%m-%d}"
+        finding = f"valid for {', '.join(names)} until {server_end:%Y-%m-%d}"
         yield CheckResult(Outcome.PASS, "certificate", finding)
 
 
@@ -106,11 +106,11 @@ def check_keys(run: Path) -> Iterator[CheckResult]:
     for damage in keys.find_damage():
         yield CheckResult(Outcome.FAIL, "keys", damage)
     known = keys.read_all()
-    finding = f"{keys.count_clients()} clients may join, {sum(bool(k.revoked) for k in known)} are"
+    finding = f"{keys.count_clients()} clients may join, {sum(bool(k.revoked) for k in known)} were"
     yield CheckResult(Outcome.PASS, "keys", f"{finding} revoked")
     if private := sorted((run / KEYS_FOLDER).glob("*.key")):
-        finding = f"{len(private)} private keys of clients lie here, such as {private[0].name}"
-        remedy = "delete each once its client has it"
+        finding = f"{len(private)} private keys of clients are here, such as {private[0].name}"
+        remedy = "delete each key after its client has received it"
         yield CheckResult(Outcome.WARN, "keys", finding, remedy)
 
 
@@ -124,15 +124,15 @@ def check_cohort_secret(store: Path, fraction: float) -> Iterator[CheckResult]:
     try:
         has_secret = bool(read_cohort_secret(store))
     except SamaraError as error:
-        remedy = "copy it from a backup: samara server restore into another folder"
+        remedy = "restore a backup into another folder, and copy the file from there"
         yield CheckResult(Outcome.FAIL, "cohorts", str(error), remedy)
         return
     if has_secret:
-        yield CheckResult(Outcome.PASS, "cohorts", "a secret decides which clients are asked")
+        yield CheckResult(Outcome.PASS, "cohorts", "a secret decides which clients are sampled")
     elif fraction < 1:
         finding = (
             f"{store / COHORT_SECRET_FILE} is missing: the run's public seed decides which clients "
-            "are asked, and a client can make keys that are asked often"
+            "are sampled, so that a client can choose keys that are sampled often"
         )
-        remedy = "copy it from a backup; a run of an earlier version has none: begin another"
+        remedy = "copy the file from a backup; begin another run if an earlier version began this"
         yield CheckResult(Outcome.WARN, "cohorts", finding, remedy)

@@ -10,7 +10,7 @@ from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import digest
 from samara.shared.results.result import RESULT_FILE, read_result
 
-_REMEDY = "restore the folder from a backup, or replay on another machine if memory may be at fault"
+_REMEDY = "restore a backup, or replay on another machine if this one's memory may be faulty"
 
 
 def prove(run: Path) -> Iterator[CheckResult]:
@@ -48,12 +48,12 @@ def _prove(run: Path, name: str) -> Iterator[CheckResult]:
         if expected != (step.round, end):
             raise LedgerError(
                 f"{run / RESULT_FILE}: ends with round {expected[0]} and digest "
-                f"{str(expected[1])[:16]}, but the ledger with round {step.round} and "
+                f"{str(expected[1])[:16]}, but the ledger ends with round {step.round} and digest "
                 f"{end[:16]}; rounds are missing or belong to another run"
             )
     before = f"rounds 1 to {first.round} are in a snapshot; " if first.round else ""
     finding = f"{before}{step.round - first.round} rounds, {scalars} scalars, "
-    yield CheckResult(Outcome.PASS, name, f"{finding}every digest reproduced; ends in {end}")
+    yield CheckResult(Outcome.PASS, name, f"{finding}every digest reproduced; the last is {end}")
     personal = sorted(run.glob("clients/*/personal.ledger"))
     for ledger in personal:
         for _ in verify_ledger(ledger, layout):

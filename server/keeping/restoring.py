@@ -29,8 +29,8 @@ from samara.shared.terms.run_terms import RunTerms
 
 _UNFINISHED = ".restoring"
 _PROBLEM = (
-    "the server that this run was restored from may have released it: it is not released again, "
-    "and its privacy is counted as spent"
+    "the earlier server may have released this round: the round is not repeated, and its privacy "
+    "cost is counted as spent"
 )
 
 
@@ -64,7 +64,7 @@ def restore(file: Path, out: Path, reached: int | None = None) -> RestoredRun:
         The record of the restored backup.
 
     Raises:
-        ArchiveError: if the file is damaged or no backup, or the folder is in use.
+        ArchiveError: if the file is damaged or not a backup, or the folder is not empty.
         ConfigError: if `reached` is missing, not allowed, or before the backup's last round.
         SamaraError: if the backup is inconsistent, or the folder cannot be written.
     """
@@ -151,9 +151,9 @@ def _charge_lost_releases(
     if reached is None or reached < number:
         raise ConfigError(
             f"this run has differential privacy, its backup ends at round {number}, and its server "
-            "continued after that. Give --reached, the last round that the server finished, or a "
-            "higher one if you are not sure (samara client status shows a client's round), so "
-            "that no privacy is spent twice"
+            "continued after that. Set --reached to the last round that the server finished, so "
+            "that all spent privacy is counted. Give a higher round if you are not sure; "
+            "`samara client status` shows a client's round"
         )
     privacy = terms.privacy
     layout = read_layout(store)

@@ -1,8 +1,8 @@
 """A counter of arrived replies that a SuperLink shares with its ServerApp through a file.
 
-A request for replies to the SuperLink is a database request that takes 10 ms of processor time.
-Both processes run on one machine. The ServerApp therefore reads the counter, and requests replies
-only after the counter has changed.
+A request to the SuperLink for replies queries its database and takes 10 ms of processor time. Both
+processes run on one machine. The ServerApp therefore reads the counter, and requests replies only
+after the counter has changed.
 """
 
 from contextlib import suppress
@@ -29,7 +29,8 @@ class Arrivals:
         self._write()
 
     def _write(self) -> None:
-        with suppress(OSError):  # a full disk; the ServerApp requests replies every second anyway
+        # after an error, such as a full disk, the ServerApp still requests replies every second
+        with suppress(OSError):
             self._file.write_text(str(self._count))
 
 

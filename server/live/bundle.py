@@ -13,7 +13,9 @@ from samara.shared.settings.setting import nest
 
 
 def build_bundle(config: RunConfig) -> bytes:
-    """Build a run's app bundle; equal settings give equal bytes in all installations of a version.
+    """Build a run's app bundle.
+
+    Equal settings give equal bytes in all installations of one version of Samara.
 
     Args:
         config: settings of the run.

@@ -22,19 +22,19 @@ def check_certificates(certificate: Path, key: Path | None, authority: Path | No
             which the server's own processes connect.
     """
     if key is None:
-        raise SamaraError("--cert needs --key, the certificate's private key")
+        raise SamaraError("--cert: its private key is missing; name the key's file with --key")
     tls = TlsFiles(certificate.resolve(), key.resolve(), (authority or certificate).resolve())
     given = {"--cert": tls.certificate, "--key": tls.key, "--ca": tls.authority}
     for option, file in given.items():
         if not file.is_file():
             raise SamaraError(
-                f"{option} {file}: no such file; correct the path, or leave --cert, --key and --ca "
-                "out, and the run makes its own"
+                f"{option} {file}: no such file; correct the path, or leave out --cert, --key and "
+                "--ca, so that Samara makes a certificate"
             )
     if "127.0.0.1" not in certificate_names(tls.certificate):
         raise SamaraError(
             f"{certificate}: is not valid for 127.0.0.1, through which the server's own processes "
-            "connect to it; add IP:127.0.0.1 to its subject alternative names, or leave --cert out"
+            "connect; add IP:127.0.0.1 to its subject alternative names, or leave --cert out"
         )
     return tls
 
@@ -54,8 +54,8 @@ def server_address(folder: Path, port: int, address: str = "") -> tuple[Path, st
     tls = tls_files(folder)
     if not tls.certificate.exists():
         raise SamaraError(
-            f"{tls.certificate}: does not exist yet; start `samara server up` first, with --name "
-            "HOST for the name at which clients reach it"
+            f"{tls.certificate}: does not exist yet; first start `samara server up` with --name "
+            "HOST, the name or address with which clients connect"
         )
     names = certificate_names(tls.certificate)
     if not address:

@@ -9,7 +9,7 @@ from samara.shared.network.http.limited_listener import LimitedListener, tls_lim
 from samara.shared.network.log_budget import LogBudget
 
 HEAD_SECONDS = 15.0
-"""Seconds within which a connection must begin a request, and between two checks of it."""
+"""Seconds between two checks of a connection, in which it must begin or answer a request."""
 MAX_HEAD_BYTES = 16_384
 """Most bytes of a request line and its headers."""
 
@@ -37,7 +37,7 @@ class LimitedLoop(asyncio.SelectorEventLoop):
         ssl: Any = None,
         **options: Any,
     ) -> asyncio.Server:
-        """Serve on an address as `asyncio` does."""
+        """Serve on an address through a `LimitedListener`; see `asyncio.loop.create_server`."""
         if ssl:
             options |= tls_limits()
         listener = LimitedLoop.listener = LimitedListener(host, port, lines=LimitedLoop.lines)

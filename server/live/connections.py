@@ -50,7 +50,7 @@ def write_connections(run: Path, nodes: Iterable[Node]) -> None:
 
 
 def read_connections(run: Path) -> Connections | None:
-    """Return the connection state; None if no server has recorded it within a minute."""
+    """Return the connection state; None if no server has recorded it in the last minute."""
     file = run / CONNECTIONS_FILE
     try:
         if abs(time.time() - file.stat().st_mtime) > _MOST_SECONDS:

@@ -32,7 +32,7 @@ def find_untold(run: Path, nodes: Iterable[Node], keys: ClientKeys) -> list[str]
     Args:
         run: folder of the run.
         nodes: all nodes known to Flower.
-        keys: client keys of the run; revoked keys are not waited for.
+        keys: client keys of the run; clients with revoked keys are left out.
     """
     told = ToldClients(run / TOLD_FILE)
     valid = {key.public_key.encode() for key in keys.read_all() if not key.revoked}

@@ -1,4 +1,4 @@
-"""A filter of nodes' requests to Flower: by sender, size, duration and stored objects.
+"""A filter that rejects nodes' requests by sender, size, duration and stored objects.
 
 Flower has no such limits. It reads the whole body of a request before it checks the sender's key,
 logs every unreadable request, and stores pushed objects without a check.
@@ -34,11 +34,11 @@ BODY_SECONDS = 30.0
 MAX_REQUESTS = 16
 """Most simultaneous requests of one key."""
 MAX_BYTES_IN_FLIGHT = 32 * 2**20
-"""Most bytes of the bodies of all requests in progress together."""
+"""Most bytes of all bodies of requests in progress, over all keys."""
 SENDERS_AT_ONCE = 8
-"""Number by which the limit is divided for one key: its requests may hold 1/8 of the bytes."""
+"""Divisor of `MAX_BYTES_IN_FLIGHT` for one key, whose requests may hold 1/8 of these bytes."""
 _MAX_AGE, _MAX_AHEAD = 305.0, 5.0
-"""Most seconds by which a request's signed time may be past, or ahead; Flower's own limits."""
+"""Most seconds that a request's signed time may lie in the past or in the future, as in Flower."""
 _ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _PATHS = {
     f"/v1/fleet/{name}"
@@ -69,7 +69,7 @@ class RejectedRequestError(Exception):
 
 
 class FleetFilter:
-    """ASGI middleware for the fleet API, the part of Flower's SuperLink that other hosts reach.
+    """ASGI middleware for the fleet API, the part of Flower's SuperLink open to other hosts.
 
     Args:
         app: ASGI app that receives valid requests.
@@ -97,7 +97,7 @@ class FleetFilter:
         self._in_flight = 0
         self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, SENDERS_AT_ONCE * max_bytes)
         self._senders = Counter[bytes]()  # number of requests by key
-        self._bytes = Counter[bytes]()  # bytes of their bodies
+        self._bytes = Counter[bytes]()  # bytes of request bodies by key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a valid request on to Flower.
@@ -122,14 +122,18 @@ class FleetFilter:
         return key.name if key else ""
 
     def _check_head(self, scope: Any) -> bytes:
-        """Return the public key of a request's sender; empty if nodes need no key."""
+        """Return the public key of a request's sender; empty if nodes need no key.
+
+        Raises:
+            RejectedRequestError: if the request is invalid, or the run is finished.
+        """
         if scope["path"] not in _PATHS or scope["method"] != "POST":
             raise RejectedRequestError(404, "requested an unknown path of the fleet API")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise RejectedRequestError(431, f"sent over {MAX_HEADER_BYTES} bytes of headers")
         headers: Headers = dict(scope["headers"])
         if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != MEDIA_TYPE:
-            raise RejectedRequestError(415, "sent something else than Flower's messages")
+            raise RejectedRequestError(415, "sent a body that is not one of Flower's messages")
         if int(headers.get(b"content-length", b"0")) > self._max_bytes:
             raise RejectedRequestError(413, self._too_long)
         public_key = _sender_of(headers)
@@ -181,9 +185,11 @@ class FleetFilter:
                 raise RejectedRequestError(413, self._too_long)
             share = self._max_in_flight // SENDERS_AT_ONCE
             if sender and self._bytes[sender] + len(part) > share:
-                raise RejectedRequestError(503, "sent a request while its others held its memory")
+                raise RejectedRequestError(
+                    503, "sent a request while its earlier requests used its memory"
+                )
             if self._in_flight + len(part) > self._max_in_flight:
-                raise RejectedRequestError(503, "sent a request while others held all memory")
+                raise RejectedRequestError(503, "sent a request while other nodes used all memory")
             self._in_flight += len(part)
             self._bytes[sender] += len(part)
             held += part
@@ -202,14 +208,14 @@ class FleetFilter:
         except PushError as error:
             raise RejectedRequestError(400, str(error)) from error
         except UnknownRequestError:
-            # with an empty message Flower answers that it has stored nothing
+            # Flower also answers with an empty message if it has stored nothing
             headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
 
         async def send_watched(message: Any) -> None:
-            if message.get("status") == 200:  # before the node receives the answer and goes on
+            if message.get("status") == 200:  # the node may push again once it has the answer
                 self._add_push(pushed)
             await send(message)
 
@@ -236,7 +242,7 @@ class FleetFilter:
         try:
             pushed: PushMessagesRequest | PushObjectRequest = kinds[path].FromString(body)
         except Exception as error:  # protobuf's errors differ between its implementations
-            raise PushError("sent bytes that are no message of Flower's") from error
+            raise PushError("sent bytes that are not a message of Flower") from error
         if isinstance(pushed, PushMessagesRequest):
             self._requests.check_announcement(pushed)
         else:
@@ -264,7 +270,7 @@ def _check_key(headers: Headers, public_key: bytes, key: ClientKey | None) -> No
         details = (key.name, str(key.revoked))
         code = RejectionCode.REVOKED
     elif not -_MAX_AHEAD < late < _MAX_AGE:
-        reason = "the clock of %s differs from this machine's"
+        reason = "the clock of %s differs from the clock of this machine"
         details = (key.name,)
         code = RejectionCode.CLOCK
     else:

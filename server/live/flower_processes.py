@@ -1,4 +1,4 @@
-"""Functions that find and end a run's Flower processes, even those of an earlier command."""
+"""Functions that find and end a run's Flower processes, including those of earlier commands."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _STOP_SECONDS = 10.0
 
 
 def find_superlinks(folder: Path) -> list[psutil.Process]:
-    """Return the SuperLinks that use the database in a folder, even those of earlier commands."""
+    """Return the SuperLinks that use a folder's database, including those of earlier commands."""
     database = str(folder / DATABASE)
     modules = {SUPERLINK, _EARLIER_SUPERLINK}
     return [
@@ -25,9 +25,14 @@ def find_superlinks(folder: Path) -> list[psutil.Process]:
 
 
 def find_programs(folder: Path, *names: str) -> list[psutil.Process]:
-    """Return the processes of programs that a folder's SuperLinks have started.
+    """Return the processes that a folder's SuperLinks have started and still run.
 
-    These processes are recognised by their working folder, even after their SuperLink has ended.
+    The function recognises these processes by their working folder, even after their SuperLink has
+    ended.
+
+    Args:
+        folder: working folder of the SuperLinks.
+        names: names of programs; a returned process has one of them in its command line.
     """
     own = os.path.realpath(folder)
     return [
@@ -39,7 +44,7 @@ def find_programs(folder: Path, *names: str) -> list[psutil.Process]:
 
 
 def end_processes(processes: Sequence[psutil.Process]) -> None:
-    """Send SIGTERM to processes, and kill every process that does not end in time."""
+    """Send SIGTERM to processes, and kill every process that does not end within ten seconds."""
     for process in processes:
         _signal(process, kill=False)
     _, alive = psutil.wait_procs(processes, _STOP_SECONDS)

@@ -1,6 +1,6 @@
 """Invitations of a run: each lets one device register its own key once, before a deadline.
 
-RUN/invitations/ID.json   the client's name, the deadline, and the welcome; not the code
+RUN/invitations/ID.json   the client's name, the deadline, and the welcome, without the code
 RUN/programs/HASH         a program or manifest for invited phones
 
 An invitation is used up when the device's key is registered under the client's name. The
@@ -39,7 +39,7 @@ class JoinError(Exception):
     """A refused request to join.
 
     Args:
-        status: HTTP status of the answer, which is the device's only information on the reason.
+        status: HTTP status of the answer; the device receives no other reason.
         reason: reason for the server's log, with ``%s`` for each detail.
         details: values for the ``%s``, such as the name of an invitation.
     """
@@ -79,7 +79,7 @@ def board_welcome(gateway: str, authority: Path) -> GatewayWelcome:
     try:
         return GatewayWelcome(gateway, authority.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        raise SamaraError(f"no board can be invited to the gateway: {error}") from error
+        raise SamaraError(f"the board cannot be invited to the gateway: {error}") from error
 
 
 def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> PhoneWelcome:
@@ -101,8 +101,8 @@ def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> Ph
     try:
         if json.loads(manifest.read_bytes()).get("weights"):
             raise SamaraError(
-                f"{program} is for browsers, with its weights in files of their own; invite with "
-                "--page, where the gateway has it"
+                f"{program} is for browsers, because its weights are in separate files; invite the "
+                "phone's browser with --page"
             )
         make_private_folder(folder)
         return PhoneWelcome(
@@ -112,7 +112,7 @@ def phone_welcome(run: Path, gateway: str, authority: Path, program: Path) -> Ph
             manifest=_keep(manifest, folder),
         )
     except (OSError, ValueError) as error:
-        raise SamaraError(f"no phone can be invited: {error}") from error
+        raise SamaraError(f"the phone cannot be invited: {error}") from error
 
 
 def invite_client(
@@ -124,7 +124,7 @@ def invite_client(
     phone: PhoneWelcome | None = None,
     board: GatewayWelcome | None = None,
 ) -> InvitationCode:
-    """Create an invitation, replacing an earlier one of the same name, and return its code.
+    """Create an invitation and return its code; an earlier invitation of the name is deleted.
 
     Args:
         run: folder of the run.
@@ -133,7 +133,7 @@ def invite_client(
         scenario: file of the operator's signed scenario; None without one.
         end: deadline for registering a key.
         phone: gateway and program, if the client is a phone.
-        board: gateway, if the client is a board that attaches to one.
+        board: gateway, if the client is a board that attaches to a gateway.
 
     Raises:
         SamaraError: if the name is not available, or a file cannot be read or written.
@@ -163,7 +163,7 @@ def invite_client(
 
 
 def exclude_client(run: Path, name: str) -> str:
-    """Revoke a client's key, or end its invitation if it has not joined yet.
+    """Revoke a client's key, or delete its invitation if the client has not joined yet.
 
     Args:
         run: folder of the run; it may be served at the same time.
@@ -181,10 +181,10 @@ def exclude_client(run: Path, name: str) -> str:
     files = list((run / INVITATIONS_FOLDER).glob("*.json"))
     named = [file for file in files if (one := _read(file)) and one.name == name]
     if not named:
-        raise SamaraError(f"there is no key and no invitation of {name} in {run}; check the name")
+        raise SamaraError(f"{run}: has no key and no invitation of {name}; check the name")
     for file in named:
         file.unlink(missing_ok=True)
-    return f"{name} can no longer join by its invitation"
+    return f"{name}: its invitation is no longer valid"
 
 
 class Invitations:
@@ -213,7 +213,7 @@ class Invitations:
         """Return the program or manifest of an invitation.
 
         Args:
-            identifier: name of the invitation, 32 hex digits.
+            identifier: id of the invitation, 32 hex digits.
             digest: SHA-256 of the file, 64 hex digits.
 
         Raises:
@@ -221,7 +221,7 @@ class Invitations:
         """
         phone = self._find(identifier).welcome.phone
         if phone is None or digest not in (phone.program, phone.manifest):
-            raise JoinError(404, "requested a program that its invitation does not have")
+            raise JoinError(404, "requested a program that its invitation does not name")
         return self._programs / digest
 
     def check_key(self, fingerprint: str) -> None:
@@ -263,7 +263,8 @@ class Invitations:
     def names(self) -> dict[str, str]:
         """Return names of the run's ``task`` and ``model``, for the start command of a device.
 
-        If the setting is a path on this machine, only a task's file name is returned, and no model.
+        Of a task's path on this machine, only the file name is returned. A model's path on this
+        machine is left out.
         """
         try:
             settings = tomllib.loads(self._scenario.read_text(encoding="utf-8"))
@@ -278,12 +279,12 @@ class Invitations:
     def _find(self, identifier: str) -> _Invitation:
         invitation = _read(_file(self._folder, identifier))
         if invitation is None:
-            raise JoinError(404, "has a code that is of no invitation, or of an earlier one")
+            raise JoinError(404, "has a code that belongs to no current invitation")
         return invitation
 
 
 def _keep(file: Path, folder: Path) -> str:
-    """Copy a file into a folder, where its name is its SHA-256; return the hash."""
+    """Copy a file into a folder under its SHA-256 as name; return this hash in hex digits."""
     digest = blob_hash(file).hex()
     if not (folder / digest).exists():
         copy_durably(file, folder / digest)

@@ -20,14 +20,14 @@ from samara.shared.network.log_budget import LogBudget
 from samara.shared.network.rate_limit import RateLimit, network_of
 
 MAX_REQUESTS = 30
-"""Most requests of one address in a minute; a board needs two requests, a phone four."""
+"""Most requests of one network in a minute; a board needs two requests, and a phone four."""
 BODY_SECONDS = 10.0
 """Most seconds between a request's headers and the end of its body."""
 MAX_DOWNLOADS = 8
-"""Most programs that are sent at the same time; at most one per invitation."""
+"""Most simultaneous transfers of programs, of which each invitation has at most one."""
 PIECE_BYTES = 2**20
 PIECE_SECONDS = 60.0
-"""Most seconds for a piece of a program; a slower device continues by a new request."""
+"""Most seconds for a piece of a program; a slower device continues with a new request."""
 _WELCOME = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})")
 _PROGRAM = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})/([0-9a-f]{{64}})")
 _KEY = re.compile(rf"{KEYS_PATH}/([0-9a-f]{{64}})")
@@ -41,7 +41,7 @@ class JoinFilter:
 
     Args:
         invitations: invitations of the run; None if clients join without a key.
-        clock: monotonic seconds.
+        clock: function that returns monotonic seconds.
         lines: budget of log lines about refusals; None creates one.
     """
 
@@ -56,7 +56,7 @@ class JoinFilter:
         self._downloads: dict[str, object] = {}  # latest download of each invitation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request; refusals have a status and no text."""
+        """Answer a request; a refusal consists of a status without text."""
         host = (scope.get("client") or ("",))[0]
         try:
             if not self._requests.admits(network_of(host)):
@@ -69,7 +69,7 @@ class JoinFilter:
             status = error.status
             body = b""
             self._lines.warn(
-                host, f"was not let in by an invitation: {error.reason}", *error.details
+                host, f"could not join by an invitation: {error.reason}", *error.details
             )
         headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
         headers.append((b"content-length", str(len(body)).encode()))
@@ -86,21 +86,23 @@ class JoinFilter:
             invitations.check_key(key[1])
             return b""
         if method != "POST" or path != JOIN_PATH:
-            raise JoinError(404, "requested something that does not exist")
+            raise JoinError(404, "requested an unknown path")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _read_body(receive)
             name = invitations.redeem(JoinRequest.decode(body))
         except TimeoutError:
-            raise JoinError(408, f"sent no whole request within {BODY_SECONDS:g} s") from None
+            raise JoinError(
+                408, f"did not send a whole request within {BODY_SECONDS:g} s"
+            ) from None
         except InvitationError as error:
             raise JoinError(400, "%s", str(error)) from error
-        log.warning("%s has joined as %s by its invitation", host, name)
+        log.warning("%s has joined as %s by an invitation", host, name)
         return json.dumps({"name": name, **invitations.names()}).encode()
 
     def _all_invitations(self) -> Invitations:
         if self._invitations is None:
-            raise JoinError(404, "this run has no keys, so nobody needs an invitation")
+            raise JoinError(404, "asked to join a run without keys, which needs no invitation")
         return self._invitations
 
     async def _send_program(
@@ -108,18 +110,18 @@ class JoinFilter:
     ) -> None:
         """Send a program or manifest, starting at the byte that `Range` names.
 
-        A new request of an invitation ends the invitation's earlier request. Each invitation
-        therefore has at most one transfer, and a device whose connection broke need not wait for
-        its own earlier request.
+        A new request ends the earlier request of the same invitation. Each invitation therefore
+        has at most one transfer. A device whose connection broke need not wait for the end of its
+        earlier request.
 
         Raises:
-            JoinError: if the file cannot be sent; no part of an answer has been sent then.
+            JoinError: if the file cannot be sent; no part of the answer has been sent before.
         """
         if scope["method"] != "GET":
-            raise JoinError(404, "requested something that does not exist")
+            raise JoinError(404, "requested an unknown path")
         program = self._all_invitations().program_file(identifier, digest)
         if identifier not in self._downloads and len(self._downloads) >= MAX_DOWNLOADS:
-            raise JoinError(503, f"asked for a program while {MAX_DOWNLOADS} others took one")
+            raise JoinError(503, f"asked for a program during {MAX_DOWNLOADS} other transfers")
         named = _FROM.fullmatch(dict(scope["headers"]).get(b"range", b"bytes=0-"))
         download = self._downloads[identifier] = object()
         try:
@@ -127,7 +129,7 @@ class JoinFilter:
                 size = os.fstat(file.fileno()).st_size
                 start = int(named[1]) if named else 0
                 if start > size:
-                    raise JoinError(416, "asked for more of a program than there is")
+                    raise JoinError(416, "asked for bytes after the end of a program")
                 file.seek(start)
                 headers = [(b"content-length", str(size - start).encode())]
                 status = 206 if start else 200
@@ -142,7 +144,7 @@ class JoinFilter:
         except FileNotFoundError:
             raise JoinError(404, "asked for a program that the run no longer has") from None
         except TimeoutError:
-            self._lines.warn(host, "takes a program too slowly, which is no longer sent")
+            self._lines.warn(host, "received a program too slowly, so the transfer was ended")
         finally:
             if self._downloads.get(identifier) is download:
                 del self._downloads[identifier]
@@ -158,7 +160,7 @@ async def _read_body(receive: Any) -> bytes:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise JoinError(400, "left before the end of a request")
+            raise JoinError(400, "disconnected before the end of a request")
         body += message.get("body", b"")
         if len(body) > MAX_REQUEST_BYTES:
             raise JoinError(413, f"sent more than {MAX_REQUEST_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""The commands for a run's participants: invitations, keys of clients and server, signatures."""
+"""The commands for invitations, keys of clients and server, and signed scenarios."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from samara.shared.command_group import command_group
 
-app = command_group("The keys of the clients that may join a run.")
+app = command_group("Create and replace the keys of a run's clients and server.")
 RunOption = Annotated[Path, typer.Option("--run", help="Folder of a run.")]
 Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
@@ -20,10 +20,12 @@ def create(
         Path | None, typer.Argument(help="Public key (PEM) of a client that made its key itself.")
     ] = None,
     gateway: Annotated[
-        bool, typer.Option("--gateway", help="The key is for a gateway, which phones attach to.")
+        bool, typer.Option("--gateway", help="Create the key of a gateway for phones or boards.")
     ] = False,
 ) -> None:
-    """Give a client without an invitation a key, made here or by itself; also during a run.
+    """Create a client's key, or register a key that the client made; also during a run.
+
+    A client with an invitation does not need this command.
 
     Example: samara server keys create kitchen-orin --run runs/field
     """
@@ -33,11 +35,15 @@ def create(
     keys = ClientKeys(run / KEYS_FOLDER)
     if public:
         if gateway:
-            raise ConfigError("--gateway: a gateway's key is made here; leave PUBLIC out")
-        print(f"{name}: may join as client {keys.add(name, public).client}")
+            raise ConfigError(
+                "--gateway: a gateway's key is created by this command; leave out PUBLIC"
+            )
+        print(f"{name} may join as client {keys.add(name, public).client}")
         return
     holder = "gateway" if gateway else "client"
-    print(f"{keys.create(name, gateway)}: copy it to the {holder} {name}, then delete it here")
+    print(
+        f"{keys.create(name, gateway)}: copy this file to the {holder} {name}, then delete it here"
+    )
 
 
 @app.command()
@@ -50,10 +56,10 @@ def rotate(
         Path | None, typer.Argument(help="Public key (PEM) of a client that made its key itself.")
     ] = None,
 ) -> None:
-    """Give a client a new key, or the server a new key and certificate; also during a run.
+    """Replace a client's key, or the server's key and certificate; also during a run.
 
-    A client stays the same client, and its earlier key is refused. The server keeps its authority,
-    so that clients go on.
+    The client keeps its client index, and its earlier key is refused. The server keeps its
+    certificate authority, so that clients still trust the server.
 
     Example: samara server keys rotate kitchen-orin --run runs/field
     """
@@ -66,29 +72,32 @@ def rotate(
 
     if not name:
         file = renew_certificate(run / CERTIFICATES_FOLDER).certificate
-        print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server takes it up")
+        print(f"{file}: valid until {certificate_end(file):%Y-%m-%d}; a running server loads it")
         return
     keys = ClientKeys(run / KEYS_FOLDER)
     if public:
         client = keys.rotate_to(name, public).client
-        print(f"{name}: stays client {client} with the key in {public}; a gateway needs it too")
+        print(
+            f"{name} remains client {client} with the key in {public}; its gateway, if any, also "
+            "needs this key"
+        )
         return
     file = keys.rotate(name)
-    print(f"{file}: copy it to {name} in place of its earlier key, then delete it here")
+    print(f"{file}: copy this file to {name} over its earlier key, then delete it here")
 
 
 def sign(
     scenario: Annotated[Path | None, typer.Argument(help="Scenario file.")] = None,
     key: Annotated[Path | None, typer.Option(help="Your key, made by --make-key.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the clients.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Signed file for the clients.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
     ] = None,
     make_key: Annotated[
-        Path | None, typer.Option(help="Make the key in this file; the server does not need it.")
+        Path | None, typer.Option(help="Create a key in this file; keep it off the server.")
     ] = None,
 ) -> None:
-    """Sign a scenario, the only one that its clients obey. Takes the settings of `server up`.
+    """Sign a scenario, so that its clients obey only these settings; use those of `server up`.
 
     Example: samara server sign field.toml --key operator.key --out field.signed
     """
@@ -98,13 +107,13 @@ def sign(
 
     if make_key and not (key or out or scenario or settings):
         operator = create_operator_key(make_key)
-        print(f"{make_key}: key of operator {operator}; keep it away from the server")
+        print(f"{make_key}: key of operator {operator}; do not copy it to the server")
         return
     if make_key or not (key and out):
         raise ConfigError("sign with --key KEY and --out FILE, or make a key with --make-key alone")
     config = read_live_config(scenario, settings or [], "server sign")
     signed = sign_scenario(config, key, out)
-    print("\n".join([f"{out}: {signed.name}, for the clients", *signed.describe()]))
+    print("\n".join([f"{out}: {signed.name}; give this file to clients", *signed.describe()]))
 
 
 def invite(
@@ -116,11 +125,12 @@ def invite(
     scenario: Annotated[
         Path | None, typer.Option(help="Signed scenario from `samara server sign`.")
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.1, max=720, help="Time until it ends.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=720, help="Hours until it expires.")] = 24.0,
     authority: Annotated[
-        Path | None, typer.Option("--ca", help="PEM that verifies the server; default: the run's.")
+        Path | None,
+        typer.Option("--ca", help="PEM that verifies the server; by default the run's."),
     ] = None,
-    qr: Annotated[bool, typer.Option("--qr", help="Also print the line as a QR code.")] = False,
+    qr: Annotated[bool, typer.Option("--qr", help="Also print a QR code of the line.")] = False,
     program: Annotated[
         Path | None, typer.Option(help="Program for a phone, from `samara phone export`.")
     ] = None,
@@ -128,20 +138,21 @@ def invite(
         str, typer.Option(help="Address at which the device reaches its gateway, host:port.")
     ] = "",
     gateway_authority: Annotated[
-        Path | None, typer.Option("--gateway-ca", help="Certificate that verifies the gateway's.")
+        Path | None,
+        typer.Option("--gateway-ca", help="PEM that verifies the gateway's certificate."),
     ] = None,
     page: Annotated[
-        str, typer.Option(help="For a phone's browser: where the gateway's page is, https://...")
+        str, typer.Option(help="Address of the gateway's page, https://..., for a browser.")
     ] = "",
     revoke: Annotated[
-        bool, typer.Option("--revoke", help="Exclude this device instead, even if it has joined.")
+        bool, typer.Option("--revoke", help="Exclude the device instead, even if it has joined.")
     ] = False,
 ) -> None:
-    """Print the one line with which a device joins a run, or exclude a device by --revoke.
+    """Print the command line with which a device joins a run, or exclude a device with --revoke.
 
-    The private key never leaves the device. A phone, which has a gateway, also gets its program; a
-    board with a gateway attaches to it. With --page the line is a link for a phone's browser, and a
-    QR code of it.
+    The private key never leaves the device. A phone joins through a gateway and also receives its
+    program. A board joins directly or through a gateway. With --page, the command prints a link for
+    a phone's browser and a QR code of the link.
 
     Example: samara server invite kitchen-orin --run runs/field --scenario field.signed
     """
@@ -165,8 +176,8 @@ def invite(
         return
     if page and (program or gateway or gateway_authority):
         raise ConfigError(
-            "a browser gets program and stream from the gateway of --page; leave --program, "
-            "--gateway and --gateway-ca out"
+            "--page: a browser gets its program and its stream from the page's gateway; leave out "
+            "--program, --gateway and --gateway-ca"
         )
     origin = parse_origin(page, "--page") if page else ""
     if authority is None:
@@ -184,15 +195,15 @@ def invite(
             board = board_welcome(gateway, gateway_authority)
     elif gateway or gateway_authority or program:
         raise ConfigError(
-            "a phone is invited with all of --program, --gateway and --gateway-ca, a board that "
-            "attaches to a gateway with the last two"
+            "a phone needs --program, --gateway and --gateway-ca; a board that attaches to a "
+            "gateway needs --gateway and --gateway-ca"
         )
     end = datetime.now(UTC) + timedelta(hours=hours)
     code = invite_client(run, name, authority, scenario, end, phone, board)
     command = f"phone join {address} {code}" if phone else f"client join {address} {code}"
     line = f"{origin}/#join={code}" if page else f"samara {command} --name {name}"
     print(line)
-    typer.echo(f"for {name} alone, once, until {end:%Y-%m-%d %H:%M} UTC", err=True)
+    typer.echo(f"valid once, only for {name}, until {end:%Y-%m-%d %H:%M} UTC", err=True)
     if qr or page:
         import segno
 

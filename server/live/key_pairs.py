@@ -1,4 +1,4 @@
-"""Key pairs of clients: creating, encoding and reading them."""
+"""Functions that create, encode and read the key pairs of clients."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -12,7 +12,7 @@ from samara.shared.protocol.signing import normalize_public_key
 
 
 def read_public_key(file: Path) -> bytes:
-    """Return the public key in a file, PEM.
+    """Return the public key in a PEM file, as PEM in normalized form.
 
     Raises:
         SamaraError: if the file holds no public key on an elliptic curve.

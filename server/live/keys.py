@@ -1,6 +1,6 @@
-"""The client keys of a run, which decide who may join and as which client.
+"""The client keys of a run, which decide which devices may join and as which clients.
 
-RUN/keys/NAME.json   the public key and its dates; also for revoked keys
+RUN/keys/NAME.json   the public key and its dates; kept after the key is revoked
 RUN/keys/NAME.key    the private key, until the operator moves it to the client; missing if the
                         client made the key itself
 """
@@ -39,9 +39,9 @@ class ClientKey:
         public_key: PEM.
         created: time when the key was registered, UTC, ISO 8601.
         revoked: time when the key was revoked, UTC, ISO 8601; empty while it is valid.
-        gateway: whether the key's holder relays messages to phones and is no client itself.
-        index: client index if this key replaced an earlier key of the client; otherwise None, and
-            the index follows from the key.
+        gateway: whether the key's holder relays messages to phones and is not a client itself.
+        index: client index if this key replaced an earlier key of the client. Otherwise None; the
+            index is then a hash of the key.
     """
 
     name: str
@@ -77,7 +77,7 @@ class _Lookup(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[ClientKey]) -> Self:
-        """Build the lookup tables; of two keys with the same client index the first counts."""
+        """Build the lookup tables; of two keys with the same client index, the first is used."""
         valid = (key for key in keys if not key.revoked and not key.gateway)
         return cls(
             {key.client: key.name for key in reversed(keys)},
@@ -88,19 +88,20 @@ class _Lookup(NamedTuple):
 class ClientKeys:
     """The client keys of a run.
 
-    Commands may change the files while the run is served; a changed file is read again. The folder
+    Commands may change the files while the run is served; changed files are read again. The folder
     is listed again only after a file was added, replaced or removed, so that the cost of a check
-    does not depend on the number of keys. A damaged file only locks out the holder of its key.
+    does not depend on the number of keys. A damaged file affects only the holder of its key, who
+    is refused.
 
     Args:
-        folder: folder of the keys; created with the first key.
+        folder: folder of the keys; the first key creates it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files = WatchedFolder(folder, ".json", _read)
         self._by_public_key: dict[str, ClientKey] = {}
-        self._lookup: _Lookup | None = None  # None when files have changed since
+        self._lookup: _Lookup | None = None  # None after a file has changed
 
     def create(self, name: str, gateway: bool = False) -> Path:
         """Create a key pair for a client or a gateway and register its public key.
@@ -134,11 +135,11 @@ class ClientKeys:
         return self.register(name, read_public_key(file), str(file))
 
     def register(self, name: str, public_key: bytes, source: str) -> ClientKey:
-        """Register a public key, PEM, as `add` does.
+        """Register a public key, as `add` does for a file.
 
         Args:
             name: name of the client.
-            public_key: PEM, as `normalize_public_key` returns it.
+            public_key: PEM in the form that `normalize_public_key` returns.
             source: origin of the key, for messages.
 
         Raises:
@@ -153,11 +154,13 @@ class ClientKeys:
         return added
 
     def rotate(self, name: str) -> Path:
-        """Create a new key pair for a client, which keeps its index; its old key is refused.
+        """Create a new key pair for a client, which keeps its index.
+
+        The client's earlier key is refused from then on.
 
         Returns:
             The file with the private key, in the format of `create`. The file also contains the
-                client's index.
+            client's index.
 
         Raises:
             SamaraError: if there is no key of this name, or it was revoked.
@@ -170,7 +173,7 @@ class ClientKeys:
         return secret_file
 
     def rotate_to(self, name: str, file: Path) -> ClientKey:
-        """Replace the public key of a client that made its own new key pair, as `rotate` does.
+        """Replace a client's public key by one that the client made; the client keeps its index.
 
         Args:
             name: name of the client.
@@ -220,7 +223,7 @@ class ClientKeys:
             fingerprint = fingerprint_of(public_key)[:16]
             return ClientKeyError(f"its key {fingerprint} is not registered here")
         if key.gateway:
-            return ClientKeyError(f"its key {key.name} is a gateway's, which takes no part itself")
+            return ClientKeyError(f"its key {key.name} belongs to a gateway, which is not a client")
         if key.revoked:
             return RevokedKeyError(f"its key {key.name} was revoked on {key.revoked}")
         return None
@@ -257,7 +260,7 @@ class ClientKeys:
         key = self.find(public_key)
         if key is None or client != key.client:
             holder = key.client if key else "nobody"
-            raise ClientKeyError(f"its key is that of client {holder}, not {client}")
+            raise ClientKeyError(f"its key belongs to client {holder}, not to client {client}")
 
     def _check_is_new(self, public_key: bytes, source: str) -> None:
         """Check that no key of this run, revoked or not, equals this key or has its client index.
@@ -269,8 +272,8 @@ class ClientKeys:
         for key in self.read_all():
             if index in (key.client, client_index_of_key(key.public_key.encode())):
                 raise SamaraError(
-                    f"{source}: {key.name} has this key, or a key with the same index; make "
-                    "another key"
+                    f"{source}: {key.name} already has this key, or a key with the same client "
+                    "index; create another key"
                 )
 
     def _key_to_rotate(self, name: str) -> ClientKey:
@@ -283,7 +286,7 @@ class ClientKeys:
         if key.revoked:
             raise SamaraError(
                 f"{self._file(name)}: the key was revoked on {key.revoked}; create a key with "
-                "another name, which makes another client"
+                "another name, for a new client"
             )
         return key
 
@@ -296,7 +299,7 @@ class ClientKeys:
         key = self.find_by_name(name)
         if key is None:
             raise SamaraError(
-                f"{self._folder}: there is no key {name}; `samara server status --keys` shows all"
+                f"{self._folder}: has no key {name}; `samara server status --keys` shows all keys"
             )
         return key
 
@@ -318,7 +321,7 @@ class ClientKeys:
         return read
 
     def _look_up(self) -> "_Lookup":
-        """Return the indexes of all keys, rebuilt after a file was added or replaced."""
+        """Return the lookup tables of all keys, rebuilt after a file was added or replaced."""
         if self._lookup is None or self._files.may_have_changed():
             self._lookup = _Lookup.of(self.read_all())
         return self._lookup
@@ -331,12 +334,12 @@ class ClientKeys:
         """
         if not _NAME.fullmatch(name):
             raise SamaraError(
-                f"{name!r}: not a client's name; use letters, digits, '.', '_' and '-', at most 64"
+                f"{name!r}: not a client's name; use up to 64 letters, digits, '.', '_' and '-'"
             )
         if self._file(name).exists():
             raise SamaraError(
-                f"{self._file(name)}: a key has this name already; for another device choose "
-                "another name, for a new key of the same client `samara server keys rotate "
+                f"{self._file(name)}: a key already has this name; choose another name for another "
+                "device. For a new key of the same client use `samara server keys rotate "
                 f"{name} --run {self._folder.parent}`"
             )
 
@@ -365,7 +368,7 @@ def _read(file: Path) -> ClientKey | SamaraError:
         if key.name != file.stem:
             raise ValueError(f"it holds the key of {key.name}")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        remedy = "restore it, or delete it and create the key anew"
+        remedy = "restore the file, or delete it and create the key again"
         return SamaraError(f"{file}: damaged: {error}; its key is refused; {remedy}")
     return key
 

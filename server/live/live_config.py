@@ -1,4 +1,4 @@
-"""The settings of a live run: reading and storing them for the commands of a server."""
+"""Functions that read, store and check the settings of a live run."""
 
 from pathlib import Path
 
@@ -33,11 +33,13 @@ def read_live_config(scenario: Path | None, assignments: list[str], command: str
     else:
         config = RunConfig.given(dict(map(parse_assignment, assignments)), "--set")
     if config.evaluate.limit:
-        raise ConfigError("evaluate.limit is for simulated clients; leave it out of a live run")
+        raise ConfigError(
+            "evaluate.limit: is only for simulated clients; remove it from the settings"
+        )
     if config.form != AUTO_FORM:
         raise ConfigError(
-            "form is for simulated clients; write it into the task file, which every client of a "
-            "live run has"
+            "form: is only for simulated clients; write the form into the task file that every "
+            "client of the live run has"
         )
     cohort = config.cohort
     config = config.among(max(config.data.clients, cohort.available, cohort.minimum))
@@ -52,17 +54,17 @@ def describe_early_start(config: RunConfig) -> str:
     if cohort.minimum <= cohort.available:
         return ""
     return (
-        f"the run begins with {cohort.available} clients (cohort.available), and a round changes "
-        f"nothing with fewer than {cohort.minimum} reports (cohort.minimum); set cohort.available "
-        f"to {cohort.minimum}"
+        f"the run begins with {cohort.available} clients (cohort.available), but a round with "
+        f"fewer than {cohort.minimum} reports (cohort.minimum) does not change the model; set "
+        f"cohort.available to {cohort.minimum}"
     )
 
 
 def write_scenario(run: Path, config: RunConfig) -> None:
-    """Write the settings of a run to its folder, so that later starts need no other file.
+    """Write the settings of a run to its folder, so that the run can resume from this file alone.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     settings = {key: value for key, value in config.flat().items() if key != "out"}
     write_durably(run / SCENARIO_FILE, tomli_w.dumps(nest(settings)).encode())

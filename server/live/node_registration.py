@@ -1,8 +1,8 @@
 """Registration of many keys with Flower's SuperLink, several hundred per request.
 
-Flower's control API registers one key per request, and each request takes the SuperLink some ten
-milliseconds. Ten thousand clients would take minutes. Here `request_registration` sends many keys
-in one request, and `answer_registration` calls Flower's own function for each key inside the
+Flower's control API registers one key per request, and each request takes about ten milliseconds.
+Ten thousand clients would therefore take minutes. In this module `request_registration` sends many
+keys in one request, and `answer_registration` calls Flower's own function for each key in the
 SuperLink's process.
 """
 
@@ -17,19 +17,19 @@ from typing import Any
 from samara.server.live.busy import explain_http_error
 
 REGISTRATION_PATH = "/samara/register-nodes"
-"""Path for registering keys; the body is a JSON object from public key (PEM) to name."""
+"""Path for registering keys; the body is a JSON object that maps public keys (PEM) to names."""
 MOST_KEYS = 500
-"""Most keys of one request, so that each request is answered soon."""
+"""Most keys of one request, so that the SuperLink answers each request soon."""
 _SECONDS = 120.0
 
 
 def request_registration(
     address: str, authority: Path | None, headers: Mapping[str, str], names: Mapping[str, str]
 ) -> None:
-    """Let the holders of keys connect to the SuperLink at an address.
+    """Register keys with a SuperLink, so that their holders may connect.
 
     Args:
-        address: host:port.
+        address: address of the SuperLink, host:port.
         authority: certificate authority of the SuperLink; None for plain text.
         headers: headers of the requests, with the secret of the control API.
         names: names by public key (PEM).
@@ -57,7 +57,7 @@ async def answer_registration(app: Any, receive: Any) -> tuple[int, str]:
     """Register the public keys in a request with the SuperLink.
 
     Returns:
-        HTTP status and an error text; empty on success.
+        HTTP status and error text; the text is empty on success.
     """
     body = bytearray()
     more = True
@@ -67,7 +67,7 @@ async def answer_registration(app: Any, receive: Any) -> tuple[int, str]:
         more = message.get("more_body", False)
     try:
         await asyncio.to_thread(_register, app, json.loads(body))
-    except Exception as error:  # Flower's reason, for the operator
+    except Exception as error:  # Flower's errors have no common class; the operator sees the text
         return 400, str(error)
     return 204, ""
 
@@ -76,7 +76,7 @@ def _register(app: Any, names: Mapping[str, str]) -> None:
     """Register keys under the account of a SuperLink without accounts.
 
     Raises:
-        Exception: Flower's error for a refused key; no key of the request is registered then.
+        Exception: Flower's error for a refused key; no key of the request is then registered.
     """
     # the SuperLink's process has already imported all of Flower's server
     from samara.shared.flower_compat import (

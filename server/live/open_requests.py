@@ -1,8 +1,8 @@
 """Requests that the server has sent to nodes, and the replies that nodes may push.
 
 Flower stores all pushes of nodes without a check: messages that answer no request, several replies
-to one request, and objects that nobody fetches. Here a push is allowed only if it belongs to a
-reply to one of the server's own requests.
+to one request, and objects that nobody fetches. `OpenRequests` allows a push only if it belongs to
+a reply to one of the server's own requests.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     )
 
 MAX_OBJECTS = 8
-"""Most objects of a reply; a valid one has three: message, records, and one record."""
+"""Most objects of a reply; a valid reply has three: message, records, and one record."""
 MAX_ANNOUNCEMENTS = 3
-"""Most announcements of a reply to one request; further announcements are a node's retries."""
+"""Most announcements of a reply to one request; a node that retries announces its reply again."""
 MAX_MESSAGE_BYTES = 2**16
-"""Most bytes of a reply's announcement, which has metadata and an error text."""
+"""Most bytes of a reply's announcement, which contains metadata and an error text."""
 _TTL_TOLERANCE_SECONDS = 60.0
 MAX_NODE_BYTES = 64 * 2**20
 """Most bytes of a node's objects that the ServerApp has not fetched yet."""
@@ -79,7 +79,7 @@ class OpenRequests:
         self._stored = Counter[int]()  # bytes not yet fetched, by node
 
     def clear(self) -> None:
-        """Forget all requests when a new run begins."""
+        """Remove all requests, because a new run begins."""
         self._open, self._replies, self._missing, self._stored = {}, {}, {}, Counter()
 
     def add(self, sent: "PushAppMessagesRequest") -> None:
@@ -109,7 +109,7 @@ class OpenRequests:
             UnknownRequestError: if the announcement answers no open request to this node.
         """
         if len(pushed.messages_list) != 1 or len(pushed.message_object_trees) != 1:
-            raise PushError("did not announce exactly one message")
+            raise PushError("announced no message or several messages in one request")
         [message], [tree] = pushed.messages_list, pushed.message_object_trees
         metadata = message.metadata
         if not metadata.reply_to_message_id:
@@ -159,11 +159,11 @@ class OpenRequests:
             raise UnknownRequestError
         size = len(pushed.object_content)
         if hashlib.sha256(pushed.object_content).hexdigest() != pushed.object_id:
-            raise PushError("sent an object with another hash than its name")
+            raise PushError("sent an object whose hash differs from its name")
         if request.stored_bytes + size > self._max_reply_bytes:
             raise PushError(f"sent a reply of over {self._max_reply_bytes} bytes")
         if self._stored[request.node] + size > MAX_NODE_BYTES:
-            raise PushError(f"has sent over {MAX_NODE_BYTES} bytes that nobody waits for")
+            raise PushError(f"has sent over {MAX_NODE_BYTES} bytes that the server has not fetched")
 
     def add_object(self, pushed: "PushObjectRequest") -> None:
         """Add a checked object that Flower has stored."""

@@ -73,7 +73,7 @@ class RunDisplay:
             self._console.print(Text(text, style), soft_wrap=True)
 
     def show_end(self, text: str) -> None:
-        """Show the last line of text, below everything else."""
+        """Show the last line of text, below the table and all other lines."""
         if self._as_json:
             self.show(text)
         else:
@@ -125,7 +125,7 @@ class RunDisplay:
         self._console.file.flush()
 
     def _tables(self) -> Group:
-        """Return the latest rounds, the clients' latest reports, and the latest lines."""
+        """Return the latest rounds, the clients' latest reports, and the latest log lines."""
         rounds = Table(title=str(self._run), title_style="bold", expand=True)
         for column in ("round", "loss", "reports", "refused", "bytes up", "bytes down", "digest"):
             rounds.add_column(column, justify="right")
@@ -143,8 +143,8 @@ class RunDisplay:
         longest_ago = sorted(self._last_reports.items(), key=lambda report: report[1])
         shown = sorted(longest_ago[:_CLIENTS_SHOWN])
         reports = "  ".join(f"{self._name_of(client)}: {round_}" for client, round_ in shown)
-        each = "each client" if len(shown) == len(longest_ago) else f"the {len(shown)} longest ago"
-        clients = Text(f"last report of {each}, by round: {reports or 'none yet'}", "dim")
+        each = "each client" if len(shown) == len(longest_ago) else f"{len(shown)} silent clients"
+        clients = Text(f"round of the last report of {each}: {reports or 'none yet'}", "dim")
         return Group(rounds, clients, *self._lines)
 
     def _name_of(self, client: int) -> str:

@@ -12,7 +12,7 @@ from samara.shared.storage.files import make_folder
 
 SERVER_LOCK = "server.lock"
 """File in a run's folder that the serving process locks."""
-_SERVED = "{folder}: another `samara server up` is serving this run"
+_SERVED = "{folder}: another `samara server up` is serving this run; stop it first"
 MOVED_FILE = "moved.json"
 """File that marks the folder of a run that has moved to another host."""
 
@@ -22,7 +22,7 @@ def lock_run(folder: Path) -> Iterator[None]:
     """Lock a run's folder against other servers.
 
     Raises:
-        SamaraError: if another process has locked it.
+        SamaraError: if another process has locked the folder.
     """
     make_folder(folder)
     try:
@@ -34,10 +34,10 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def check_not_served(folder: Path) -> None:
-    """Check that no other process serves a run; called before any file of the run is written.
+    """Check that no other process serves a run, before a command writes to the run's folder.
 
     Raises:
-        SamaraError: if another process serves it.
+        SamaraError: if another process serves the run.
     """
     if is_locked(folder / SERVER_LOCK):
         raise SamaraError(_SERVED.format(folder=folder))
@@ -58,7 +58,7 @@ def check_not_moved(folder: Path) -> None:
     """Check that a run has not moved to another host.
 
     Raises:
-        SamaraError: if it has.
+        SamaraError: if the run has moved.
     """
     file = folder / MOVED_FILE
     try:
@@ -69,7 +69,7 @@ def check_not_moved(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         moved = "to another host"
     raise SamaraError(
-        f"{folder}: this run has moved {moved}. Two servers that continue one ledger would "
-        "diverge; serve the run where its backup was restored. Only if the backup was never "
-        f"restored, delete {file}"
+        f"{folder}: this run has moved {moved}; serve it from the folder where that backup was "
+        "restored, because two servers of one run would write different ledgers. If the backup "
+        f"was never restored, delete {file}"
     )

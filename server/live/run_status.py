@@ -19,8 +19,8 @@ class ClientStatus:
 
     Attributes:
         name: name of the client's key; empty without a key.
-        round: last round that the client is known to have, which is the round before its last
-            report.
+        round: last round whose state the client is known to have. This is the round before the
+            round of its last report.
         last_round: round of the client's last report; 0 before the first report.
         last_report_time: time of the last report, UTC, ISO 8601; empty before the first report.
         reports: number of the client's reports in the ledger.
@@ -29,12 +29,12 @@ class ClientStatus:
         bytes_up: bytes of the frames from the client.
         bytes_down: bytes of the instructions and catch-ups to the client.
         wire: transport of the last report, ``stream`` or ``SuperNode``; empty before the first.
-        state: ``resting``, ``refused`` (its last hello was refused), ``revoked``, ``gateway`` (a
-            gateway, not a client) or empty.
-        link: whether its node is `CONNECTED` or `AWAY`; empty if unknown or if it connects through
-            a gateway.
-        cost_rounds: number of reports whose cost is shared by the client's owner.
-        cost_seconds: seconds of the device for the reports in `cost_rounds`, as it states.
+        state: ``resting`` (not sampled, because it keeps failing), ``refused`` (its last hello was
+            refused), ``revoked``, ``gateway`` (a gateway, not a client) or empty.
+        link: `CONNECTED` or `AWAY`; empty if the state of the client's node is unknown, or if the
+            client connects through a gateway.
+        cost_rounds: number of reports whose cost the client's owner shares.
+        cost_seconds: seconds that the device states for the reports in `cost_rounds`.
         cost_joules: energy of the reports in `cost_rounds`, in joules; 0 if not measured.
     """
 
@@ -56,7 +56,7 @@ class ClientStatus:
 
     @property
     def cost(self) -> str:
-        """The mean cost of a round on the client's device, as text; empty if it is not shared."""
+        """The mean cost of a round on the client's device, as text; empty if not shared."""
         if self.seconds is None:
             return ""
         text = f"{self.seconds:,.1f} s"
@@ -66,7 +66,7 @@ class ClientStatus:
 
     @property
     def seconds(self) -> float | None:
-        """The mean seconds of a round on the client's device; None if they are not shared."""
+        """The mean seconds of a round on the client's device; None if the owner shares none."""
         return self.cost_seconds / self.cost_rounds if self.cost_rounds else None
 
     @property
@@ -86,7 +86,7 @@ class RoundStatus:
         reports, refused, absent: numbers of used reports, refused replies, and clients without a
             reply.
         bytes_up, bytes_down: bytes of all replies and of all messages.
-        seconds: seconds from the start of the ServerApp's process to the end of the round.
+        seconds: time from the start of the ServerApp's process to the end of the round, in seconds.
         time: end of the round, UTC, ISO 8601.
         problem: reason why the round changed nothing or reverted earlier rounds; otherwise empty.
         epsilon: ε of the run up to this round; None without differential privacy.
@@ -144,7 +144,7 @@ class EvaluationStatus:
 
     @property
     def curve(self) -> str:
-        """The name of the figures' curve: the column, and the split unless it is validation."""
+        """The name of the figures' curve: the column, and the split if it is not validation."""
         return self.column if self.split == "validation" else f"{self.column}, {self.split}"
 
 
@@ -221,19 +221,19 @@ class RunStatus:
         return "waiting" if self.waits_for else "running"
 
     def describe_server(self) -> str:
-        """Return a sentence if no server serves the run; empty while one does."""
+        """Return a sentence if no server serves the run; empty while a server does."""
         if self.is_finished:
             return "the run is finished"
         if self.connected is not None:
             return ""
         return (
-            "no server has been seen in the last minute; the command that began the run goes on "
-            "with it"
+            "no server has served this run in the last minute; the command that began the run "
+            "continues it"
         )
 
     @property
     def last(self) -> RoundStatus | None:
-        """The last round; None before the first."""
+        """The last round; None before the first round."""
         return self.rounds[-1] if self.rounds else None
 
     @property

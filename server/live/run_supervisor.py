@@ -1,4 +1,4 @@
-"""The supervisor of a live run, which keeps Flower's processes, the ServerApp and the run alive."""
+"""The supervisor of a live run, which restarts Flower's processes and the ServerApp if they end."""
 
 import signal
 import time
@@ -27,20 +27,20 @@ _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 2.0
 _MAX_PAUSE_SECONDS = 60.0
 _STABLE_SECONDS = 60.0
-"""Seconds for which a run must last so that its next restart has only the shortest pause."""
+"""Seconds after which a run that ends is restarted with the shortest pause."""
 _MAX_FAILURES = 5
 """Consecutive failures, without a round or an evaluation in between, that end the run."""
 _ANSWER_SECONDS = 120.0
 """Seconds for which a live SuperLink may be too busy to answer."""
 _FAREWELL_SECONDS = 15.0
-"""Most seconds of waiting until connected clients, which poll every 3 s, know the run's end."""
+"""Most seconds of waiting until the connected clients, which poll every 3 s, know the run's end."""
 _RENEWAL_SECONDS = 3600.0
 _CONNECTIONS_SECONDS = 10.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
 _MAX_REASON, _MAX_LINES = 500, 20
 _MAX_CLOCK_STEP = 5.0
-"""Most seconds by which signed times in clients' requests may differ from the server's."""
+"""Most seconds by which the system clock may change between two polls without a restart."""
 
 
 class _StopError(Exception):
@@ -57,10 +57,10 @@ def serve_run(
     """Serve a run until it is finished or a signal ends the server.
 
     A process that ends is restarted, and the run continues after the last round in the ledger. Two
-    events end a run early. The first is a `SamaraError` of the ServerApp, which would only occur
-    again after a restart. The second is several failures in a row without a round or an evaluation
-    between them. The server of a finished run continues until every client that was away at the end
-    has been informed.
+    events end a run early. The first is a `SamaraError` of the ServerApp, because it would occur
+    again after a restart. The second is a number of failures in a row without a round or an
+    evaluation between them. The server of a finished run continues until every client that was
+    away at the end has been informed.
 
     Args:
         config: settings of the run; ``out`` is the absolute path of its folder.
@@ -78,8 +78,8 @@ def serve_run(
     """
     folder = Path(config.out)
     if is_finished := (folder / RESULT_FILE).exists():
-        display.show("the run has ended before; for another one give another --run")
-        if keys is None:  # without keys, absent participants cannot be told from strangers
+        display.show("this run is already finished; to begin another run, give another --run")
+        if keys is None:  # without keys, absent clients cannot be distinguished from strangers
             return True
     with lock_run(folder), _stop_on_signals():
         upkeep = _Upkeep(superlink, display, renew_certificate)
@@ -99,7 +99,7 @@ def serve_run(
                     if superlink.missing_process():
                         _start(superlink, keys, display)
                     run = superlink.start_run(config, bundle)
-                except SamaraError as error:  # the machine may be busy, or the port not yet free
+                except SamaraError as error:  # the machine may be busy, or the port in use
                     problem = f"the run did not start: {error}"
                     has_failed = True
                     is_busy = isinstance(error, NoAnswerError)
@@ -111,12 +111,12 @@ def serve_run(
                     return True
                 has_progressed = _events_size(folder) != events_before
                 failures = failures + 1 if has_failed and not has_progressed else 0
-                if failures == _MAX_FAILURES and is_busy:  # it may hang, and a new one may not
+                if failures == _MAX_FAILURES and is_busy:  # the SuperLink may hang
                     superlink.stop()
                     failures = 0
                 elif failures == _MAX_FAILURES:
-                    raise SamaraError(f"{problem}; it failed {failures} times in a row")
-                display.show(f"{problem}; starting again", "yellow")
+                    raise SamaraError(f"{problem}; the run failed {failures} times in a row")
+                display.show(f"{problem}; restarting", "yellow")
                 is_stable = time.monotonic() - started > _STABLE_SECONDS
                 pause = 1.0 if is_stable else min(2 * pause, _MAX_PAUSE_SECONDS)
                 time.sleep(pause)
@@ -135,7 +135,7 @@ def _start(superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDis
 
 
 def sync_keys(superlink: SuperLinkProcess, keys: ClientKeys | None, display: RunDisplay) -> None:
-    """Register the valid keys with Flower, and unregister all others."""
+    """Register the valid keys with Flower, and unregister all other keys."""
     if keys is None:
         return
     registered = {node.public_key.decode(errors="replace"): node for node in superlink.list_nodes()}
@@ -167,9 +167,9 @@ def _supervise(
         The reason for the restart; empty if the run is finished.
 
     Raises:
-        SamaraError: if the ServerApp raised one.
+        SamaraError: if the ServerApp raised a `SamaraError`.
     """
-    # keys may have changed since their registration, so the first check registers them again
+    # the first check registers the keys again, because they may have changed in the meantime
     checked = time.monotonic()
     keys_stamp = 0
     answered = checked
@@ -196,9 +196,7 @@ def _supervise(
             with suppress(NoAnswerError):  # the next check registers them
                 sync_keys(superlink, keys, display)
                 keys_stamp = stamp
-        if (
-            has_result
-        ):  # an abandoned ServerApp wrote the result; the present one has no rounds left
+        if has_result:  # an earlier ServerApp may have written the result
             return ""
         has_result = (superlink.folder.parent / RESULT_FILE).exists()
         has_server_app = superlink.has_server_app()
@@ -228,24 +226,24 @@ def _supervise(
 def _tell_clients(
     superlink: SuperLinkProcess, run: Path, keys: ClientKeys | None, display: RunDisplay
 ) -> None:
-    """Wait until the connected clients know that the run is finished, for a limited time.
+    """Wait for a limited time until the connected clients know that the run is finished.
 
-    The names of all uninformed clients are then shown.
+    The function then shows the names of the clients that do not know.
     """
     end = time.monotonic() + _FAREWELL_SECONDS
     try:
         connected = [node for node in superlink.list_nodes() if node.online]
         if connected:
-            display.show(f"the run is finished; telling {len(connected)} connected clients")
+            display.show(f"the run is finished; informing {len(connected)} connected clients")
         while count_untold(run, connected) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         untold = find_untold(run, superlink.list_nodes(), keys) if keys else []
     except SamaraError:
-        return  # Flower's processes have ended, so clients get no answer
+        return  # without Flower's processes, clients get no answer
     if untold:
         display.show(
-            f"away when the run ended: {describe_names(untold)}; the same command serves until "
-            "they have heard of it",
+            f"not informed of the run's end: {describe_names(untold)}; run the same command to "
+            "wait for these clients",
             "yellow",
         )
 
@@ -265,13 +263,13 @@ def _serve_until_told(
         try:
             untold = find_untold(run, superlink.list_nodes(), keys)
             if heard := [name for name in waited_for if name not in untold]:
-                display.show(f"{describe_names(heard)}: heard that the run is finished")
+                display.show(f"informed of the run's end: {describe_names(heard)}")
             if not untold:
-                display.show("every client that took part has heard that the run is finished")
+                display.show("all clients that took part are informed of the run's end")
                 return
             if not waited_for:
                 names = describe_names(untold)
-                display.show(f"waiting until {names} have heard that it is finished, or for Ctrl-C")
+                display.show(f"waiting to inform {names} of the run's end; Ctrl-C stops waiting")
             waited_for = untold
         except SamaraError:  # Flower's processes are restarted
             superlink.stop()
@@ -281,7 +279,7 @@ def _serve_until_told(
 
 
 class _Upkeep:
-    """The regular tasks of a server: limit logs, record connections, renew the certificate.
+    """The regular tasks of a server: limits of logs, records of connections, certificate renewal.
 
     Args:
         superlink: Flower's SuperLink.
@@ -301,16 +299,16 @@ class _Upkeep:
         self._renewal_checked, self._connections_noted = time.monotonic(), 0.0
 
     def do(self) -> None:
-        """Do the tasks that are due; once an hour, renew an expiring certificate.
+        """Do the tasks that are due.
 
-        A failure does not end the run.
+        An expiring certificate is renewed at an hourly check. A failure does not end the run.
         """
         for log in self._logs:
             limit_log(log)
         now = time.monotonic()
         if now > self._connections_noted + _CONNECTIONS_SECONDS:
             self._connections_noted = now
-            with suppress(SamaraError, OSError):  # connections stay unknown for a while
+            with suppress(SamaraError, OSError):  # the status then shows connections as unknown
                 write_connections(self._run, self._superlink.list_nodes())
         if now <= self._renewal_checked + _RENEWAL_SECONDS:
             return
@@ -323,7 +321,7 @@ class _Upkeep:
 
 
 def _events_size(folder: Path) -> int:
-    """Return the size in bytes of a run's latest events, which changes with every round."""
+    """Return the size in bytes of a run's file of events, which changes with every round."""
     events = folder / METRICS_FILE
     return events.stat().st_size if events.exists() else 0
 

@@ -1,4 +1,4 @@
-"""The operator's signature on a scenario; clients trust it more than the server's settings."""
+"""The operator's signature on a scenario, which clients trust more than the server's settings."""
 
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from samara.shared.terms.signed_scenario import SignedScenario, describe_operato
 
 
 def create_operator_key(file: Path) -> str:
-    """Create an operator's private key; return the first digits of its public key's hash.
+    """Create an operator's private key; return the first digits of the public key's hash.
 
     Raises:
         SamaraError: if the file exists or cannot be written.
     """
     if file.exists():
-        raise SamaraError(f"{file}: there is a key already, which clients may have accepted")
+        raise SamaraError(
+            f"{file}: already exists, and clients may trust this key; name another file"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     try:
@@ -33,11 +35,11 @@ def create_operator_key(file: Path) -> str:
 
 
 def sign_scenario(config: RunConfig, key: Path, out: Path) -> SignedScenario:
-    """Write the settings of a run, signed by an operator.
+    """Write the settings of a run with an operator's signature.
 
     Args:
-        config: settings of the run, in the form that `samara server up` passes to the run: files
-            are named by their hashes.
+        config: settings of the run, in the form that `samara server up` passes to the run. In this
+            form, files are named by their hashes.
         key: private key of the operator.
         out: output file.
 

@@ -14,7 +14,7 @@ LOG_FILE = "log.jsonl"
 REFUSED_EVENT = "refused"
 """Event kind of a refused client; such a line has the client's index as ``client``."""
 _MAX_LOG_BYTES = 8 * 2**20
-"""Length in bytes at which a log's content moves to a second file, which replaces the previous."""
+"""Length in bytes at which a log's content moves to a second file, which is overwritten."""
 
 
 class _JsonLinesHandler(logging.FileHandler):
@@ -34,10 +34,10 @@ class _JsonLinesHandler(logging.FileHandler):
 
 @contextmanager
 def write_server_log(folder: Path) -> Iterator[None]:
-    """Write everything that the server logs inside the with statement to `LOG_FILE`.
+    """Write all log messages of the server in a ``with`` block to `LOG_FILE`.
 
-    Lines that cannot be written, for example because the disk is full, are dropped silently, so
-    that the log never ends a run.
+    A line that cannot be written, for example because the disk is full, is dropped without an
+    error. The log therefore never ends a run.
 
     Args:
         folder: folder of the run; created if missing.
@@ -58,8 +58,8 @@ def write_server_log(folder: Path) -> Iterator[None]:
 def limit_log(log: Path) -> None:
     """Move the content of a long log to a second file, which is overwritten.
 
-    The log's file stays and becomes empty, so processes that append to it can continue. Lines that
-    are written during the copy may be lost.
+    The log's file becomes empty but is not replaced, so that processes can continue to append.
+    Lines that are written during the copy may be lost.
 
     Args:
         log: file that processes append to; it may be missing.

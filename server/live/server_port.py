@@ -24,7 +24,7 @@ def note_port(folder: Path, port: int) -> None:
 
 
 def read_port(folder: Path) -> int:
-    """Return the recorded port of a server, or the default port."""
+    """Return the recorded port of a server; the default port without a record."""
     try:
         return int((folder / _FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):

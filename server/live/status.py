@@ -27,7 +27,9 @@ def read_status(run: Path) -> RunStatus:
 
 
 class StatusReader:
-    """Reads a run's status; each call reads only the new part of the files. Not thread-safe.
+    """A reader of a run's status; each call reads only the new part of the files.
+
+    The class is not thread-safe.
 
     Args:
         run: folder of the run.
@@ -52,8 +54,8 @@ class StatusReader:
         keys = self._keys.read_all()
         if not (has_begun or keys or (run / LOG_FILE).exists()):
             raise SamaraError(
-                f"{run}: there is no run: no ledger, no server's log and no keys; name the folder "
-                "that `samara server up --run` or `samara simulate --out` was given"
+                f"{run}: holds no run: no ledger, no server's log and no keys; name the folder of "
+                "`samara server up --run` or `samara simulate --out`"
             )
         if has_begun:
             self._read_last_record(ledger)
@@ -107,9 +109,9 @@ class StatusReader:
         """Return a sentence about the wait of a run without a ledger, with its log's last line."""
         messages = self._sums.messages
         said = (
-            f"; its server's last line: {messages[-1].text}"
+            f"; last line of the server's log: {messages[-1].text}"
             if messages
-            else "; its server has logged nothing yet"
+            else "; the server has logged nothing yet"
         )
         return f"the run begins when enough clients have introduced themselves{said}"
 

@@ -8,8 +8,8 @@ from samara.server.live.run_status import RunStatus
 def make_status_table(status: RunStatus) -> Table:
     """Return a table with a row for each client.
 
-    The table has transports only if some client reports by a stream, and costs only if some owner
-    shares the costs.
+    The table has a column of transports only if a client reports by a stream. It has a column of
+    costs only if an owner shares the costs.
     """
     title = f"round {status.round}, digest {status.digest[:16] or '-'}, "
     title += f"{status.bytes_up:,} bytes up, {status.bytes_down:,} bytes down"
@@ -20,7 +20,7 @@ def make_status_table(status: RunStatus) -> Table:
         table.add_column("wire")
     shares_cost = any(client.cost for client in status.clients.values())
     if shares_cost:
-        table.add_column("a round costs its device")
+        table.add_column("cost of a round")
     for number, client in status.clients.items():
         name = f"{client.name} ({number})" if client.name else str(number)
         if client.state:

@@ -3,13 +3,13 @@
 A SuperLink serves three APIs on one port: the fleet API for SuperNodes, the control API for
 starting runs and registering keys, and the runtime API for the processes that run apps. Without an
 account service, Flower lets anybody use the control and runtime APIs. Anybody could then start a
-run, and so have this machine and every client execute code.
+run, and so execute code on this machine and every client.
 
 ``python -m samara.server.live.superlink`` is ``flower-superlink`` behind an `AccessFilter`. The
-filter requires a secret for the control API. This machine's address alone proves nothing, because a
-forwarder or an SSH tunnel may pass on requests of other machines. Flower's SuperExec, which fetches
-tasks from the runtime API, signs with the same secret. The processes of tasks have Flower's own
-tokens.
+filter requires a secret for the control API. A request from this machine's address is not enough,
+because a forwarder or an SSH tunnel may pass on requests of other machines. Flower's SuperExec,
+which fetches tasks from the runtime API, signs its requests with the same secret. The processes of
+tasks use tokens that Flower creates.
 """
 
 import hmac
@@ -41,10 +41,10 @@ from samara.shared.settings.config import RunConfig
 
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable that marks the ServerApp of a live run."""
-RUN_ERROR = "the run cannot go on: "
-"""First words of a ServerApp's exception if a restart would end with the same exception."""
+RUN_ERROR = "the run cannot continue: "
+"""First words of a ServerApp's exception that would occur again after a restart."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
-"""Environment variable with the most bytes of a client's request."""
+"""Environment variable with the largest size of a client's request, in bytes."""
 SECRET_VARIABLE = "SAMARA_CONTROL_SECRET"
 """Environment variable with the path of the control API's secret."""
 SECRET_HEADER = "samara-control-secret"
@@ -62,7 +62,15 @@ log = logging.getLogger("samara.server")
 
 
 def is_allowed(host: str, path: str) -> bool:
-    """Return whether a host may request a path; other hosts reach only the fleet API."""
+    """Return whether a host may request a path.
+
+    Hosts other than this machine may request only the fleet API, the paths for joining a run, and
+    the paths that tell whether the server is alive.
+
+    Args:
+        host: IP address of the sender.
+        path: path of the request.
+    """
     if path.startswith(_OPEN_PATHS):
         return True
     try:
@@ -79,7 +87,7 @@ def max_reply_bytes(config: RunConfig) -> int:
 
 
 class AccessFilter:
-    """ASGI middleware that refuses forbidden paths, and requests that no node may send.
+    """ASGI middleware that refuses forbidden paths and invalid requests.
 
     Args:
         app: ASGI app that receives the other requests.
@@ -88,8 +96,8 @@ class AccessFilter:
         secret: secret of the control API; empty keeps the API closed.
         invitations: invitations of the run; None without invitations.
         result: file that exists once the run is finished; None for a run that never finishes.
-        keep: callback with the sender's address of a valid request. This sender's connection is not
-            closed afterwards to make room for strangers.
+        keep: callback with the sender's address of a valid request. The sender's connection is then
+            never closed to make room for unknown senders.
         arrived: callback for each stored part of a reply.
 
     Attributes:
@@ -130,7 +138,9 @@ class AccessFilter:
         if path == FILTER_PATH:
             status = 204
         elif not is_allowed(host, path):
-            self.lines.warn(host, "requested '%s', which is for this machine only: refused", path)
+            self.lines.warn(
+                host, "requested '%s', which only this machine may request: refused", path
+            )
         elif path.startswith(_FLEET_PATH):
             try:
                 await self._fleet(scope, receive, partial(self._send, scope, host, send))
@@ -153,12 +163,12 @@ class AccessFilter:
         await send({"type": "http.response.body", "body": text.encode()})
 
     def _has_secret(self, scope: Any) -> bool:
-        """Return whether a request carries the secret that opens the control API."""
+        """Return whether a request carries the secret of the control API."""
         secret = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
         return bool(self._secret) and hmac.compare_digest(secret, self._secret)
 
     async def _watch(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass on a request of this machine, and record what the ServerApp sends and fetches."""
+        """Pass on a request of this machine, and record the ServerApp's requests and fetches."""
         if scope["path"] not in _WATCHED_PATHS:
             await self._app(scope, receive, send)
             return
@@ -194,8 +204,8 @@ class AccessFilter:
         if is_fleet and (status == 401 or (status >= 400 and path == _ACTIVATE_PATH)):
             self.lines.warn(
                 self._fleet.name_of(scope) or host,
-                "was rejected by Flower: its key is connected already, or the server is just "
-                "starting",
+                "was rejected by Flower: its key is already connected, or the server has just "
+                "started",
             )
             connected = _header(HEADER, RejectionCode.CONNECTED)
             message["headers"] = [*message.get("headers", ()), connected]
@@ -207,7 +217,7 @@ def _header(name: str, number: int) -> tuple[bytes, bytes]:
 
 
 def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
-    """Call uvicorn's `run` with an `AccessFilter` around the app, and limits of connections."""
+    """Call uvicorn's `run` with an `AccessFilter` around the app and with connection limits."""
     from samara.server.live.connection_limits import MAX_HEAD_BYTES, LimitedLoop, LimitedProtocol
 
     keys = keys_of_environment()
@@ -230,11 +240,11 @@ def _serve_filtered(serve: Any, app: Any, **settings: Any) -> None:
 
 
 def main() -> None:
-    """Run ``flower-superlink`` in the run's folder for Flower, with ``flower-superexec`` beside it.
+    """Start ``flower-superexec`` and run ``flower-superlink``, in the run's folder for Flower.
 
-    The command line has the arguments of ``flower-superlink``, then ``--``, then the arguments of
-    ``flower-superexec``. If the SuperLink started the SuperExec itself, the SuperExec would have no
-    secret, and the SuperLink would hand out tasks to anybody.
+    The command line consists of the arguments of ``flower-superlink``, ``--``, and the arguments of
+    ``flower-superexec``. A SuperExec that the SuperLink starts itself has no secret, and the
+    SuperLink then gives tasks to any process.
     """
     import uvicorn
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from samara.shared.flower_compat import ControlHttpClient
 
 _START_SECONDS = 180.0
-"""Seconds within which a SuperLink must serve; on a small machine, imports take a minute."""
+"""Seconds within which a SuperLink must serve; its imports take a minute on a small machine."""
 _POLL_SECONDS = 0.1
 
 
@@ -114,8 +114,8 @@ class SuperLinkProcess:
         """Stop an earlier SuperLink of this folder, start a new one, and wait until it serves.
 
         Raises:
-            SamaraError: if the SuperLink does not start, for example because the port is taken. Its
-                database is deleted then.
+            SamaraError: if the SuperLink does not start, for example because the port is in use.
+                The SuperLink's database is then deleted.
         """
         make_private_folder(self.folder)
         self.stop()
@@ -123,7 +123,7 @@ class SuperLinkProcess:
         note_port(self.folder, self._port)
         write_secret(self._secret_file, secrets.token_hex(32).encode())
         for file in self.folder.glob(f"{self._database.name}*"):
-            file.chmod(0o600)  # may stem from an earlier version
+            file.chmod(0o600)  # an earlier version may have created the file
         self._certificate_time = self._read_certificate_time()
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
@@ -138,7 +138,7 @@ class SuperLinkProcess:
         end = time.monotonic() + _START_SECONDS
         while not self._is_serving():
             if self._process.poll() is not None or time.monotonic() > end:
-                self.reset()  # a half-made database is useless to the next start
+                self.reset()  # the next start could not use an incomplete database
                 raise SamaraError(
                     f"Flower's SuperLink did not start on {self._host}:{self._port}: "
                     f"{self._last_log_line()}; see {self.log_file}"
@@ -149,7 +149,7 @@ class SuperLinkProcess:
         """Check that the address is free, so that no other server answers there.
 
         Raises:
-            SamaraError: if the address is in use, or is no address of this machine.
+            SamaraError: if the address is in use, or does not belong to this machine.
         """
         try:
             [(family, *_, address), *_] = socket.getaddrinfo(
@@ -161,12 +161,13 @@ class SuperLinkProcess:
         except OSError as error:
             is_of_others = isinstance(error, socket.gaierror) or error.errno == EADDRNOTAVAIL
             remedy = (
-                "give an address of this machine as --host, or leave it out to listen on all"
+                "give an address of this machine as --host, or leave out --host to listen on all "
+                "addresses"
                 if is_of_others
-                else "end the process that listens there, or give another --port or --host"
+                else "end the process that uses this address, or give another --port or --host"
             )
             raise SamaraError(
-                f"{self._host}:{self._port}: cannot be listened on: {error.strerror}; {remedy}"
+                f"{self._host}:{self._port}: cannot be opened: {error.strerror}; {remedy}"
             ) from error
 
     def missing_process(self) -> str:
@@ -184,7 +185,7 @@ class SuperLinkProcess:
         return self._has_child(SERVER_APP)
 
     def stop(self) -> None:
-        """Stop the SuperLink and all its processes, also those of an earlier command."""
+        """Stop the SuperLink and its child processes, including those of an earlier command."""
         roots = find_superlinks(self.folder)
         family = [*roots, *find_programs(self.folder, SUPEREXEC, SERVER_APP)]
         for process in roots:
@@ -200,9 +201,9 @@ class SuperLinkProcess:
     def reset(self) -> None:
         """Stop all processes, and delete Flower's nodes, runs and messages.
 
-        Flower's database has times until which it considers a node, message or task alive. These
-        times are wrong after a change of the system clock: a node's key may be refused for as long
-        as the clock was set back. A Samara run does not need the database.
+        Flower's database contains times until which a node, message or task is valid. These times
+        are wrong after a change of the system clock. If the clock was set back by an hour, Flower
+        may refuse a node's key for an hour. A Samara run does not need the database.
         """
         self.stop()
         for file in self.folder.glob(f"{self._database.name}*"):
@@ -211,10 +212,10 @@ class SuperLinkProcess:
     def start_run(self, config: RunConfig, bundle: bytes) -> int:
         """Stop all runs, start a run with this app bundle, and return Flower's id of the new run.
 
-        An abandoned ServerApp is ended first, because it still has the ledger open.
+        An earlier ServerApp that still runs is ended first, because it has the ledger open.
 
         Raises:
-            SamaraError: if Flower refuses.
+            SamaraError: if Flower refuses the run or does not answer.
         """
         from samara.shared.flower_compat import (
             Fab,
@@ -268,7 +269,10 @@ class SuperLinkProcess:
         ]
 
     def register(self, names: Mapping[str, str]) -> None:
-        """Let the holders of these keys (PEM) connect under the given names.
+        """Register keys with the SuperLink, so that their holders may connect.
+
+        Args:
+            names: names of the nodes by public key (PEM).
 
         Raises:
             SamaraError: if the SuperLink refuses a key or does not answer.
@@ -334,7 +338,7 @@ class SuperLinkProcess:
             return False
 
     def _arguments(self) -> list[str]:
-        """Return the arguments of the SuperLink, ``--``, and those of its SuperExec."""
+        """Return the arguments of the SuperLink, ``--``, and the arguments of its SuperExec."""
         superexec = ["--runtime-api-address", f"127.0.0.1:{self._port}"]
         superexec += ["--superexec-auth-secret-file", str(self._secret_file)]
         superexec += (
@@ -378,18 +382,18 @@ class SuperLinkProcess:
         )
 
     def _read_certificate_time(self) -> int:
-        """Return the modification time of the certificate's file in ns.
+        """Return the modification time of the certificate's file in nanoseconds.
 
-        If the file is missing, the result is its last known time.
+        If the file is missing, return its last known time.
         """
         try:
             return self._tls.certificate.stat().st_mtime_ns if self._tls else 0
-        except FileNotFoundError:  # an operator is replacing it
+        except FileNotFoundError:  # the operator is replacing the file
             return self._certificate_time
 
     def _last_log_line(self) -> str:
         lines = self.log_file.read_text(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else "it printed nothing"
+        return lines[-1].strip() if lines else "the SuperLink printed nothing"
 
 
 def _absolute(path: str) -> str:

@@ -10,7 +10,7 @@ log = logging.getLogger("samara.server")
 TOLD_FILE = "told"
 """File in a run's folder: one fingerprint of a public key per line."""
 _MOST_TOLD = 100_000
-"""Most fingerprints in the file; in a run without registered keys, strangers could add many."""
+"""Most fingerprints in the file; in a run without keys, strangers could add any number."""
 
 
 class ToldClients:

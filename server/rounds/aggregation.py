@@ -1,10 +1,10 @@
 """Aggregation of a round's reports into one round delta, independent of their order.
 
-A client's contribution to a round is u = Σ y·z(seed). The sum runs over the directions that the
-client tried, and the y are the client's clipped projected gradients. An aggregation rule only
-multiplies the y by factors, one per report or one per projected gradient. The round's update
-therefore stays a list of seeds and coefficients, and replay needs no knowledge of rules. Robust
-rules assume that `hostile_count` of the clients may be hostile.
+A client's contribution to a round is u = Σ y·z(seed). The sum runs over the client's directions,
+and the y are the client's clipped projected gradients. An aggregation rule only multiplies the y by
+factors, one per report or one per projected gradient. The round's update therefore remains a list
+of seeds and coefficients, and replay needs no knowledge of rules. Robust rules assume that up to
+`hostile_count` of the clients are hostile.
 """
 
 import logging
@@ -39,7 +39,7 @@ from samara.shared.settings.config import RunConfig
 log = logging.getLogger("samara.server")
 
 Answer = tuple[TrainInstruction, Report]
-"""A report together with the instruction it answers."""
+"""A report and the instruction that it answers."""
 Numbers = NDArray[np.float64]
 
 TOO_LARGE = "its report does not fit the exact state"
@@ -59,12 +59,12 @@ class AggregatedRound:
 
     Attributes:
         delta: round delta; empty if there is a problem.
-        problem: reason why the round changes nothing; empty if the round changes the model.
+        problem: reason why the round does not change the model; empty if it does.
         too_large: clients whose reports were left out because the sum would exceed the range of the
             exact state.
         observation: measurements for the step-size controller; None without reports in time.
-        observed: clients whose reports the observation uses; empty where privacy hides them.
-        loss: mean loss of the reports, including late reports; None without reports.
+        observed: clients whose reports the observation uses; empty if privacy hides the clients.
+        loss: mean loss over the reports, including late reports; None without reports.
         reports: number of reports in the delta; an estimate from a noised count if differential
             privacy hides the number.
         epsilon: ε that the run has spent; None without differential privacy.
@@ -92,11 +92,11 @@ class AggregatedRound:
 
 
 class RoundAggregator:
-    """Computes a round's delta and step-size measurements with the run's aggregation rule.
+    """Aggregator of a round's reports into a delta and step-size measurements, by the run's rule.
 
     Args:
         config: settings of the run.
-        store: folder of the run, with the layout and the ledger that takes the deltas.
+        store: folder of the run, with the layout and the ledger to which the deltas are appended.
     """
 
     def __init__(self, config: RunConfig, store: RunStore) -> None:
@@ -111,13 +111,16 @@ class RoundAggregator:
         late: Mapping[int, Answer],
         minimum: int,
     ) -> AggregatedRound:
-        """Return the delta of as many reports as fit the exact state, and the round's measurements.
+        """Return the round's delta and measurements.
+
+        The delta contains all reports, or the reports with the smallest projected gradients if the
+        sum of all would exceed the range of the exact state.
 
         Args:
             instruction: instruction of the round.
             reports: valid reports on this instruction, by client.
             late: valid reports on earlier rounds, by client; no client is in both mappings.
-            minimum: number of reports below which the round changes nothing.
+            minimum: least number of reports with which the round changes the model.
         """
         answers = [(instruction, report) for report in reports.values()]
         folded = self._fold(instruction, sorted([*answers, *late.values()], key=_size), minimum)
@@ -135,9 +138,9 @@ class RoundAggregator:
     def _fold(
         self, instruction: TrainInstruction, answers: Sequence[Answer], minimum: int
     ) -> AggregatedRound:
-        """Return the delta of the most answers, from the first on, that fit the exact state."""
+        """Return the delta of the longest prefix of the answers that fits the exact state."""
         if len(answers) < minimum:
-            problem = f"{len(answers)} reports, fewer than cohort.minimum"
+            problem = f"{len(answers)} reports are fewer than cohort.minimum"
             return AggregatedRound(self._delta(instruction, []), problem)
         try:
             return AggregatedRound(self._delta(instruction, answers))
@@ -153,7 +156,7 @@ class RoundAggregator:
             except ReplayError:
                 beyond = middle
         if fitting < max(1, minimum):
-            log.warning("round %d changes nothing: %s", instruction.round, problem)
+            log.warning("round %d does not change the model: %s", instruction.round, problem)
             return AggregatedRound(self._delta(instruction, []), problem)
         too_large = sorted(report.client for _, report in answers[fitting:])
         delta = self._delta(instruction, answers[:fitting])
@@ -166,8 +169,8 @@ class RoundAggregator:
 
         Args:
             instruction: instruction of the round.
-            reports: reports on this instruction, by client; no late reports.
-            is_unused: whether the round changes nothing.
+            reports: reports on this instruction, by client, without late reports.
+            is_unused: whether the round does not change the model.
         """
         if not reports:
             return None
@@ -200,21 +203,21 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
     """Check that a report fits the instruction.
 
     Raises:
-        ReportError: if it does not; the message names the client and the difference.
+        ReportError: if it does not fit; the message names the client and the difference.
     """
     if report.token != token_of(instruction.encode()):
-        raise ReportError(f"client {report.client} answers another instruction than this round's")
+        raise ReportError(f"client {report.client} answers an instruction of another round")
     expected: tuple[int, ...] = (report.steps, instruction.queries)
     if instruction.seed_policy is SeedPolicy.POOL:
         expected = (len(instruction.uses(report.steps)),)
     if report.gradients.shape != expected or report.steps > instruction.steps:
         scalars = " × ".join(map(str, report.gradients.shape))
         raise ReportError(
-            f"client {report.client} reports {scalars} scalars of {report.steps} steps; "
-            f"the instruction has {instruction.steps} steps of {instruction.queries} queries"
+            f"client {report.client} reports {scalars} scalars of {report.steps} steps, but the "
+            f"instruction has {instruction.steps} steps of {instruction.queries} queries"
         )
     if report.examples < 1:
-        raise ReportError(f"client {report.client} reports without having examples")
+        raise ReportError(f"client {report.client} reports scalars but no examples")
 
 
 def check_vector_report(
@@ -230,19 +233,21 @@ def check_vector_report(
         mechanism: the run's noise mechanism.
 
     Raises:
-        ReportError: if it does not fit; the message names the client and the difference.
+        ReportError: if the report does not fit; the message names the client and the difference.
     """
     if report.token != token_of(instruction.encode()):
-        raise ReportError(f"client {report.client} answers another instruction than this round's")
+        raise ReportError(f"client {report.client} answers an instruction of another round")
     if len(report.vector) != mechanism.numbers:
         raise ReportError(
-            f"client {report.client} reports {len(report.vector)} numbers; the instruction asks "
-            f"for {mechanism.numbers}"
+            f"client {report.client} reports {len(report.vector)} numbers, but the instruction "
+            f"asks for {mechanism.numbers}"
         )
     if isinstance(report, MaskedReport):
         return
     if np.linalg.norm(report.vector.astype(np.float64)) > mechanism.longest_report:
-        raise ReportError(f"the vector of client {report.client} is longer than noise explains")
+        raise ReportError(
+            f"the vector of client {report.client} is longer than clip and noise allow"
+        )
 
 
 def staleness_weight(rounds_late: int) -> float:
@@ -265,29 +270,29 @@ def aggregate(
     A report's weight w is min(examples, cap), divided by the sum of this number over all reports.
     Every rule except `mean` also caps the examples at the `usual_limit` of all clients' numbers of
     examples. As in FedNova (Wang et al., 2020), the projected gradients of a client that did k
-    steps are multiplied by τ / k with τ = Σ w·k. Clients with fewer steps therefore do not bend the
-    direction of the average. If all clients did the same number of steps, the factor τ / k is 1,
-    and averaging coefficients equals averaging the clients' models.
+    steps are multiplied by τ / k with τ = Σ w·k. Clients with different numbers of steps therefore
+    do not bias the direction of the average. If all clients did the same number of steps, the
+    factor τ / k is 1, and the average of the coefficients gives the average of the clients' models.
 
-    The rules `median` and `trimmed-mean` ignore weights and count missing steps as zeros.
+    The rules `median` and `trimmed-mean` ignore weights and use zeros for missing steps.
 
     Args:
         instruction: instruction of the round.
         reports: reports on this instruction that have passed `check_report`, at most one per
             client.
-        weight_cap: number of examples beyond which a report gains no weight.
-        late: late reports that count in this round, each with the instruction that it answers;
-            only with independent seeds. The weight of a late report is multiplied by
-            `staleness_weight`. Its directions come from the instruction that it answers.
+        weight_cap: largest number of examples that counts for a report's weight.
+        late: late reports that this round uses, each with the instruction that it answers; only
+            with independent seeds. The weight of a late report is multiplied by `staleness_weight`.
+            Its directions come from the instruction that it answers.
         rule: aggregation rule.
 
     Returns:
         The delta. With independent seeds it has one group per client; with shared seeds or a pool
-            it has a single group. A delta of no reports changes nothing.
+        it has a single group. Without reports it has no group and does not change the model.
 
     Raises:
         ReportError: if a client has two reports.
-        ReplayError: if a coefficient cannot be applied.
+        ReplayError: if a coefficient exceeds the range of the fixed-point numbers.
     """
     reports = sorted(reports, key=lambda report: report.client)
     late = sorted(late, key=lambda pair: pair[1].client)
@@ -326,7 +331,7 @@ def observe_round(
     Args:
         instruction: instruction of the round.
         reports: reports on this instruction that have passed `check_report`, at least one.
-        weight_cap: number of examples beyond which a report gains no weight.
+        weight_cap: largest number of examples that counts for a report's weight.
         rule: aggregation rule.
     """
     reports = sorted(reports, key=lambda report: report.client)
@@ -368,8 +373,8 @@ def observe_round(
 def mean_loss(reports: Collection[Report], weight_cap: int, rule: Rule = MEAN) -> float | None:
     """Return the clients' mean loss; None without reports.
 
-    The rule `mean` weights the clients by their examples, up to the cap. Other rules use a trimmed
-    mean.
+    The rule `mean` weights each client by its number of examples, at most `weight_cap`. Other rules
+    use a trimmed mean.
     """
     if not reports:
         return None
@@ -383,8 +388,8 @@ def mean_loss(reports: Collection[Report], weight_cap: int, rule: Rule = MEAN) -
 def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
     """Return Σ g² over a report's clipped projected gradients g.
 
-    A pool report holds one sum of g for each pool index. The square of a sum of independent g has
-    the same expectation as the sum of their squares.
+    A pool report holds one sum of g for each pool index. For independent g with mean 0, the square
+    of their sum has the same expectation as the sum of their squares.
     """
     return float(np.sum(np.square(_clipped(instruction, report))))
 
@@ -394,7 +399,7 @@ def _scalars(
 ) -> list[tuple[int, SeedSource, Numbers]]:
     """Return the round, the seeds and the coefficients (float64 [n]) of each group of the delta.
 
-    The groups have the order of the answers.
+    With independent seeds, there is one group per answer, in the order of the answers.
     """
     gradients = [_clipped(instruction, report) for _, report in answers]
     number = instruction.round
@@ -421,7 +426,8 @@ def _scalars(
 def _clipped(instruction: TrainInstruction, report: Report) -> Numbers:
     """Return a report's projected gradients, each clipped to ±clip, in the shape of the report.
 
-    A pool report holds sums of projected gradients; a sum of n is clipped to ±n·clip.
+    A pool report holds sums of projected gradients. A sum of n projected gradients is clipped to
+    ±n·clip.
     """
     uses: NDArray[np.int64] | int = 1
     if instruction.seed_policy is SeedPolicy.POOL:
@@ -430,7 +436,7 @@ def _clipped(instruction: TrainInstruction, report: Report) -> Numbers:
 
 
 def _padded(gradients: Sequence[Numbers]) -> Numbers:
-    """Stack several clients' projected gradients, [n, K, q]; missing steps become zeros."""
+    """Stack clients' projected gradients, [clients, steps, queries]; missing steps become zeros."""
     padded = np.zeros((len(gradients), max(map(len, gradients)), gradients[0].shape[1]))
     for row, own in zip(padded, gradients, strict=True):
         row[: len(own)] = own
@@ -446,8 +452,9 @@ def _weights(
 ) -> tuple[list[float], float]:
     """Return the factor of each report's projected gradients, and the divisor of their sum.
 
-    With the rule `mean` a report's factor is examples·τ/k, and the divisor is Σ examples. If all
-    clients did the same number of steps, the factor is exactly the number of examples.
+    With the rule `mean` a report's factor is examples·τ/k for k steps, and the divisor is
+    Σ examples; see `aggregate` for τ. If all clients did the same number of steps, the factor is
+    exactly the number of examples.
     """
     examples = _counted_examples(instruction, answers, weight_cap, rule)
     total = sum(examples)
@@ -497,17 +504,17 @@ def _products(
     gradients: Sequence[Numbers],
     rule: Rule,
 ) -> Numbers:
-    """Return the inner products of the reports' updates, [n, n].
+    """Return the inner products of the reports' updates, float64 [reports, reports].
 
-    With shared seeds the inner products of the projected gradients are used instead of those of the
-    updates: the directions of different seeds are almost orthogonal.
+    With shared seeds the function returns the inner products of the projected gradients. They are
+    almost equal, because the directions of different seeds are almost orthogonal.
     """
     norms = np.array([np.linalg.norm(own) for own in gradients])
     units = [own / (norm or 1.0) for own, norm in zip(gradients, norms, strict=True)]
     if instruction.seed_policy is SeedPolicy.SHARED:
         rows = _padded(units).reshape(len(units), -1)
     else:
-        assert rule.layout is not None, "the updates of reports are as wide as the layout"
+        assert rule.layout is not None, "a rule with inner products needs the layout"
         rows = np.empty((len(units), rule.layout.size), np.float32)
         for row, (answered, report), own in zip(rows, answers, units, strict=True):
             row[:] = _update(answered, report, own, rule.layout)
@@ -518,7 +525,10 @@ def _products(
 def _update(
     instruction: TrainInstruction, report: Report, gradients: Numbers, layout: Layout
 ) -> NDArray[np.float64]:
-    """Return the update Σ g·z(seed), float64 [d], of a report's projected gradients g of norm 1."""
+    """Return the update Σ g·z(seed) of a report's projected gradients g, float64 [d].
+
+    The vector of all g must have norm 1, so that the fixed-point sum does not overflow.
+    """
     if instruction.seed_policy is SeedPolicy.POOL:
         used = instruction.pool_indices(report.client).ravel()[: len(gradients)]
         seeds = pool_seeds(instruction.pool_root, used)
@@ -532,10 +542,11 @@ def _update(
 
 
 def _weighted_sums(weights: Sequence[float], gradients: Sequence[Numbers]) -> Numbers:
-    """Return Σ weight·g over the reports for each step and query, [K, q].
+    """Return Σ weight·g over the reports for each step and query, float64 [steps, queries].
 
-    `math.fsum` rounds each sum only once, at its end. If the clients report equal g, neither the
-    order of the clients nor the division of examples among them changes a bit.
+    `math.fsum` rounds each sum only once, at its end. If the clients report equal projected
+    gradients g, neither the order of the clients nor their numbers of examples change a bit of the
+    sums.
     """
     steps = max(len(client_gradients) for client_gradients in gradients)
     sums = np.zeros((steps, gradients[0].shape[1]))
@@ -554,7 +565,7 @@ def _sums_by_index(
     reports: Sequence[Report],
     gradients: Sequence[Numbers],
 ) -> tuple[NDArray[np.uint32], Numbers]:
-    """Return the tried pool indices, ascending, and the sum Σ weight·g of each index.
+    """Return the pool indices that occur, ascending, and the sum Σ weight·g of each index.
 
     `math.fsum` rounds each sum only once, at its end.
     """
@@ -570,7 +581,8 @@ def _sums_by_index(
 def hostile_count(clients: int) -> int:
     """Return the number of clients that robust rules assume to be hostile.
 
-    The number is at least 1 of three clients or more, and always fewer than half of the clients.
+    The number is at least 1 if there are three clients or more. It is always smaller than half of
+    the number of clients.
     """
     return max(0, min(max(1, round(HOSTILE_SHARE * clients)), (clients - 1) // 2))
 
@@ -578,16 +590,17 @@ def hostile_count(clients: int) -> int:
 def usual_limit(values: Numbers) -> float:
     """Return the limit for clients' values: the median of the n − f smallest values.
 
-    f is `hostile_count`. A client that wants more influence reports large values. f such clients
-    would move the median of all n values to a large honest value. Comparative gradient elimination
-    also leaves out the f largest values (Gupta, Liu and Vaidya, Byzantine Fault-Tolerant
-    Distributed Machine Learning with Norm-Based Comparative Gradient Elimination, 2021).
+    Here f is `hostile_count`. A client that wants more influence reports large values, and f such
+    clients could move the median of all n values to a large honest value. Comparative gradient
+    elimination also leaves out the f largest values (Gupta, Liu and Vaidya, Byzantine
+    Fault-Tolerant Distributed Machine Learning with Norm-Based Comparative Gradient Elimination,
+    2021).
 
-    The limit is at least the (f + 1)-th smallest value. f small values therefore cannot move the
-    limit below all honest values. Of two middle values, the limit is the lower one.
+    The limit is at least the (f + 1)-th smallest value, so that f small values cannot move it below
+    all honest values. If n − f is even, the limit is the lower of the two middle values.
 
     Args:
-        values: float64 [n].
+        values: one value per client, float64 [n].
     """
     clients = len(values)
     hostile = hostile_count(len(values))
@@ -596,7 +609,10 @@ def usual_limit(values: Numbers) -> float:
 
 
 def trimmed_mean(values: Numbers) -> Numbers:
-    """Return the mean over clients without the `hostile_count` lowest and as many highest values.
+    """Return the mean over clients without the f lowest and the f highest values.
+
+    Here f is `hostile_count`.
+
 
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates (2018),
     definition 2.
@@ -626,11 +642,14 @@ def coordinate_median(values: Numbers) -> Numbers:
 def norm_factors(norms: Numbers) -> Numbers:
     """Return the factor, at most 1, that scales each contribution down to the limit on norms.
 
-    The limit is the `usual_limit` of the norms of the round. Norm clipping with a fixed limit is
-    described by Sun et al., Can You Really Backdoor Federated Learning? (2019), section 5.
+    The limit is the `usual_limit` of the norms of the round. Sun et al., Can You Really Backdoor
+    Federated Learning? (2019), section 5, describe norm clipping with a fixed limit.
 
     Args:
         norms: norms of the contributions, float64 [n].
+
+    Returns:
+        float64 [n].
     """
     limit = usual_limit(norms)
     factors: Numbers = limit / np.maximum(norms, max(limit, np.finfo(float).tiny))
@@ -664,9 +683,9 @@ def centering_weights(products: Numbers, weights: Numbers) -> Numbers:
 
     The iteration starts from v = 0 and repeats v ← v + Σ w·(u − v)·min(1, τ/|u − v|), where τ is
     the `usual_limit` of the distances |u − v| (Karimireddy et al., Learning from History for
-    Byzantine Robust Optimization, 2021, algorithm 2). At every iteration v is a weighted sum of the
-    contributions u. The paper's momentum is left out, because momentum would bring seeds of earlier
-    rounds into a round's delta.
+    Byzantine Robust Optimization, 2021, algorithm 2). After every iteration v is a weighted sum of
+    the contributions u. The paper's momentum is left out, because it would add seeds of earlier
+    rounds to a round's delta.
 
     Args:
         products: inner products of the contributions, float64 [n, n].
@@ -686,5 +705,6 @@ def centering_weights(products: Numbers, weights: Numbers) -> Numbers:
 def _squared_distances(products: Numbers) -> Numbers:
     squares = np.diag(products)
     distances: Numbers = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
-    np.fill_diagonal(distances, -1.0)  # sorts first, before equal reports at distance 0
+    # a report's own entry sorts first, before equal reports at distance 0
+    np.fill_diagonal(distances, -1.0)
     return distances

@@ -1,6 +1,6 @@
-"""Combination of a round's bucket sums by a trimmed mean, which no single bucket can move far.
+"""Combination of a round's bucket sums by a trimmed mean, which a single bucket cannot move far.
 
-The sums already have noise, so their combination costs no further privacy.
+The sums already contain noise, so that their combination costs no further privacy.
 """
 
 import math
@@ -16,9 +16,9 @@ from samara.shared.privacy.vector import VectorSum, read_sum
 from samara.shared.protocol.secure_aggregation.buckets import LEAST_TRIMMED
 
 NOISE_OF_A_MEDIAN = math.sqrt(math.pi / 2)
-"""Standard deviation of the median of many normal numbers, divided by that of their mean.
+"""Ratio of the standard deviations of the median and of the mean of many normal numbers.
 
-It serves as an upper bound for a trimmed mean, which has less noise than a median.
+The ratio is an upper bound for a trimmed mean, which has less noise than a median.
 """
 
 
@@ -26,7 +26,7 @@ class CombinedSums(NamedTuple):
     """The sums of a round, combined into one.
 
     Attributes:
-        total: combined sum; with a trimmed mean, the trimmed mean times the number of clients.
+        total: combined sum, or the trimmed mean of the buckets' averages times `clients`.
         clients: number of clients in the sum.
         noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
             client's vector.
@@ -40,9 +40,9 @@ class CombinedSums(NamedTuple):
 def combine_sums(sums: Sequence[ReleasedSum], clip: float, has_indicator: bool) -> CombinedSums:
     """Combine the sums of a round into one.
 
-    With fewer than `LEAST_TRIMMED` sums, the sums are added up. With more, each bucket's sum is
-    divided by its number of clients. The result is the `trimmed_mean` of these averages (Yin et
-    al., 2018), times the number of clients.
+    Fewer than `LEAST_TRIMMED` sums are added up. Otherwise each bucket's sum is divided by the
+    bucket's number of clients. The result is then the `trimmed_mean` of these averages (Yin et al.,
+    2018) times the number of all clients.
 
     Args:
         sums: noised sums, at least one.
@@ -64,10 +64,10 @@ def combine_sums(sums: Sequence[ReleasedSum], clip: float, has_indicator: bool) 
 
 
 def clip_sum(total: NDArray[np.int64], longest: float) -> NDArray[np.int64]:
-    """Return a noised sum, int64 [n], scaled down to `longest` if its norm is larger.
+    """Return a noised sum, scaled down to norm `longest` if its norm is larger.
 
     Args:
-        total: the sum.
+        total: the sum, int64 [n].
         longest: largest allowed norm.
     """
     norm = float(np.linalg.norm(total.astype(np.float64)))

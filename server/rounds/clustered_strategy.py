@@ -1,4 +1,4 @@
-"""The strategy of method `cluster`: one federation per cluster, side by side."""
+"""The strategy of method `cluster`, which runs one federation per cluster at the same time."""
 
 import hashlib
 import logging
@@ -64,16 +64,16 @@ class _ClusterRoster(Roster):
         return sum(client not in self._newcomers for client in members)
 
     def request_hellos(self, grid: Grid, timeout: float) -> None:
-        """Ask every node that has not introduced itself for a hello."""
+        """Request a hello from every node that has not sent a hello."""
         self._whole.request_hellos(grid, timeout)
 
     def refusal_reason(self, entry: RosterEntry) -> str:
-        """Return why a client may no longer take part; empty if it still may."""
+        """Return the reason why a client may no longer take part; empty if it may."""
         return self._whole.refusal_reason(entry)
 
 
 class ClusteredStrategy(Strategy):
-    """Runs one federation per cluster, and sends the messages of all clusters together.
+    """A strategy that runs one federation per cluster, and sends all clusters' messages together.
 
     Args:
         config: settings of the run.
@@ -83,7 +83,7 @@ class ClusteredStrategy(Strategy):
         roster: clients of the run.
 
     Raises:
-        LedgerError: if the folder holds another run, or a damaged one.
+        LedgerError: if the folder holds another run, or is damaged.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class ClusteredStrategy(Strategy):
     def assign_clients(self, grid: Grid) -> None:
         """Request the scalars of all clients without a cluster, and assign the clients to clusters.
 
-        A client that does not answer is asked again together with the messages of later rounds.
-        Those rounds do not wait for its scalars.
+        A client that does not answer is asked again in later rounds. These rounds do not wait for
+        the client's scalars.
         """
         messages = self._request_scalars(grid)
         if messages:
@@ -162,7 +162,7 @@ class ClusteredStrategy(Strategy):
     def _request_scalars(self, grid: Grid) -> list[Message]:
         """Return messages with the clustering instruction to clients without a cluster.
 
-        Clients that rest after repeated failures get no message.
+        Clients that rest after repeated failures do not get a message.
         """
         seconds = self._config.cohort.timeout
         self._roster.request_hellos(grid, seconds)
@@ -208,7 +208,7 @@ class ClusteredStrategy(Strategy):
                 self._assignments.bytes_up += len(frame)
                 report = decode_foreign(Report.decode, frame)
                 if report.client != entry.client:
-                    raise SamaraError(f"it answers as client {report.client}")
+                    raise SamaraError(f"its report names client {report.client}")
                 check_report(report, self._instruction)
                 rows = self._instruction.clipped(report.gradients).astype(np.float64)
                 scalars[entry.client] = rows
@@ -224,7 +224,7 @@ class ClusteredStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Begin a round of every cluster that is not ahead of the others; return all messages.
+        """Begin a round of every cluster with the lowest round number; return all messages.
 
         Clients without a cluster receive the clustering instruction.
         """
@@ -246,7 +246,7 @@ class ClusteredStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold every cluster's reports, then assign the clients whose scalars have arrived."""
+        """Aggregate every cluster's reports, and assign the clients whose scalars have arrived."""
         training: list[Message] = []
         clustering: list[Message] = []
         for reply in replies:
@@ -279,7 +279,7 @@ class ClusteredStrategy(Strategy):
         return None
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
-        """Run the evaluations that are due before the next round and not yet recorded."""
+        """Run the evaluations before the next round that are not yet recorded."""
         for split in splits:
             for strategy in self._strategies:
                 if split in strategy.missing_evaluations(splits):
@@ -287,13 +287,13 @@ class ClusteredStrategy(Strategy):
             self._record_merged()
 
     def evaluate(self, grid: Grid, split: Split, action: str = "") -> None:
-        """Evaluate the present state of every cluster on a split, on all its connected clients."""
+        """Evaluate every cluster's current state on a split of all its connected clients."""
         for strategy in self._strategies:
             strategy.evaluate(grid, split, action)
         self._record_merged()
 
     def return_to_best(self) -> None:
-        """Revert every cluster to its best validated round, if `evaluate.best` asks for it."""
+        """Revert every cluster to its best validated round if `evaluate.best` is set."""
         for strategy in self._strategies:
             strategy.return_to_best(always=True)
         self._record_merged()

@@ -1,13 +1,13 @@
 """Clustering of clients by their projected gradients along the same directions.
 
 A projected gradient is a component of a client's gradient. For the same directions and the same
-state, the cosine of two clients' projected gradients estimates the cosine of their gradients
-(clustering by that cosine: Sattler et al., Clustered Federated Learning, 2021, section 2).
+state, the cosine of two clients' projected gradients estimates the cosine of their gradients.
+Sattler et al., Clustered Federated Learning (2021), section 2, cluster clients by this cosine.
 
 All examples of a step have the same label (client/training/local_step_plan.py). On every client,
-most of the gradient of such a step makes this label likelier. Only the rest of the gradient
-distinguishes clients. The part of a step that all clients share is therefore subtracted from each
-client's projected gradients, in proportion to their norm in this step.
+most of the gradient of such a step makes this label likelier, and this part does not distinguish
+clients. The common part of a step is therefore subtracted from each client's projected gradients,
+in proportion to their norm in this step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scalars = Mapping[int, NDArray[np.float64]]
-"""Projected gradients of each client, float64 [steps, queries]; [n] means a single step."""
+"""Projected gradients of each client, float64 [steps, queries], or [queries] for a single step."""
 
 _RESTARTS = 20
 
 
 def distinctive_parts(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return each client's scalars after subtracting the part that all clients share.
+    """Return each client's scalars without the common part of all clients.
+
+    Each client's projected gradients are first scaled to norm 1.
 
     Args:
-        scalars: projected gradients of each client, float64 [steps, queries] or [n]. Each client's
-            projected gradients are first scaled to norm 1.
+        scalars: projected gradients of each client, float64 [steps, queries] or [queries].
 
     Returns:
         One row per client, float64 [clients, steps · queries].
@@ -40,7 +41,7 @@ def distinctive_parts(scalars: Sequence[NDArray[np.float64]]) -> NDArray[np.floa
 
 
 def cosine_similarities(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosine of each pair of rows of a matrix, [rows, rows]; 0 for a row of zeros."""
+    """Return the cosine of each pair of rows of a matrix, [rows, rows]; 0 for a zero row."""
     rows = _unit(rows)
     cosines: NDArray[np.float64] = rows @ rows.T
     return cosines
@@ -51,21 +52,21 @@ def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
 
     The `distinctive_parts` of the clients are scaled to length 1, so that no client's noise
     dominates. They are projected onto their first C − 1 principal components, where C is the number
-    of clusters; noise has least influence there. K-means then divides the clients.
+    of clusters, because noise has the least influence there. K-means then divides the clients.
 
     Args:
         scalars: projected gradients of the clients.
-        clusters: number of clusters; at most as many as clients are formed.
+        clusters: number of clusters to form; limited to the number of clients.
 
     Returns:
         The cluster of each client. Clusters are numbered from 0 in the order of their lowest client
-            index.
+        index.
     """
     clients = sorted(scalars)
     clusters = min(clusters, len(clients))
     if clusters < 2:
         return dict.fromkeys(clients, 0)
-    # Imported here because the import takes seconds.
+    # imported here, because the import takes seconds
     from sklearn.cluster import KMeans
 
     rows = _unit(distinctive_parts([scalars[client] for client in clients]))
@@ -79,12 +80,12 @@ def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
 def nearest_cluster(
     client_scalars: NDArray[np.float64], scalars: Scalars, clusters: Mapping[int, int]
 ) -> int:
-    """Return the cluster with the highest mean cosine between its members and a further client.
+    """Return the cluster for another client: the cluster with the highest mean cosine to it.
 
     Args:
-        client_scalars: projected gradients of the further client.
-        scalars: projected gradients of other clients.
-        clusters: cluster of each assigned client; not empty.
+        client_scalars: projected gradients of the client, float64 [steps, queries].
+        scalars: projected gradients of the clients with a cluster.
+        clusters: cluster of each of these clients; not empty.
     """
     clients = [client for client in clusters if client in scalars]
     parts = distinctive_parts([client_scalars, *(scalars[client] for client in clients)])

@@ -1,12 +1,12 @@
 """The clusters of a run and their members.
 
-OUT/clusters.json   each client's cluster and the scalars that decided it
+OUT/clusters.json   each client's cluster and scalars
 OUT/layout.json     layout of the scalars
 OUT/metrics.jsonl   merged rounds and evaluations of the clusters
 OUT/cluster-1/ …    one run folder per cluster, without a result
 
-Each cluster has its own run id, ledger and state. A cluster is replayed and verified like any other
-run, and a client needs only its cluster's ledger.
+Each cluster has its own run id, ledger and state. A cluster is replayed and verified like a run,
+and a client needs only its cluster's ledger.
 """
 
 import json
@@ -26,17 +26,18 @@ ASSIGNMENTS_FILE = "clusters.json"
 
 
 def cluster_folder(run: Path, cluster: int) -> Path:
-    """Return the folder of a run's cluster; clusters count from 0."""
+    """Return the folder of a run's cluster; clusters are numbered from 0."""
     return run / f"cluster-{cluster + 1}"
 
 
 @dataclass
 class ClusterAssignments:
-    """The cluster of each client, and the scalars that decided it.
+    """The cluster of each client, and the projected gradients that decided the cluster.
 
     Attributes:
-        clusters: cluster of each client, counted from 0.
-        scalars: float64 [steps, queries] of each client, along the same directions.
+        clusters: cluster of each client, numbered from 0.
+        scalars: projected gradients of each client along the same directions, float64
+            [steps, queries].
         bytes_up, bytes_down: bytes of the replies and messages that carried the scalars.
     """
 
@@ -47,7 +48,7 @@ class ClusterAssignments:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a file written by `write`; without a file no client has a cluster.
+        """Read a file written by `write`; return empty assignments if the file is missing.
 
         Raises:
             LedgerError: if the file is damaged.
@@ -63,13 +64,13 @@ class ClusterAssignments:
                 int(content["bytes_down"]),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(f"{file}: damaged: {error!r}; restore it") from error
+            raise LedgerError(f"{file}: damaged: {error!r}; copy the file from a backup") from error
 
     def write(self, file: Path) -> None:
         """Write the assignments durably.
 
         Raises:
-            LedgerError: if the disk refuses.
+            LedgerError: if the file cannot be written.
         """
         content = {
             "clusters": self.clusters,
@@ -94,7 +95,8 @@ class ClusterAssignments:
         calls join the cluster with the most similar scalars.
 
         Args:
-            scalars: float64 [steps, queries] of each client without a cluster.
+            scalars: projected gradients of each client without a cluster, float64
+                [steps, queries].
             clusters: number of clusters to form.
             newcomers: clients that never train.
         """

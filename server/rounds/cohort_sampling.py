@@ -1,11 +1,11 @@
 """Sampling of cohorts: a pure function of the round and of a key, which is secret in live runs.
 
-A live client's index follows from the client's device key, and a device can make any number of
+A live client's index follows from the client's device key, and a device can create any number of
 device keys. If the cohort were a function of the index and a public seed, a device could choose a
-device key that is picked often or in a certain round. A live server therefore draws a secret once.
-The secret is kept beside each ledger and in backups. A simulation has no strangers, so its cohorts
-follow from the run's seed. The cohorts of live runs that began before this secret existed also
-follow from the seed (docs/decisions/0042).
+device key that is sampled often or in a certain round. A live server therefore draws a secret once.
+The secret is stored beside each ledger and in backups. A simulation has no strangers and samples
+its cohorts by the run's seed. Live runs that began before this secret existed also use the seed
+(docs/decisions/0042).
 """
 
 import hashlib
@@ -43,8 +43,8 @@ class _CohortSecretFile(KeptFile[bytes]):
     error = LedgerError
     empty = bytes
     damaged = (
-        "{file}: {problem}; without it the run would ask other clients than before. Copy it from a "
-        "backup (samara server restore into another folder)"
+        "{file}: {problem}; without this secret, the run would sample different cohorts. Restore a "
+        "backup into another folder (samara server restore), and copy the file from there"
     )
 
     def _put(self, path: Path, data: bytes) -> None:
@@ -72,7 +72,7 @@ def read_cohort_secret(store: Path) -> bytes:
 
 
 def draw_cohort_secrets(run: Path, config: RunConfig) -> None:
-    """Draw and durably write the secrets of a live run that has no ledger yet.
+    """Draw the secrets of a live run that has no ledger yet, and write them durably.
 
     Args:
         run: folder of the run.
@@ -89,7 +89,7 @@ def draw_cohort_secrets(run: Path, config: RunConfig) -> None:
         if not (store / LEDGER_FOLDER).exists():
             file.write(secrets.token_bytes(SECRET_BYTES))
         elif config.cohort.fraction < 1:
-            log.warning("%s: there is none; cohorts follow from the public seed", file.path)
+            log.warning("%s: does not exist; cohorts are sampled by the public seed", file.path)
 
 
 def sample_cohort(
@@ -97,16 +97,16 @@ def sample_cohort(
 ) -> list[int]:
     """Return the cohort of a round.
 
-    Each client gets a number derived from the key, the round and the client index, and the clients
-    with the smallest numbers are picked. One connected client more or less therefore adds, removes
-    or replaces at most one member of the cohort.
+    Each client gets a number that depends on the key, the round and the client index. The clients
+    with the smallest numbers form the cohort. A client that connects or disconnects therefore adds,
+    removes or replaces at most one member of the cohort.
 
     Args:
         key: the secret of a live run, or the seed of a run without a secret.
         round_number: number of the round.
-        clients: indices of the clients to choose from.
-        fraction: share of the clients to pick; the number of picked clients is rounded up.
-        minimum: least number of clients to pick, if so many are available.
+        clients: indices of the available clients.
+        fraction: share of the available clients that form the cohort, rounded up.
+        minimum: least size of the cohort, if there are enough clients.
 
     Returns:
         Client indices, ascending.

@@ -1,4 +1,4 @@
-"""Figures of the clients' evaluations, for the whole split and for each client."""
+"""Figures of the clients' evaluations: for all examples of a split, and for each client."""
 
 import hashlib
 import math
@@ -32,20 +32,20 @@ class _ClientFigures(NamedTuple):
 
 
 def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
-    """Check that an evaluation counts no more examples than its client can have.
+    """Check that an evaluation counts at most the examples of its client, and has a finite loss.
 
     Args:
         evaluation: the evaluation.
-        most_predictions: number of examples of the split that the client's hello declared; for
-            generation, the number of tokens.
+        most_predictions: number of examples of the split in the client's hello; for generation, the
+            number of tokens.
 
     Raises:
-        ReportError: if it counts more; the message names the column.
+        ReportError: if a count or a loss is too large; the message names the column.
     """
     for column in evaluation.columns:
         if (count := int(column.counts.sum())) > most_predictions:
             raise ReportError(
-                f"it counts {count} examples in column {column.name!r}, but declared "
+                f"it counts {count} examples in column {column.name!r}, but its hello declared "
                 f"{most_predictions}"
             )
         if abs(column.mean_loss) > MAX_GRADIENT:
@@ -55,8 +55,8 @@ def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
 def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluation:
     """Return an evaluation with only the requested columns.
 
-    A client may lack some columns; a phone has no personal model, for example. The client still
-    counts in its other columns.
+    A client may lack some of the columns. For example, a phone has no personal model. The client's
+    other columns are still used.
 
     Args:
         evaluation: the evaluation.
@@ -67,12 +67,12 @@ def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluati
     """
     columns = tuple(column for column in evaluation.columns if column.name in requested)
     if not columns:
-        raise ReportError(f"it evaluates no column that was asked for: {', '.join(requested)}")
+        raise ReportError(f"it evaluates none of the requested columns: {', '.join(requested)}")
     return replace(evaluation, columns=columns)
 
 
 def find_outliers(evaluations: Mapping[int, Evaluation]) -> list[int]:
-    """Return the clients whose evaluations differ from the majority in the number of labels.
+    """Return the clients whose number of labels differs from the most frequent number of labels.
 
     Args:
         evaluations: evaluations by client; at least one.
@@ -88,15 +88,16 @@ def summarize_evaluations(
     """Summarize every column with at least one example.
 
     Args:
-        evaluations: evaluations by client; at least one, all of the same labels.
+        evaluations: evaluations by client; at least one, all with the same number of labels.
         names: names of the columns, in order.
         is_trimmed: whether to add the trimmed mean of the clients' accuracies, which a few clients
             cannot control.
 
     Returns:
-        For each column: loss, examples, accuracy, macro-F1 and confusion of all examples together;
-            the clients' mean accuracy and mean macro-F1; their mean AUC, over the clients that know
-            their AUC; and each client's figures under ``clients``.
+        Figures by column. ``loss``, ``examples``, ``accuracy``, ``macro_f1`` and ``confusion`` are
+        computed over all examples. ``mean_client_accuracy``, ``mean_client_macro_f1`` and
+        ``mean_client_auc`` are means over the clients; the last is a mean over the clients that
+        report an AUC. ``clients`` contains each client's figures.
     """
     columns = {
         name: [
@@ -129,11 +130,11 @@ def is_comparison(event: Mapping[str, Any]) -> bool:
 
 
 def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """Return the round with the best validated model; among equals, the latest.
+    """Return the round whose model has the best validation accuracy; among equals, the latest.
 
-    If clients also validated personal models made from the round's global model, the personal
-    models count instead of the global model. The criterion is the mean of the clients' accuracies,
-    or their trimmed mean if the evaluation has a trimmed mean.
+    If clients also validated personal models made from a round's global model, the accuracies of
+    the personal models are used. The criterion is the mean of the clients' accuracies, or their
+    trimmed mean if the evaluation has a trimmed mean.
 
     Args:
         events: events of a run.
@@ -150,13 +151,13 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
 
 
 def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """Return the round whose model has the lowest validation loss; in doubt, the latest.
+    """Return the round whose model has the lowest validation loss, or the last validated round.
 
     Losses differ more between clients than between rounds. Every client's loss is therefore
-    compared with the same client's loss after the last validated round. An earlier round counts as
-    better than the last only if the mean difference over the clients exceeds the standard error of
-    this mean. The mean is trimmed if the evaluation has a trimmed mean. A single client gives no
-    standard error; see `_last_as_good`.
+    compared with the same client's loss after the last validated round. An earlier round is better
+    than the last round only if the mean reduction of the loss over the clients exceeds the standard
+    error of this mean. The mean is trimmed if the evaluation has a trimmed mean. With a single
+    client there is no standard error; see `_last_as_good`.
 
     Args:
         events: events of a run.
@@ -189,9 +190,9 @@ def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[
 def _last_as_good(losses: Mapping[int, float], training: Mapping[int, float], examples: int) -> int:
     """Return the last round whose validation loss is as good as the lowest, within an error.
 
-    The error of the difference of two mean losses over n examples is s / √n. Here s is the standard
-    deviation of the examples' changes of loss. It is not known, so the change of the mean training
-    loss between the two rounds takes its place.
+    The error of the difference of two mean losses over n examples is s / √n, where s is the
+    standard deviation of the examples' changes of loss. Since s is not known, the change of the
+    mean training loss between the two rounds is used in place of s.
 
     Args:
         losses: one client's mean validation loss, by round.
@@ -209,14 +210,14 @@ def _last_as_good(losses: Mapping[int, float], training: Mapping[int, float], ex
 
 
 def _training_losses(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the training loss of every round; round 0 gets the training loss of round 1."""
+    """Return the training loss of each round; round 0 gets the training loss of round 1."""
     rounds = {e["round"]: e["loss"] for e in events if e["event"] == "round"}
     known = {number: loss for number, loss in rounds.items() if loss is not None}
     return {0: known[1], **known} if 1 in known else known
 
 
 def _examples(events: Iterable[Mapping[str, Any]], client: str) -> int:
-    """Return a client's number of validation examples."""
+    """Return a client's number of validation examples; 0 if it is unknown."""
     columns = (event["columns"][GLOBAL] for event in events if is_global_validation(event))
     known = (column["clients"].get(client) for column in columns)
     return max((one["examples"] for one in known if one), default=0)
@@ -225,7 +226,7 @@ def _examples(events: Iterable[Mapping[str, Any]], client: str) -> int:
 def _validations(
     events: Iterable[Mapping[str, Any]], newcomers: Collection[int], figure: str
 ) -> Iterator[tuple[int, dict[str, float], bool]]:
-    """Yield each validation's round, each client's figure, and whether means are to be trimmed."""
+    """Yield, for each validation, the round, the clients' figures, and whether to trim means."""
     for event in filter(is_global_validation, events):
         columns = event["columns"]
         column = columns.get(PERSONALIZED, columns[GLOBAL])
@@ -245,10 +246,10 @@ def _mean(values: Sequence[float], is_trimmed: bool) -> tuple[float, float]:
 
 
 def merge_histories(histories: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Merge the events of federations that ran side by side.
+    """Merge the events of federations that ran at the same time.
 
-    Rounds of the same number are merged. Evaluations of the same round, split and columns are
-    merged as well. If a federation repeats an event, its last one counts.
+    Rounds with the same number are merged, and so are evaluations with the same round, split and
+    columns. If a federation repeats an event, only the last of these events is used.
 
     Args:
         histories: events of each federation, in the order in which they were written.
@@ -313,7 +314,7 @@ def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
-    """Return the last event with the sums of some keys, all refusals and the longest duration.
+    """Return the last event, with summed values, all refusals, and the longest duration.
 
     Args:
         events: events to merge.
@@ -334,7 +335,7 @@ def _merge_by_stream(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _figures(clients: Sequence[_ClientFigures], is_trimmed: bool) -> dict[str, Any]:
-    """Return overall figures, the means over clients, and each client's figures.
+    """Return the figures of a column, as `summarize_evaluations` does.
 
     Args:
         clients: figures of each client.

@@ -30,18 +30,19 @@ LOST = "lost"
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """A round in `metrics.jsonl`. Client numbers are strings where they are JSON keys.
+    """A round in `metrics.jsonl`; client indices that are JSON keys are strings.
 
     Attributes:
         round: the round's number.
-        loss: mean loss of the reports, with the weights of the reports; None without reports.
+        loss: weighted mean loss of the reports; None without reports.
         learning_rate: learning rate in the round's instruction.
         reports: number of reports in the round delta.
         refused: reason for not using a client's reply, by client.
         absent: clients that did not answer in time.
         late: number of the round that the client's late report answers, by client.
         resting: clients that the next round leaves out.
-        problem: reason why the round changes nothing or reverts earlier rounds; empty otherwise.
+        problem: reason why the round does not change the model or reverts earlier rounds; otherwise
+            empty.
         back_to: round whose state a revert restores.
         bytes_up, bytes_down: bytes of all replies and of all messages.
         ledger_bytes: bytes that the round added to the ledger.
@@ -88,20 +89,24 @@ class EvaluationEvent:
 
 
 class Meter(Protocol):
-    """A source of additional fields of round events and of the result: JSON values by key."""
+    """A source of additional fields of round events and of the result, as JSON values by key."""
 
     def finish_round(self) -> dict[str, Any]:
         """Finish a round and return the additional fields of its event."""
 
     def finish_run(self, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Finish a run that has these round events; return the additional fields of its result."""
+        """Finish a run and return the additional fields of its result.
+
+        Args:
+            rounds: round events of the run.
+        """
 
 
 class EventLog:
-    """Writes the events of a run to its folder and to the log.
+    """A log that writes the events of a run to its folder and to the server's log.
 
     Args:
-        store: the run's folder; its earlier events are read.
+        store: the run's folder, whose earlier events are read.
         rounds: number of training rounds; later rounds in the ledger do not train.
 
     Attributes:
@@ -117,7 +122,7 @@ class EventLog:
         self._reasons: dict[int, str] = {}
         events = store.events()
         self.unused_rounds = count_unused_rounds(events)
-        """Number of consecutive rounds, up to the last one, that used no report."""
+        """Number of consecutive rounds, up to the last round, without a used report."""
         self._validated = {event["round"] for event in events if is_global_validation(event)}
         self._restore_round(events)
 
@@ -128,8 +133,9 @@ class EventLog:
     def append_round(self, delta: RoundDelta, event: RoundEvent, **more: Any) -> None:
         """Append a round to the ledger and write its event.
 
-        The event is first written to a separate file. If this process is killed after the ledger's
-        record and before the event, the next process writes the event from this file.
+        The event is first written to a separate file. If this process is killed between the write
+        of the ledger's record and the write of the event, the next process writes the event from
+        this file.
 
         Args:
             delta: the round's delta.
@@ -147,7 +153,7 @@ class EventLog:
         self._delete_next()
 
     def _restore_round(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write the event of the ledger's last round if an earlier process was killed before it."""
+        """Write the event of the ledger's last round if a killed process has not written it."""
         content = self._read_next()
         ledger = self._ledger
         recorded = {event["round"] for event in events if event["event"] == "round"}
@@ -158,7 +164,7 @@ class EventLog:
         self._delete_next()
 
     def _read_next(self) -> dict[str, Any]:
-        """Return the prepared event of the next round; empty if there is no valid one."""
+        """Return the prepared event of the next round; empty without a valid event."""
         try:
             event = json.loads(self._next.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -184,7 +190,7 @@ class EventLog:
         self._record(fields)
 
     def log_refusal(self, client: int, reason: str) -> None:
-        """Log why a client's reply is refused, unless the same reason was logged just before."""
+        """Log the reason for refusing a client's reply if the client's last reason differs."""
         if self._reasons.get(client) != reason:
             log.warning("client %d: %s", client, reason)
         self._reasons[client] = reason
@@ -201,7 +207,7 @@ def write_event(file: Path, event: dict[str, Any]) -> None:
     """Append an event to a metrics file.
 
     Raises:
-        LedgerError: if the disk refuses; the next opening cuts off a partly written event.
+        LedgerError: if the file cannot be written. The next opening removes a partly written event.
     """
     with disk_errors_explained(file):
         append_in_parts(file, event)
@@ -238,14 +244,14 @@ def _describe_else(event: Mapping[str, Any]) -> str:
         added = ", ".join(f"{number:+.3f}" for number in event[INTERCEPT])
         return f", which adds the common intercept {added}"
     measures = event["reports"] and not event["learning_rate"]
-    return ", which measures the step size and trains nothing" if measures else ""
+    return ", which measures the step size and does not train" if measures else ""
 
 
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
-    """Return the number of consecutive rounds at the end that used no report.
+    """Return the number of consecutive rounds at the end without a used report.
 
-    A round that reverts earlier rounds counts as a round that used a report. Lost rounds are
-    skipped: the rounds after the backup from which the server was restored.
+    A round that reverts earlier rounds counts as a round with a used report. The count skips lost
+    rounds, which followed the backup from which the server was restored.
     """
     unused = 0
     for event in events:
@@ -259,7 +265,7 @@ def count_scalars(rounds: Iterable[Mapping[str, Any]]) -> Counter[int]:
     """Count the projected gradients that each client reported in these rounds.
 
     Args:
-        rounds: round events; events of old versions without a count add nothing.
+        rounds: round events; events of earlier versions without a count add 0.
     """
     scalars: Counter[int] = Counter()
     for event in rounds:
@@ -269,7 +275,7 @@ def count_scalars(rounds: Iterable[Mapping[str, Any]]) -> Counter[int]:
 
 
 def describe_refusals(reasons: Mapping[int, str] | Mapping[str, str]) -> str:
-    """Describe why answers were refused, grouping clients by reason.
+    """Return the reasons for refused answers as text, with the clients grouped by reason.
 
     >>> describe_refusals({0: "no data", 1: "no task", 2: "no data"})
     'clients 0, 2: no data; client 1: no task'

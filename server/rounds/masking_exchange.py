@@ -1,4 +1,4 @@
-"""The messages of a round with masks: sending them and checking the answers."""
+"""The messages of a round with masks, and the checks of their answers."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,8 +40,8 @@ class MaskingExchange:
         instruction: train instruction of the round.
         nodes: Flower's node id of each client.
         timeout: time limit for the answers to a message, in seconds.
-        known: keys, neighbours and masking partners of each bucket that will have a sum; without
-            buckets a single entry for all clients.
+        known: keys, neighbours and masking partners of each bucket that will have a sum. Without
+            buckets, the list has a single entry for all clients.
         problem: reason why the round is abandoned; empty if the round continues.
         active: clients that answered the last message.
         idle: clients whose bucket was left out before reports were requested.
@@ -79,7 +79,7 @@ class MaskingExchange:
         Args:
             frames: frame for each client.
             kind: frame type of the expected answers.
-            check: raises an error for an unusable answer.
+            check: function that raises a `SamaraError` for an unusable answer.
         """
         group = str(self.instruction.round)
         messages = [
@@ -91,7 +91,7 @@ class MaskingExchange:
 
         def check_answer(answer: Answer) -> None:
             if answer.client not in frames:
-                raise ReportError("it answers a message that was not sent to it")
+                raise ReportError("it answers a message that it did not receive")
             check(answer)
 
         replies = self.grid.send_and_receive(messages, timeout=self.timeout)
@@ -108,7 +108,7 @@ class MaskingExchange:
 
         Args:
             replies: the replies.
-            check: raises an error for an unusable report.
+            check: function that raises a `SamaraError` for an unusable report.
         """
 
         def check_report(report: MaskedReport) -> None:

@@ -16,11 +16,11 @@ Figures = Mapping[str, Mapping[str, Any]]
 
 
 class _Change(NamedTuple):
-    """The change of a figure from the first state to the last.
+    """The change of a figure from the first state to the last state.
 
     Attributes:
         before, after: means over the clients.
-        error: standard error of the mean change; the sample is the clients.
+        error: standard error of the mean change over the clients.
     """
 
     before: float
@@ -37,10 +37,10 @@ def describe_missing_gain(
 ) -> str:
     """Return a sentence if validation shows no gain of the global model.
 
-    The last state of the run is compared with the first. There is a gain if the clients' mean loss
-    fell, or their mean accuracy rose, by more than the standard error of the mean change. With a
-    single client, the accuracy must rise by more than the standard error of a proportion. Means are
-    not trimmed, because a trimmed mean leaves out the clients that lose most.
+    The last state of the run is compared with the first state. There is a gain if the clients' mean
+    loss fell, or their mean accuracy rose, by more than the standard error of the mean change. With
+    a single client, the accuracy must rise by more than the standard error of a proportion. Means
+    are not trimmed, because a trimmed mean would leave out the clients with the largest losses.
 
     Args:
         events: events of a run that has ended.
@@ -48,7 +48,7 @@ def describe_missing_gain(
         config: settings of the run by dotted key.
 
     Returns:
-        The sentence with suggestions; empty if a gain is shown or nothing can be compared.
+        The sentence with suggestions; empty if there is a gain or the states cannot be compared.
     """
     validations: dict[int, Figures] = {
         event["round"]: event["columns"][GLOBAL]["clients"]
@@ -61,7 +61,7 @@ def describe_missing_gain(
     last = rounds[-1]["round"]
     back_to = rounds[-1].get("back_to")
     if back_to == 0:
-        return f"the run gained nothing: it ends with what it began with. {_what_to_try(config)}"
+        return f"the run gained nothing: it ends with its initial model. {_what_to_try(config)}"
     if last not in validations and back_to is not None:
         last = back_to
     if last not in validations:
@@ -75,14 +75,14 @@ def describe_missing_gain(
     if fell or accuracy.mean > accuracy.error:
         return ""
     figures = (
-        f"the mean loss over {len(clients)} clients is {loss.after:.3f} from {loss.before:.3f} "
-        f"({loss.mean:+.3f} ± {loss.error:.3f}), the mean accuracy "
+        f"the mean loss of {len(clients)} clients is {loss.after:.3f}, from {loss.before:.3f} "
+        f"({loss.mean:+.3f} ± {loss.error:.3f}); their mean accuracy is "
     )
     if len(clients) == 1:
-        figures = f"the client's loss is {loss.after:.3f} from {loss.before:.3f}, its accuracy "
+        figures = f"the client's loss is {loss.after:.3f}, from {loss.before:.3f}; its accuracy is "
     return (
-        f"validation shows no gain over what the run began with: {figures}"
-        f"{accuracy.after:.1%} from {accuracy.before:.1%} "
+        f"validation shows no gain over the initial model: {figures}"
+        f"{accuracy.after:.1%}, from {accuracy.before:.1%} "
         f"({100 * accuracy.mean:+.1f} ± {100 * accuracy.error:.1f} points, standard error). "
         f"{_what_to_try(config)}"
     )
@@ -106,13 +106,13 @@ def _what_to_try(config: Mapping[str, Any]) -> str:
     tries = []
     could_be = choose({**config, "adapter.layers": AUTO})["adapter.layers"].value
     if could_be == READOUT_AT_A_DEPTH and adapter_kind(config["adapter.layers"]) != READOUT:
-        tries.append(f"adapter.layers = {could_be}, which gains more for its passes")
+        tries.append(f"adapter.layers = {could_be}, which gains more per pass")
     if not config["evaluate.best"]:
         tries.append(
-            "evaluate.best = true, which ends with what the run began with if no round is better"
+            "evaluate.best = true, which ends with the initial model if no round is better"
         )
     if config["aggregation.rule"] != "mean":
         tries.append(
-            "aggregation.rule = mean if clients' labels differ and none of them may be hostile"
+            "aggregation.rule = mean if the clients' labels differ and no client may be hostile"
         )
     return f"Try {'; '.join([*tries, 'more validation examples, which show smaller gains'])}."

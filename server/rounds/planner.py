@@ -1,4 +1,4 @@
-"""The round planner: selects clients, and writes a round's instruction and messages."""
+"""The round planner, which selects clients and writes a round's instruction and messages."""
 
 import logging
 import math
@@ -34,12 +34,12 @@ log = logging.getLogger("samara.server")
 
 _MOST_RESTING_ROUNDS = 64
 _TWO_SERVERS = (
-    "another server goes on with this run, or this folder is an older copy of it; end one of them, "
-    "or restore the newest backup (docs/guides/moving.md)"
+    "another server continues this run, or this folder is an older copy of the run; end one of the "
+    "servers, or restore the newest backup (docs/guides/moving.md)"
 )
 _MORE_REACHED = (
-    "after round {}, which `samara server restore` was told with --reached. If it is right, more "
-    "privacy was spent than is counted: restore again with a larger one"
+    "the client is beyond round {}, the value of --reached in `samara server restore`. If the "
+    "client is right, more privacy was spent than is counted: restore again with a larger --reached"
 )
 
 
@@ -51,7 +51,7 @@ class Request(Generic[Instruction]):
         instruction: the instruction, the same for all clients.
         messages: the messages; each also contains the ledger records that its client lacks.
         bytes_down: size of each client's message, by client.
-        wanted_reports: number of reports that end the round early; 0 to wait for all.
+        wanted_reports: number of reports that end the round early; 0 to wait for all reports.
     """
 
     instruction: Instruction
@@ -79,9 +79,10 @@ class _Record:
 
 
 class ClientHealth:
-    """Counts each client's consecutive failures and decides when the client rests.
+    """A counter of each client's consecutive failures, which decides when the client rests.
 
-    A client first rests for one round. Each further failure doubles the rest, up to 64 rounds.
+    A client that rests is not selected. A client first rests for one round. Each further failure
+    doubles this number of rounds, up to 64 rounds.
 
     Args:
         patience: number of consecutive failures after which a client first rests.
@@ -92,7 +93,7 @@ class ClientHealth:
         self._records: dict[int, _Record] = {}
 
     def record_failure(self, client: int, round_number: int) -> int:
-        """Count a failure and return the number of rounds that the client rests; 0 for none."""
+        """Count a failure, and return the number of rounds for which the client rests."""
         record = self._records.setdefault(client, _Record())
         record.failures += 1
         beyond = record.failures - self._patience
@@ -101,7 +102,7 @@ class ClientHealth:
         return rounds
 
     def record_success(self, client: int) -> None:
-        """Forget a client's failures."""
+        """Reset a client's number of failures to zero."""
         self._records.pop(client, None)
 
     def is_resting(self, client: int, round_number: int) -> bool:
@@ -117,10 +118,10 @@ class ClientHealth:
 class StrayClients:
     """Clients that have followed a different ledger of the same run.
 
-    A server restored from a backup lacks the rounds that its clients took after the backup. These
-    clients start again from the restored server's ledger. In two cases the difference between the
-    ledgers is a sign of a second server instead: if this server was not restored, or if the client
-    has followed this server's ledger before.
+    A server that was restored from a backup lacks the rounds after the backup, which its clients
+    may have. These clients start again from the restored server's ledger. In two cases, however, a
+    second server must have written the different ledger: if this server was not restored, or if the
+    client has already followed this server's ledger.
 
     Args:
         restored: backup that the run was restored from; None if it was not restored.
@@ -153,27 +154,27 @@ class StrayClients:
         if known is not None and entry.round > known:
             self._warn(entry, last_round, _MORE_REACHED.format(known))
             return min(entry.round, last_round)
-        self._warn(entry, last_round, "this run was restored from a backup that lacks it")
+        self._warn(entry, last_round, "this run was restored from a backup without that round")
         return 0
 
     def _warn(self, entry: RosterEntry, last_round: int, why: str) -> None:
         if entry.client not in self._warned:
             self._warned.add(entry.client)
             log.warning(
-                "client %d says that it is at round %d, and this ledger ends at %d: %s",
+                "client %d reports that it is at round %d, but this ledger ends at round %d: %s",
                 *(entry.client, entry.round, last_round, why),
             )
 
 
 class RoundPlanner:
-    """Samples the cohort of a round and writes its instruction.
+    """A planner that samples the cohort of a round and writes the round's instruction.
 
     Args:
         config: settings of the run.
         store: ledger and layout of the run.
         roster: clients of the run.
-        health: failures of the clients; resting clients are not asked.
-        cohorts: cohorts of a recorded run, used in place of sampled ones.
+        health: failures of the clients; clients that rest are not selected.
+        cohorts: cohorts of a recorded run, used in place of sampled cohorts.
 
     Attributes:
         terms: terms of the run.
@@ -197,7 +198,7 @@ class RoundPlanner:
     def minimum(self) -> int:
         """The least number of reports that change the model.
 
-        It is `cohort.minimum`, or the number of clients of a cluster if the cluster is smaller.
+        The number is `cohort.minimum`, or the size of the cluster if that is smaller.
         """
         minimum = self._config.cohort.minimum
         most = self._roster.most_clients
@@ -208,11 +209,11 @@ class RoundPlanner:
     ) -> Request[TrainInstruction]:
         """Return the next round's instruction and the messages to its cohort.
 
-        Waits until enough clients are connected, for at most `cohort.timeout`.
+        The call waits until enough clients are connected, but at most `cohort.timeout` seconds.
 
         Args:
             grid: the grid that knows which nodes are connected.
-            step_size: the run's present step size.
+            step_size: the run's current step size.
             joint_clip: adaptive clip of the round; 0 if the clip is fixed.
 
         Raises:
@@ -232,7 +233,7 @@ class RoundPlanner:
         return Request(instruction, messages, bytes_down, wanted_reports)
 
     def plan_intercepts(self, grid: Grid, joint_clip: float = 0.0) -> Request[TrainInstruction]:
-        """Return the instruction of the round of intercepts, for all clients that train.
+        """Return the instruction of the round of intercepts, and the messages to training clients.
 
         Args:
             grid: the grid that knows which nodes are connected.
@@ -260,11 +261,11 @@ class RoundPlanner:
     def plan_evaluation(
         self, grid: Grid, split: Split, action: str = ""
     ) -> Request[EvaluateInstruction]:
-        """Return the instruction to evaluate the present state, for all connected clients.
+        """Return the instruction and the messages to evaluate the current state on all clients.
 
         Args:
             grid: the grid that knows which nodes are connected.
-            split: the split that each client evaluates on.
+            split: the split of each client to evaluate.
             action: the message's action; empty for the global model, `PERSONAL_ACTION` for the
                 comparison of personal models.
         """
@@ -285,14 +286,14 @@ class RoundPlanner:
     def _choose_cohort(
         self, number: int, connected: dict[int, RosterEntry]
     ) -> tuple[list[int], int]:
-        """Return the clients to ask, ascending, and the number of reports to wait for.
+        """Return the clients of the cohort, ascending, and the number of reports to wait for.
 
-        The number is 0 if the round waits for the reports of all these clients.
+        The number is 0 if the round waits for the reports of the whole cohort.
         """
         if self._cohorts:
             recorded = self._cohorts.clients_of(number)
             if missing := [client for client in recorded if client not in connected]:
-                raise SamaraError(f"the recorded run has clients that this one lacks: {missing}")
+                raise SamaraError(f"these clients of the recorded run are not connected: {missing}")
             return recorded, 0
         settings = self._config.cohort
         training = [client for client in connected if client not in self._newcomers]

@@ -1,8 +1,8 @@
-"""The private aggregator: a round's delta and observation, computed from noised sums.
+"""The private aggregator, which computes a round's delta and observation from noised sums.
 
-No code here looks at the vector of a single client. Vectors are added up, and the server adds noise
-to the sum unless the clients already have. The noised sum is written to the disk, and everything
-else is computed from it.
+No code in this module uses the vector of a single client. Vectors are added up, and the server adds
+noise to the sum unless the clients have already added noise. The noised sum is written to the disk,
+and all other numbers are computed from the noised sum.
 """
 
 import logging
@@ -50,11 +50,11 @@ from samara.shared.settings.config import RunConfig
 log = logging.getLogger("samara.server")
 
 _SURE = 3.0
-"""Standard deviations of a noised count's noise that separate a real shortfall from noise.
+"""Number of standard deviations of a noised count's noise by which missing clients are detected.
 
-A sum is divided by the noised count, not by the expected number of clients, only if the count is
-more than this many standard deviations below the expected number. The divisor is at least this many
-standard deviations.
+A sum is divided by the expected number of clients, unless the noised count is more than this many
+standard deviations below the expected number. The sum is then divided by the noised count, but by
+at least this many standard deviations.
 """
 
 
@@ -64,7 +64,7 @@ class VectorTotal:
 
     Attributes:
         numbers: the sum, int64 [n].
-        clients: number of vectors in it.
+        clients: number of vectors in the sum.
     """
 
     numbers: NDArray[np.int64]
@@ -76,8 +76,8 @@ class RoundTotal:
     """The sums of a round's vectors without the server's noise.
 
     Attributes:
-        sums: one sum, or one for each bucket; empty if nothing can be added up.
-        problem: reason why there is no sum; empty if there are sums or too few reports.
+        sums: one sum, or one sum for each bucket; empty if there is no sum.
+        problem: reason why there is no sum; empty if there are sums, or if too few clients report.
     """
 
     sums: tuple[VectorTotal, ...] = ()
@@ -90,12 +90,12 @@ class RoundTotal:
 
 
 class PrivateAggregator:
-    """Adds up the vectors of rounds and releases the noised sums.
+    """An aggregator that adds up the vectors of a round and releases the noised sums.
 
     Args:
         config: settings of the run.
-        store: folder of the run, with the releases and the ledger that takes the deltas.
-        noise: source of noise; the operating system's randomness by default.
+        store: folder of the run, with the releases and the ledger.
+        noise: source of noise; by default the operating system's randomness.
     """
 
     def __init__(self, config: RunConfig, store: RunStore, noise: Noise = sample_noise) -> None:
@@ -138,10 +138,10 @@ class PrivateAggregator:
         return self._releases.find(token) is not None
 
     def check_budget(self, instruction: TrainInstruction) -> None:
-        """Check that the budget allows the release that a round would need.
+        """Check that the privacy budget allows the release of a round.
 
         Raises:
-            TrainingError: if it does not.
+            TrainingError: if the budget does not allow the release.
         """
         self._releases.check_budget(instruction.round, token_of(instruction.encode()))
 
@@ -162,7 +162,7 @@ class PrivateAggregator:
         """
         answers: Mapping[int, AnyVectorReport] = replies.answers
         buckets = [sorted(answers)]
-        if self._bucket:  # without masks, the server sees every vector anyway
+        if self._bucket:  # without masks, buckets need not hide the vectors from the server
             token = token_of(instruction.encode())
             buckets = draw_buckets(token, dict.fromkeys(answers, b""), self._bucket)
         sums = []
@@ -176,7 +176,7 @@ class PrivateAggregator:
     ) -> AggregatedRound:
         """Add noise to a round's sums and release them; return the round's delta and observation.
 
-        If the instruction already has a release, that release is used again.
+        If the instruction already has a release, the function uses this release again.
 
         Args:
             instruction: instruction of the round.
@@ -188,7 +188,7 @@ class PrivateAggregator:
         if release is None:
             problem = summed.problem
             if not problem and summed.clients < minimum:
-                problem = "fewer reports than cohort.minimum"
+                problem = "the reports are fewer than cohort.minimum"
             if problem:
                 return AggregatedRound(_delta(instruction, ()), problem, epsilon=self.epsilon)
             release = self._release(instruction, summed, expected)
@@ -197,7 +197,7 @@ class PrivateAggregator:
         total, clients, multiplier = combined
         if self._bucket and len(release.sums) < LEAST_TRIMMED:
             log.warning(
-                "round %d: %d buckets, fewer than %d: a plain sum, which a hostile client can move",
+                "round %d: with %d buckets, fewer than %d, a hostile client can move the plain sum",
                 *(instruction.round, len(release.sums), LEAST_TRIMMED),
             )
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
@@ -234,7 +234,7 @@ class PrivateAggregator:
         summed: RoundTotal,
         expected: int,
     ) -> Release:
-        """Add noise to a round's sums, write them to the disk as a release, and return it."""
+        """Add noise to a round's sums, write the sums as a release, and return the release."""
         sums = tuple(self._add_noise(instruction, one, expected) for one in summed.sums)
         token = token_of(instruction.encode())
         clip = instruction.joint_clip
@@ -247,9 +247,9 @@ class PrivateAggregator:
     ) -> ReleasedSum:
         """Return a sum with noise.
 
-        If the clients have added noise to their vectors, the server adds none. The server sees each
-        of these vectors arrive, so their number is no secret. The size of a bucket is no secret
-        either, because buckets are drawn from the clients' keys.
+        If the clients have added noise to their vectors, the server adds no noise. The server
+        receives each of these vectors, so that their number is not secret. The size of a bucket is
+        not secret either, because it follows from the clients' keys.
         """
         mechanism = self.mechanism
         exact = summed.numbers.astype(object)
@@ -272,10 +272,10 @@ class PrivateAggregator:
     ) -> Observation:
         """Return the step-size measurements of a release, and the noise of these measurements.
 
-        Only the clip is known about a single client. The mean square of a client's projected
-        gradients and the squared length of its local update are therefore the largest values that
-        the clip allows. The squared length of the round's update includes the noise, because noise
-        moves the model as well.
+        For a single client, only the clip is known. The mean square of a client's projected
+        gradients and the squared norm of its local update are therefore the largest values that the
+        clip allows. The squared norm of the round's update includes the noise, because noise also
+        moves the model.
         """
         scalars = instruction.steps * instruction.queries
         clip = self._clip_of(instruction)
@@ -308,13 +308,13 @@ class PrivateRoundAnswers(RoundAnswers):
         return self._private.joint_clip(number)
 
     def check_budget(self, instruction: TrainInstruction) -> None:
-        """Check that a round stays within the privacy budget; see `PrivateAggregator`."""
+        """Check that the budget allows a round; see `PrivateAggregator.check_budget`."""
         self._private.check_budget(instruction)
 
     def fold(
         self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
     ) -> AnsweredRound:
-        """Fold the replies into the round; see `RoundAnswers.fold`."""
+        """Aggregate the replies to the round; see `RoundAnswers.fold`."""
         instruction, down = request.instruction, request.bytes_down
         vectors = self._validator.validate_vectors(replies, instruction, self._private.mechanism)
         released = self._private.aggregate(instruction, vectors, minimum, request.expected_reports)
@@ -333,11 +333,15 @@ class PrivateRoundAnswers(RoundAnswers):
 def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
     """Return the number of clients by which a sum is divided.
 
-    The divisor is the number of clients that the round waited for, unless the noised count is lower
-    than noise explains. In that case the divisor is the noised count. Noise alone makes the count
-    as low about once in 700 rounds. The divisor is therefore at least `_SURE` standard deviations
-    of the noise: division by a count near 0 would give an update of pure noise, many times as long
-    as any other.
+    The divisor is the number of clients that the round waited for, or the noised count if this is
+    more than `_SURE` standard deviations lower. Noise alone makes the count that low about once in
+    700 rounds. Division by a count near 0 would give a very long update of pure noise. The divisor
+    is therefore at least `_SURE` standard deviations of the noise.
+
+    Args:
+        total: the sum, with the noised count.
+        multiplier: noise multiplier of the sum.
+        expected: number of clients that the round waited for.
     """
     _, _, noise = noise_of_others(multiplier)
     if total.count >= expected - _SURE * noise:

@@ -1,4 +1,4 @@
-"""The strategy of the method `readout`: a final round adds a common intercept."""
+"""The strategy of the method `readout`, with a final round that adds the common intercept."""
 
 from typing import Any
 
@@ -15,16 +15,16 @@ from samara.shared.protocol.round_delta import RoundDelta
 
 
 class ReadoutStrategy(ScalarStrategy):
-    """Trains a common readout while every client has a private intercept; see `ScalarStrategy`."""
+    """A `ScalarStrategy` that trains a common readout with a private intercept on each client."""
 
     def add_common_intercept(self, grid: Grid) -> None:
         """Add the mean of the private intercepts to the global model after its last round.
 
         During training the private intercepts represent the labels' base rates. The global model
-        therefore does not learn the base rates, not even the part that all clients share. The
-        reports of this round are aggregated like other reports. A failed round is recorded and
-        changes nothing. The round is left out if an earlier version of Samara has already compared
-        the run's personal models.
+        therefore does not learn these base rates, even if all clients share them. The reports of
+        this round are aggregated like the reports of other rounds. A failed round is recorded
+        and does not change the model. There is no such round if an earlier version of Samara has
+        already compared the run's personal models.
 
         Raises:
             LedgerError: if the round cannot be written.

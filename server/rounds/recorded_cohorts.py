@@ -1,4 +1,4 @@
-"""Cohorts and late reports of a recorded run, with which another run can repeat its rounds."""
+"""Cohorts and late reports of a recorded run, with which another run can repeat the rounds."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.step_size import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
-"""For each round, its contributors, each with the number of the round that its report answers.
+"""The contributors of each round, and for each contributor the round that its report answers.
 
-A late report answers an earlier round than the round that it contributes to.
+A late report answers an earlier round than the round to which it contributes.
 """
 
 
 class RecordedCohorts:
-    """Makes a run use the same reports in the same rounds as a recorded run.
+    """A selection of replies by which a run uses the same reports as a recorded run.
 
     Args:
         history: contributors to the rounds of the recorded run.
@@ -35,7 +35,7 @@ class RecordedCohorts:
         return max(self._history, default=0)
 
     def clients_of(self, number: int) -> list[int]:
-        """Return the clients whose report on a round was used, on time or later; ascending."""
+        """Return the clients whose reports on a round were used, on time or late, ascending."""
         return sorted(
             client
             for contributors in self._history.values()
@@ -63,8 +63,9 @@ class RecordedCohorts:
 def read_cohorts(run: Path) -> CohortHistory:
     """Read the cohort history of a run, finished or not.
 
-    The ledger names the contributors of a round, unless the round reverts earlier rounds or changes
-    nothing. In these cases the step-size file names the clients whose reports decided the round.
+    The ledger names the contributors of a round, unless the round reverts earlier rounds or does
+    not change the model. In these cases the step-size file names the clients whose reports decided
+    the round.
 
     Raises:
         LedgerError: if the ledger cannot be read, its first rounds were compacted away, or the
@@ -74,8 +75,8 @@ def read_cohorts(run: Path) -> CohortHistory:
     cohorts = {record.delta.round: record.delta.origins for record in read_ledger(ledger)}
     if cohorts and min(cohorts) > 1:
         raise LedgerError(
-            f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; "
-            "record the run with ledger.snapshot-every=0 to repeat its cohorts"
+            f"{ledger}: the rounds before {min(cohorts)} are only in a snapshot; to repeat a run's "
+            "cohorts, record the run with ledger.snapshot-every=0"
         )
     observed_clients = read_observed_clients(run / STEP_SIZE_FILE)
     for number in [number for number, contributors in cohorts.items() if not contributors]:
@@ -83,8 +84,8 @@ def read_cohorts(run: Path) -> CohortHistory:
         if clients is None:
             raise LedgerError(
                 f"{run / STEP_SIZE_FILE}: does not name the clients whose reports decided round "
-                f"{number}, whose delta is empty; an older Samara served this run, and it cannot "
-                "be repeated"
+                f"{number}, so that the run cannot be repeated: an earlier version of Samara "
+                "served it; record another run"
             )
         cohorts[number] = dict.fromkeys(clients, number)
     return cohorts

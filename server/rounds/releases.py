@@ -1,4 +1,4 @@
-"""The releases of a run and their cost: noised sums, written to the disk before any use.
+"""The releases of a run, which are noised sums that are written to the disk before any use.
 
 If a server is killed after a release, the next server reads this release and uses the same noise
 again. Fresh noise for the same instruction would be a second release, and the mean of two releases
@@ -32,7 +32,8 @@ class ReleasedSum:
     Attributes:
         noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
             vector.
-        total: the sum, int64 [K · q + 3]; int64 [K · q + 4] with an adaptive clip.
+        total: the sum of K · q projected gradients, loss, curvature and count, int64 [K · q + 3];
+            with an adaptive clip also the sum of the indicators, int64 [K · q + 4].
         clients: number of clients by which the sum is divided to give a mean.
     """
 
@@ -59,23 +60,25 @@ class ReleasedSum:
         total = np.frombuffer(base64.b64decode(event["sum"], validate=True), "<i8")
         multiplier, clients = float(event["noise_multiplier"]), float(event["clients"])
         if not (multiplier > 0 and clients >= 1):
-            raise ValueError("a number in it is out of its range")
+            raise ValueError("a number is out of range")
         return cls(multiplier, total.astype(np.int64), clients)
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """The noised sums of a round: a single sum, or one for each bucket.
+    """The noised sums of a round: a single sum, or one sum for each bucket.
 
-    A client's vector is in only one of them, so all of them together cost a client as much as one.
+    A client's vector is in only one of the sums. All sums of a round therefore cost a client as
+    much privacy as a single sum.
 
     Attributes:
         round: round of the instruction.
         token: token of the instruction, 8 bytes.
         rho: ρ that the release costs a client.
         delta: δ of the run's ε.
-        clip: adaptive clip: largest norm of a client's projected gradients; 0 if the clip is fixed.
-        sums: the sums; empty for a lost release, of which only the cost is known.
+        clip: adaptive clip, the largest norm of a client's projected gradients; 0 if the clip is
+            fixed.
+        sums: the sums; empty for a lost release, whose cost alone is known.
     """
 
     round: int
@@ -87,12 +90,12 @@ class Release:
 
     @classmethod
     def lost(cls, number: int, rho: float, delta: float) -> Self:
-        """Return a lost release of a round; its token is made from the round's number."""
+        """Return a lost release of a round, whose token is the round's number."""
         return cls(number, number.to_bytes(8, "big"), rho, delta, 0.0, ())
 
 
 class ReleaseLog:
-    """The releases of a run, in a file beside its ledger, and their budget.
+    """The releases of a run, in a file beside the ledger, and the run's privacy budget.
 
     Args:
         file: path of the file.
@@ -134,28 +137,28 @@ class ReleaseLog:
         return max(reversed(earlier), key=lambda release: release.round, default=None)
 
     def check_budget(self, number: int, token: bytes) -> None:
-        """Check that the budget allows the release that a round would need.
+        """Check that the privacy budget allows the release of a round.
 
         Args:
             number: number of the round.
             token: token of the round's instruction.
 
         Raises:
-            TrainingError: if it does not.
+            TrainingError: if the budget does not allow the release.
         """
         if token in self._releases:
             return
         if self.rho + self._rho > self._budget * ROUNDING:
             raise TrainingError(
                 f"round {number}: the run's privacy budget is spent, ε = {self.epsilon:.3g} at "
-                f"δ = {self.delta:g}; no client is asked. {self._file} has every release"
+                f"δ = {self.delta:g}, so that no client is asked; {self._file} lists the releases"
             )
 
     def add(self, release: Release) -> Release:
-        """Write a release with all its sums as one line; return it once it is on the disk.
+        """Write a release with all its sums durably as one line, and return the release.
 
         Raises:
-            LedgerError: if it cannot be written.
+            LedgerError: if the line cannot be written.
         """
         line = {
             "round": release.round,
@@ -173,9 +176,9 @@ class ReleaseLog:
 
 
 def read_releases(file: Path) -> list[Release]:
-    """Read the releases in a file; a missing file has none.
+    """Return the releases in a file; empty if the file is missing.
 
-    A partly written last line is cut off the file.
+    A partly written last line is removed from the file.
 
     Raises:
         SamaraError: if a line is not a release.
@@ -193,10 +196,10 @@ def parse_releases(events: Sequence[dict[str, Any]], file: Path) -> list[Release
 
 
 def describe_spent(run: Path) -> str:
-    """Describe the privacy that a run has spent so far; empty without releases.
+    """Return a text about the privacy that a run has spent so far; empty without releases.
 
     Raises:
-        SamaraError: if its releases cannot be read.
+        SamaraError: if the releases cannot be read.
     """
     releases = read_releases(run / RELEASES_FILE)
     if not releases:
@@ -217,9 +220,9 @@ def _read(event: dict[str, Any], place: str) -> Release:
         delta, rho = float(event["delta"]), float(event["rho"])
         is_sound = rho > 0 and 0 < delta < 1 and clip >= 0
         if len(token) != 8 or not is_sound or len({len(one.total) for one in sums}) > 1:
-            raise ValueError("a number in it is out of its range")
+            raise ValueError("a number is out of range")
         return Release(int(event["round"]), token, rho, delta, clip, sums)
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
-            f"{place}: damaged: {error!r}; restore the file, since it says what privacy was spent"
+            f"{place}: damaged: {error!r}; this file records the spent privacy: restore a backup"
         ) from error

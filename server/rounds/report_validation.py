@@ -1,6 +1,6 @@
 """Validation of clients' replies: reports, evaluations and answers of secure aggregation.
 
-Every frame is untrusted. An unusable reply is dropped with a reason, and the other replies stay.
+Every frame is untrusted. An unusable reply is dropped with a reason; the other replies are kept.
 """
 
 import logging
@@ -77,9 +77,9 @@ class ValidatedReplies(Generic[Answer]):
 
     Attributes:
         answers: valid answers, at most one per client.
-        late: valid reports on earlier instructions, each with the instruction that it answers; at
-            most one per client, and none of a client in `answers`.
-        refused: for each client whose replies are all unusable, the reason for the refusal.
+        late: valid reports on earlier instructions, each with its instruction; at most one per
+            client, and only of clients without an entry in `answers`.
+        refused: reason for the refusal, by client, if all replies of the client are unusable.
         bytes_up: bytes of all frames, by client.
         costs: round cost of each client whose owner shares the round cost.
     """
@@ -91,15 +91,15 @@ class ValidatedReplies(Generic[Answer]):
     costs: dict[int, RoundCost] = field(default_factory=dict)
 
     def all_reports(self: "ValidatedReplies[Report]") -> dict[int, Report]:
-        """Return each client's report that counts in the round; late reports come last."""
+        """Return each client's report that the round uses; late reports come last."""
         return self.answers | {client: self.late[client][1] for client in sorted(self.late)}
 
 
 class LateReportFilter:
-    """Decides which late reports count: remembers recent instructions and the folded reports.
+    """A filter of late reports, which remembers recent instructions and used reports.
 
-    Every server process starts without remembered instructions. A report on an instruction that an
-    earlier process sent is therefore refused. No report is folded twice.
+    Every server process starts without remembered instructions. A report on an instruction of an
+    earlier process is therefore refused. No report is used twice.
 
     Args:
         most_rounds: largest number of rounds by which a report may be late; 0 refuses all late
@@ -112,7 +112,7 @@ class LateReportFilter:
         self._folded: set[tuple[int, int]] = set()
 
     def add_instruction(self, instruction: TrainInstruction) -> None:
-        """Remember the instruction of a new round, and forget old ones."""
+        """Add the instruction of a new round, and remove old instructions."""
         self._instructions[token_of(instruction.encode())] = instruction
         oldest = instruction.round - max(_REMEMBERED_ROUNDS, self._most)
         self._instructions = {t: i for t, i in self._instructions.items() if i.round >= oldest}
@@ -128,17 +128,17 @@ class LateReportFilter:
 
         Args:
             report: report whose token belongs to a remembered round.
-            client: index of the client that sent it.
-            number: number of the present round.
+            client: index of the client that sent the report.
+            number: number of the current round.
 
         Raises:
-            ReportError: if the report may not count.
+            ReportError: if the report may not be used.
         """
         instruction = self._instructions[report.token]
         if report.client != client:
-            raise ReportError(f"it answers as client {report.client}")
+            raise ReportError(f"its report names client {report.client}")
         if (client, instruction.round) in self._folded:
-            raise ReportError(f"its report of round {instruction.round} is in the ledger already")
+            raise ReportError(f"its report of round {instruction.round} is already in the ledger")
         if number - instruction.round > self._most:
             raise ReportError(
                 f"its report of round {instruction.round} comes {number - instruction.round} "
@@ -148,19 +148,20 @@ class LateReportFilter:
         return instruction
 
     def forget(self) -> None:
-        """Forget all instructions, so that no earlier report counts any more."""
+        """Remove all instructions, so that no earlier report is used any more."""
         self._instructions.clear()
 
     def mark_folded(self, delta: RoundDelta) -> None:
-        """Remember the reports that a delta contains, each by its client and its round."""
+        """Record the client and the round of each report that a delta contains."""
         self._folded |= set(delta.origins.items())
 
 
 class ReplyValidator:
-    """Reads the frames in replies and refuses unusable frames.
+    """A validator that reads the frames in replies and refuses unusable frames.
 
     A client without a valid frame is refused for the round. If a client answers an instruction
-    several times, its first valid answer counts. The other answers are dropped without a penalty.
+    several times, its first valid answer is used. The other answers are dropped, but the client is
+    not refused.
 
     Args:
         config: settings of the run.
@@ -178,7 +179,7 @@ class ReplyValidator:
     def validate_reports(
         self, replies: Iterable[Message], instruction: TrainInstruction
     ) -> ValidatedReplies[Report]:
-        """Return the reports on a round's instruction, and the late reports that count in it."""
+        """Return the reports on a round's instruction, and the late reports that the round uses."""
         token = token_of(instruction.encode())
         number = instruction.round
         in_time: list[Message] = []
@@ -197,7 +198,7 @@ class ReplyValidator:
     def validate_vectors(
         self, replies: Iterable[Message], instruction: TrainInstruction, mechanism: Mechanism
     ) -> ValidatedReplies[VectorReport] | ValidatedReplies[NoisedVectorReport]:
-        """Return the vector reports on a round's instruction; late ones are refused.
+        """Return the vector reports on a round's instruction; late reports are refused.
 
         Args:
             replies: replies to the instruction.
@@ -231,9 +232,9 @@ class ReplyValidator:
             replies: replies to the messages.
             kind: type of the expected frame.
             token: token of the round's instruction.
-            check: raises an error for an unusable answer.
-            round_number: round of the state that a client must have to answer; None if a client
-                can answer at any round.
+            check: function that raises a `SamaraError` for an unusable answer.
+            round_number: round of the state that a client needs for its answer; None if a client
+                can answer with any state.
         """
         result = ValidatedReplies[Answer]()
         for reply in replies:
@@ -241,19 +242,19 @@ class ReplyValidator:
         return result
 
     def check_device(self, node: int, public_key: bytes) -> None:
-        """Check that the key in a client's frame is the key by which the server knows the client.
+        """Check that the key in a client's frame is the registered key of the client.
 
         Args:
             node: Flower's id of the client's node.
             public_key: key in the client's frame, PEM.
 
         Raises:
-            SamaraError: if the frame has another key or none.
+            SamaraError: if the frame has another key or no key.
         """
         named = normalize_public_key(public_key)
         known = self._roster.entries[node].public_key
         if known and normalize_public_key(known) != named:
-            raise ReportError("it signs with another key than its device's")
+            raise ReportError("it signs with a key that is not its device's key")
 
     def validate_evaluations(
         self,
@@ -261,12 +262,12 @@ class ReplyValidator:
         instruction: EvaluateInstruction,
         requested: Sequence[str],
     ) -> ValidatedReplies[Evaluation]:
-        """Return the evaluations that answer an instruction and agree on the number of labels.
+        """Return the valid evaluations; all have the same number of labels.
 
         Args:
             replies: replies to the instruction.
             instruction: evaluate instruction.
-            requested: names of the requested columns; other columns are left out.
+            requested: names of the requested columns; other columns are removed.
         """
         token = token_of(instruction.encode())
         result = ValidatedReplies[Evaluation]()
@@ -284,7 +285,7 @@ class ReplyValidator:
         outliers = find_outliers(result.answers) if result.answers else []
         for client in outliers:
             del result.answers[client]
-            reason = "it evaluates other labels than most clients do"
+            reason = "its number of labels differs from that of most clients"
             self._refuse(result, client, reason)
         return result
 
@@ -319,9 +320,9 @@ class ReplyValidator:
             reply: reply to the instruction.
             kind: type of the expected frame.
             token: token of the instruction.
-            round_number: round of the state that a client must have to answer; None if neither
+            round_number: round of the state that a client needs for its answer; None if neither
                 answers nor refusals show the client's round.
-            check: raises `ReportError` for an unusable answer.
+            check: function that raises a `SamaraError` for an unusable answer.
         """
         entry = self._entry_of(reply)
         if entry is None:
@@ -330,7 +331,7 @@ class ReplyValidator:
         try:
             frame = self._receive_frame(result, reply, entry)
             if client in result.answers:
-                raise ReportError("it answers twice; its first answer counts")
+                raise ReportError("it answers twice; its first answer is used")
             if kind_of(frame) is Kind.REFUSAL:
                 refusal = decode_foreign(Refusal.decode, frame)
                 entry.round = entry.round if round_number is None else refusal.round
@@ -341,15 +342,15 @@ class ReplyValidator:
                 raise ReportError(refusal.description)
             answer = decode_foreign(kind.decode, frame)
             if answer.client != client:
-                raise ReportError(f"it answers as client {answer.client}")
+                raise ReportError(f"its answer names client {answer.client}")
             if answer.token != token:
-                raise ReportError("it answers another instruction than the one sent to it")
+                raise ReportError("it answers an instruction that it did not receive")
             entry.round = entry.round if round_number is None else round_number
             entry.follows = True
             check(answer)
         except SamaraError as error:
             if client in result.answers:
-                log.warning("client %d: a further answer is dropped: %s", client, error)
+                log.warning("client %d: another answer is dropped: %s", client, error)
             else:
                 self._refuse(result, client, str(error))
             return
@@ -375,7 +376,9 @@ class ReplyValidator:
                 self._events.log_refusal(client, str(error))
             return
         if client in result.answers or client in result.late:
-            log.warning("client %d: its late report is dropped; it sent another one", client)
+            log.warning(
+                "client %d: its late report is dropped, because it sent another report", client
+            )
             return
         result.late[client] = instruction, report
         self._add_cost(result, reply, client, report.token)
@@ -385,7 +388,7 @@ class ReplyValidator:
     ) -> None:
         """Add the round cost beside an answer to the result.
 
-        An invalid round cost is logged and left out; the answer still counts.
+        An invalid round cost is logged and left out; the answer is still used.
 
         Args:
             result: replies so far.
@@ -398,7 +401,7 @@ class ReplyValidator:
         try:
             cost = decode_foreign(RoundCost.decode, frame)
             if (cost.client, cost.token) != (client, token):
-                raise ReportError("the cost beside its answer belongs to another answer")
+                raise ReportError("the round cost beside its answer belongs to another answer")
         except SamaraError as error:
             self._events.log_refusal(client, str(error))
             return
@@ -406,10 +409,10 @@ class ReplyValidator:
 
     def _entry_of(self, reply: Message) -> RosterEntry | None:
         if reply.has_error() and reply.error.code in LOST:
-            return None  # no answer: the client counts as absent
+            return None  # a client without an answer counts as absent
         entry = self._roster.entries.get(reply.metadata.src_node_id)
         if entry is None:
-            log.warning("dropped a reply of a node that is no client of this run")
+            log.warning("dropped a reply of a node that is not a client of this run")
         return entry
 
     def _receive_frame(
@@ -418,8 +421,8 @@ class ReplyValidator:
         """Return the frame in a client's reply and count its bytes.
 
         Raises:
-            SamaraError: if the client may no longer take part, or the reply holds no frame or a
-                frame that is too long.
+            SamaraError: if the client may no longer take part, the reply holds no frame, or the
+                frame is too long.
         """
         if reason := self._roster.refusal_reason(entry):
             raise ReportError(reason)

@@ -1,4 +1,4 @@
-"""The result of a round: the validated and aggregated answers to its instruction."""
+"""Validation and aggregation of the answers to a round's instruction."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class AnsweredRound:
 
     Attributes:
         aggregated: delta of the round and its measurements.
-        reporting: clients whose report counts.
+        reporting: clients whose report is used.
         refused: reason for refusing a client's reply, by client.
         bytes_up: bytes of all replies.
         bytes_down: bytes of all messages.
@@ -48,7 +48,7 @@ class AnsweredRound:
 
 
 class RoundAnswers:
-    """Validates and aggregates the answers to a round's instruction.
+    """The part of a strategy that validates and aggregates the answers to a round's instruction.
 
     Subclasses handle runs with differential privacy.
 
@@ -67,10 +67,10 @@ class RoundAnswers:
         return 0.0
 
     def check_budget(self, instruction: TrainInstruction) -> None:
-        """Check that a round stays within the privacy budget.
+        """Check that the privacy budget allows a round; without privacy, every round is allowed.
 
         Raises:
-            TrainingError: if it does not.
+            TrainingError: if the budget does not allow the round.
         """
 
     def check_intercepts(self, instruction: TrainInstruction, layout: Layout) -> None:
@@ -90,13 +90,15 @@ class RoundAnswers:
         wanted = bias.stop - bias.start - 1
         if numbers < wanted:
             raise TrainingError(
-                f"an intercept has {wanted} numbers, and a report under differential privacy has "
-                f"steps × queries = {numbers}; raise one of them"
+                f"an intercept has {wanted} numbers, but a report under differential privacy has "
+                f"steps × queries = {numbers}; increase steps or queries"
             )
         self.check_budget(instruction)
 
     def prepare(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
-        """Prepare a round and return its request; with secure aggregation, clients agree on masks.
+        """Prepare a round and return its request.
+
+        With secure aggregation, the clients agree on masks. Otherwise the request is unchanged.
 
         Args:
             request: instruction of the round and the messages to its cohort.

@@ -1,4 +1,4 @@
-"""Aggregation rules, built in or registered."""
+"""Aggregation rules: built-in rules and registered rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ class Contribution(NamedTuple):
 
     Attributes:
         client: client index.
-        examples: the client's number of examples, capped and multiplied by the weight of a late
-            report.
-        gradients: clipped projected gradients, float64 [steps, queries], scaled as if all clients
-            had done the same number of steps; with a pool, one sum per pool index, float64 [n].
-        mean_loss: mean loss of the client's steps.
+        examples: the client's number of examples, capped, and multiplied by the staleness weight of
+            a late report.
+        gradients: clipped projected gradients, float64 [steps, queries], multiplied by the ratio of
+            the mean number of steps to the client's number of steps. With a pool, one sum per pool
+            index, float64 [n].
+        mean_loss: mean loss over the client's steps.
     """
 
     client: int
@@ -33,10 +34,10 @@ class Contribution(NamedTuple):
 
 
 RuleFunction = Callable[[Sequence[Contribution]], Gradients]
-"""A registered rule: maps a round's contributions to weights, float64 [clients].
+"""A registered rule, which maps a round's contributions to weights, float64 [clients].
 
-The contributions are sorted by client. The round's update is the weighted sum of the clients'
-updates. To return a mean of the updates, the rule must return weights with sum 1.
+The contributions are sorted by client. The round's update is the sum of the clients' updates with
+these weights. It is a mean of the updates if the weights have the sum 1.
 """
 
 
@@ -46,9 +47,9 @@ class Rule:
 
     Attributes:
         name: value of `aggregation.rule`.
-        layout: layout of the trained numbers. Without shared seeds, `multi-krum` and
-            `centered-clipping` compare whole updates of d numbers and need the layout. The server
-            then draws the direction of every reported scalar again, and needs 4·d bytes per client.
+        layout: layout of the d trained numbers. Without shared seeds, `multi-krum` and
+            `centered-clipping` compare whole updates and need the layout. For this comparison, the
+            server generates the direction of every reported scalar and needs 4·d bytes per client.
         function: function of a registered rule; None for built-in rules.
     """
 
@@ -61,12 +62,12 @@ class Rule:
         """Return the rule of this name.
 
         Raises:
-            ConfigError: if a registered rule is missing on this machine.
+            ConfigError: if a registered rule is not installed on this machine.
         """
         return cls(name, layout, extension("aggregation", name) if is_extension(name) else None)
 
     def weights(self, contributions: Sequence[Contribution]) -> Gradients:
-        """Return the weights that a registered rule gives to contributions, float64 [n].
+        """Return the weights of a registered rule for contributions, float64 [contributions].
 
         Raises:
             ConfigError: if the rule does not return one finite number for each contribution.
@@ -76,7 +77,8 @@ class Rule:
         given = np.asarray(self.function([contributions[index] for index in order]), np.float64)
         if given.shape != (len(order),) or not np.all(np.isfinite(given)):
             raise ConfigError(
-                f"aggregation {self.name!r}: must give {len(order)} finite weights, gave {given}"
+                f"aggregation.rule {self.name!r}: returned {given}; the rule must return "
+                f"{len(order)} finite weights"
             )
         weights = np.empty(len(order))
         weights[order] = given

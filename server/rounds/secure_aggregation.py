@@ -1,10 +1,10 @@
 """Secure aggregation on the server: rounds of masked reports that reveal only sums to the server.
 
-Before the train instruction the server collects keys and sealed shares. Survivors are the clients
-that then send a masked report. The server collects each survivor's signature of the list of
-survivors, and the shares that remove the masks (`samara.shared.protocol.frames.masking`). Any
-failure abandons the round: the ledger gets a round that changes nothing, and the next round has a
-new token and fresh masks.
+Before the train instruction the server collects keys and sealed shares. The clients that then send
+a masked report are the survivors. The server collects each survivor's signature of the list of
+survivors, and the shares that remove the masks (`samara.shared.protocol.frames.masking`). After any
+failure the round is abandoned: the ledger records a round that does not change the model, and the
+next round has a new token and fresh masks.
 """
 
 import logging
@@ -80,7 +80,7 @@ class MaskedRoundAnswers(PrivateRoundAnswers):
     def fold(
         self, request: Request[TrainInstruction], replies: Iterable[Message], minimum: int
     ) -> AnsweredRound:
-        """Fold the replies into the round; see `RoundAnswers.fold`."""
+        """Aggregate the replies to the round; see `RoundAnswers.fold`."""
         instruction = request.instruction
         masked = self._masking.finish(replies)
         released = self._private.aggregate_total(
@@ -98,7 +98,7 @@ class MaskedRoundAnswers(PrivateRoundAnswers):
 
 
 class SecureAggregation:
-    """Asks clients to mask their reports, and computes the reports' sum, or one sum per bucket.
+    """The server's side of secure aggregation, which computes a sum of reports, or one per bucket.
 
     Args:
         config: settings of the run.
@@ -131,8 +131,8 @@ class SecureAggregation:
 
         Returns:
             The request to the clients that have agreed, with the sealed shares for each client. It
-                has no messages if the round is abandoned, or if the round's sum was released before
-                the server was stopped.
+            has no messages if the round is abandoned, or if the round's sum was released before
+            the server was stopped.
 
         Raises:
             LedgerError: if the folder cannot be written.
@@ -159,13 +159,13 @@ class SecureAggregation:
                 run.bytes_down[client] += len(frame) + request.bytes_down[client]
                 messages.append(message)
         wanted = request.wanted_reports
-        if wanted:  # with fewer reports than these, the sum could not be recovered
+        if wanted:  # fewer reports would not suffice to recover the sum
             agreed = [least_number(len(known.keys)) for known in run.known]
             wanted = len(messages) if self._bucket else max(wanted, *agreed)
         return replace(request, messages=messages, wanted_reports=wanted)
 
     def finish(self, replies: Iterable[Message]) -> "MaskedAnswers":
-        """Return the sum of a round's masked reports.
+        """Return the answers to a round with masks, with the sum or sums of the masked reports.
 
         Args:
             replies: replies to the train instruction.
@@ -183,7 +183,7 @@ class SecureAggregation:
             except MaskingError as error:
                 run.problem = str(error)
         if run.problem:
-            log.warning("round %d: the round is abandoned: %s", run.instruction.round, run.problem)
+            log.warning("round %d is abandoned: %s", run.instruction.round, run.problem)
             total = RoundTotal(problem=f"the round is abandoned: {run.problem}")
         active = {*run.active, *run.idle}
         refused = {c: why for c, why in run.refused.items() if c not in active}
@@ -195,7 +195,7 @@ class SecureAggregation:
 
         Raises:
             MaskingError: if the masking had begun before the server was stopped. Clients reveal the
-                shares of a round only once, so that no second sum of its vectors becomes known.
+                shares of a round only once, so that the server learns no second sum of its vectors.
         """
         if token.hex() in self._begun:
             raise MaskingError("the server was stopped after masking had begun")
@@ -209,13 +209,13 @@ class SecureAggregation:
         Only clients that have shared their secrets receive shares.
 
         Raises:
-            MaskingError: if too few clients have.
+            MaskingError: if too few clients have shared their secrets.
         """
         request = KeyRequest(run.token).encode()
 
         def check_keys(keys: MaskingKeys) -> None:
             if not is_signed_by(keys.device_key, keys.signature, keys.signed):
-                raise ReportError("its keys are not signed by its device")
+                raise ReportError("its keys have no valid signature of its device")
             self._validator.check_device(run.nodes[keys.client], keys.device_key)
             load_public(keys.sealing_key)
             load_public(keys.mask_key)
@@ -237,7 +237,7 @@ class SecureAggregation:
 
         def check_shares(shares: SealedShares) -> None:
             if [*shares.sealed] != [one for one in around[shares.client] if one != shares.client]:
-                raise ReportError("its shares are for other clients than its neighbours")
+                raise ReportError("its shares are not for its neighbours")
 
         sent = run.ask(lists, SealedShares, check_shares)
         begun = [MaskedRound.of(run.token, bucket, keys, around, sent) for bucket in buckets]
@@ -257,9 +257,14 @@ class SecureAggregation:
     def _keep(
         self, run: MaskingExchange, buckets: Iterable[Part], make: Callable[[Part], Made]
     ) -> list[Made]:
-        """Apply `make` to each bucket; return the results without those of failed buckets.
+        """Apply `make` to each bucket, and return the results of the buckets that do not fail.
 
         A round without buckets is a single bucket.
+
+        Args:
+            run: the round in progress.
+            buckets: the buckets.
+            make: function that raises a `MaskingError` if a bucket fails.
 
         Raises:
             MaskingError: if `make` fails for every bucket.
@@ -281,7 +286,7 @@ class SecureAggregation:
         """Return the bucket if enough of its clients have shared their secrets.
 
         Raises:
-            MaskingError: if too few have.
+            MaskingError: if too few clients have.
         """
         sent = known.partners
         least = self._least_of(known)
@@ -338,7 +343,9 @@ class SecureAggregation:
             total = recover_sum(known, own, [revealed[c] for c in own if c in revealed])
             longest = len(own) * self._private.mechanism.longest_report
             if not self._bucket and np.linalg.norm(total.astype(np.float64)) > longest:
-                raise MaskingError("the sum is longer than honest reports can make it")
+                raise MaskingError(
+                    "the norm of the sum is larger than the norms of honest reports allow"
+                )
             return VectorTotal(total, len(own))
 
         total = RoundTotal(tuple(self._keep(run, buckets, recover)))
@@ -348,7 +355,7 @@ class SecureAggregation:
     @staticmethod
     def _check_enough(count: int, asked: int, what: str, least: int) -> None:
         if count < least:
-            raise MaskingError(f"{count} of {asked} clients {what}, and {least} are needed")
+            raise MaskingError(f"{count} of {asked} clients {what}, but {least} are needed")
 
 
 @dataclass(frozen=True)
@@ -356,8 +363,8 @@ class MaskedAnswers:
     """The answers to a round with masks.
 
     Attributes:
-        total: sums of the vectors, or the reason for having none.
-        active: clients that answered every message sent to them.
+        total: sums of the vectors, or the reason why there is no sum.
+        active: clients that answered every message that they received.
         reporting: clients with a masked report.
         refused: reason for refusing a client's answer, by client.
         bytes_up, bytes_down: bytes of all messages, by client.

@@ -1,7 +1,7 @@
-"""The strategy: one round of federated zeroth-order training, from the plan to the ledger.
+"""The strategy, which runs a round of federated zeroth-order training from plan to ledger.
 
 Flower's own aggregation is not used, because it averages every number, even seeds. A message holds
-one frame. Every frame is validated, and a bad frame is dropped without effect on the others.
+one frame. Every frame is validated. An invalid frame is dropped and does not affect other frames.
 """
 
 import logging
@@ -55,14 +55,14 @@ log = logging.getLogger("samara.server")
 class ScalarStrategy(Strategy):
     """Federated zeroth-order training by exact replay of scalars.
 
-    `run_round` shows a round from beginning to end. Flower runs it in four parts, from
+    `run_round` contains a round from beginning to end. Flower runs this method in four parts, from
     `configure_train` to `aggregate_evaluate`, and sends the messages between these parts.
 
     Args:
         config: settings of the run.
         store: folder of the run; training continues after its ledger's last round.
         roster: clients of the run.
-        cohorts: cohorts of a recorded run, used in place of sampled ones.
+        cohorts: cohorts of a recorded run, used in place of sampled cohorts.
         meters: sources of additional fields of round events.
 
     Attributes:
@@ -130,10 +130,12 @@ class ScalarStrategy(Strategy):
         return result | end
 
     def run_round(self, grid: Grid) -> Generator[list[Message], Iterable[Message], None]:
-        """Run one round: twice yield the messages to send and receive the replies to them.
+        """Run one round; twice yield messages, first to train and then to evaluate.
 
-        The caller, Flower or `ClusteredStrategy`, sends the messages. As a generator, this method
-        still shows the whole sequence of a round.
+        The generator receives the replies to the messages.
+
+        The caller, which is Flower or `ClusteredStrategy`, sends the messages. The method is a
+        generator, so that it can contain the whole sequence of a round.
 
         Raises:
             TrainingError: if too many consecutive rounds had no usable report; the message gives
@@ -148,28 +150,28 @@ class ScalarStrategy(Strategy):
         self._late_reports.add_instruction(instruction)
         self._answers.check_budget(instruction)
 
-        # 2. Exchange: agree on masks if needed, send the instruction, receive replies until there
-        # are enough or time is up.
+        # 2. Exchange: agree on masks if needed, send the instruction, and receive replies until
+        # there are enough replies or the time is over.
         self._request = request = self._answers.prepare(request, grid)
         messages = yield request.messages
         if self._cohorts:
             messages = self._cohorts.take_replies(number, messages, self._roster)
 
-        # 3. Validate: keep valid reports and refuse the others. 4. Aggregate: fold the reports that
-        # fit into a round delta; count failures.
+        # 3. Validate: keep valid reports, and refuse invalid reports. 4. Aggregate: combine the
+        # valid reports into a round delta, and count failures.
         answered = self._answers.fold(request, messages, self._planner.minimum)
         aggregated = answered.aggregated
         delta, problem = aggregated.delta, aggregated.problem
         absent = self._update_health(request, answered.reporting, answered.refused)
 
-        # 5. Step size: record the observation; if the loss rose, revert rounds instead.
+        # 5. Step size: record the observation; if the loss rose, revert earlier rounds instead.
         size = self._step_sizes.record(aggregated.observation, aggregated.observed)
         if size.back_to is not None:
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
-            problem = f"the loss rose: back to the state after round {reached}"
+            problem = f"the loss rose, so the state returns to that after round {reached}"
 
-        # 6. Append: the ledger replays and stores the delta, the event goes to the metrics, old
-        # records are dropped.
+        # 6. Append: the ledger replays and stores the delta, the event log writes the event, and
+        # the ledger drops old records.
         event = RoundEvent(
             round=number,
             loss=aggregated.loss,
@@ -207,8 +209,8 @@ class ScalarStrategy(Strategy):
         """Log the settings of the run."""
         c = self._config
         log.info(
-            "%s seeds, %d steps of %d queries on up to %s examples of a client, epsilon %g, "
-            "learning rate %s, d = %d",
+            "%s seeds, %d steps of %d queries on up to %s examples per client, epsilon %g, "
+            "learning rate %s, %d trained numbers",
             c.seed_policy,
             c.steps,
             c.queries,
@@ -231,7 +233,7 @@ class ScalarStrategy(Strategy):
 
     @property
     def asks_nobody(self) -> bool:
-        """Return whether the round's instruction was sent to no client."""
+        """Return whether no client receives the round's instruction."""
         return self._request is None or not self._request.messages
 
     def aggregate_train(
@@ -252,7 +254,7 @@ class ScalarStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of the round's validation; none if it has no validation."""
+        """Return the messages of the round's validation; empty if the round has no validation."""
         return self._validation_messages
 
     def aggregate_evaluate(
@@ -276,7 +278,7 @@ class ScalarStrategy(Strategy):
         """Return the splits that must be evaluated before the next round and have no record yet.
 
         Before the first round, all given splits must be evaluated. After later rounds, only the
-        validation of the last round can be missing, if the server stopped before it was recorded.
+        validation of the last round can be missing, because the server stopped before the record.
 
         Args:
             splits: splits that are evaluated before the first round.
@@ -289,16 +291,16 @@ class ScalarStrategy(Strategy):
         )
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
-        """Run the evaluations that are due before the next round and not yet recorded."""
+        """Run the evaluations before the next round that are not yet recorded."""
         for split in self.missing_evaluations(splits):
             self.evaluate(grid, split)
 
     def evaluate(self, grid: Grid, split: Split, action: str = "") -> None:
-        """Have all connected clients evaluate the present state, and record the result.
+        """Let all connected clients evaluate the current state, and record the result.
 
         Args:
             grid: the grid that sends the messages.
-            split: the split that each client evaluates on.
+            split: the split of each client to evaluate.
             action: empty for the global model, `PERSONAL_ACTION` for the comparison of personal
                 models.
         """
@@ -309,19 +311,19 @@ class ScalarStrategy(Strategy):
         self._record_evaluation(request, replies, personal=action == PERSONAL_ACTION)
 
     def _log_evaluation(self, grid: Grid, split: Split) -> None:
-        """Log how many examples are about to be evaluated."""
+        """Log the number of examples in the next evaluation."""
         entries = self._roster.entries_of(grid.get_node_ids()).values()
         rows = f"{sum(e.most_examples(split) for e in entries):,} {split.name.lower()} examples"
         log.info("evaluating %s of %d clients", rows, len(entries))
 
     def return_to_best(self, always: bool = False) -> None:
-        """Revert to the best validated round, if `evaluate.best` asks for it.
+        """Revert to the best validated round, if `evaluate.best` is set.
 
-        If early rounds were compacted away, the best round that is still available counts.
+        If early rounds were compacted away, the best round among the available rounds is used.
 
         Args:
-            always: whether to write a reverting round even if the last round has the lowest loss;
-                clusters do so in order to end with equal round numbers.
+            always: whether to append a reverting round even if the last round has the lowest loss.
+                Clusters always append this round, so that they end with equal round numbers.
 
         Raises:
             LedgerError: if the reverting round cannot be written.
@@ -340,7 +342,7 @@ class ScalarStrategy(Strategy):
         delta, reached = self._revert(last + 1, bytes(8), last if best is None else min(best, last))
         event = RoundEvent(
             round=last + 1,
-            problem=f"round {reached} was best on validation: the model is what it was then",
+            problem=f"round {reached} was best on validation, so the model returns to its state",
             back_to=reached,
         )
         self.event_log.append_round(delta, event)
@@ -355,7 +357,7 @@ class ScalarStrategy(Strategy):
         reporting: Collection[int],
         refused: Mapping[int, str],
     ) -> list[int]:
-        """Count the failures of a round; return the clients that the round waited for."""
+        """Count the failures of a round; return the clients without an answer."""
         for client in reporting:
             self._health.record_success(client)
         missing = sorted(request.bytes_down.keys() - set(reporting) - refused.keys())
@@ -363,14 +365,19 @@ class ScalarStrategy(Strategy):
         for client in [*absent, *refused]:
             if rounds := self._health.record_failure(client, request.instruction.round):
                 span = "a round" if rounds == 1 else f"{rounds} rounds"
-                log.warning("client %d keeps failing and rests for %s", client, span)
+                log.warning("client %d fails repeatedly and is left out for %s", client, span)
         return absent
 
     def _revert(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:
         """Return a delta that reverts to an earlier round, or to the first state in the ledger.
 
+        Args:
+            number: number of the reverting round.
+            token: token of its instruction, 8 bytes; zeros without an instruction.
+            back_to: round whose state the delta restores, if the ledger still has all later rounds.
+
         Returns:
-            The delta, and the number of the round whose state it restores.
+            The delta, and the number of the round whose state the delta restores.
         """
         ledger = self._store.ledger
         reverted = [r.delta for r in read_ledger(ledger.folder) if r.delta.round > back_to]
@@ -379,7 +386,7 @@ class ScalarStrategy(Strategy):
         return delta, reverted[0].round - 1 if reverted else back_to
 
     def _compact_ledger(self) -> None:
-        """Drop records that every client has; a failure does not end the run."""
+        """Drop the ledger records that every client has; a failure does not end the run."""
         try:
             self._store.ledger.compact(self._roster.lowest_round())
         except LedgerError as error:
@@ -397,7 +404,7 @@ class ScalarStrategy(Strategy):
             return
         reasons = describe_refusals(event.refused)
         raise TrainingError(
-            f"round {event.round}: no report could be used in {most} rounds in a row. "
+            f"round {event.round}: {most} rounds in a row had no usable report. "
             f"{reasons or event.problem or 'No client answered.'}"
         )
 
@@ -411,7 +418,7 @@ class ScalarStrategy(Strategy):
         messages: Iterable[Message],
         personal: bool = False,
     ) -> None:
-        """Validate the replies to an evaluation, and record the figures of the whole split."""
+        """Validate the replies to an evaluation, and record the figures."""
         instruction = request.instruction
         columns = self._planner.terms.requested_columns(instruction.split, personal)
         replies = self._validator.validate_evaluations(messages, instruction, columns)

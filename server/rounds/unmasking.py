@@ -1,7 +1,7 @@
-"""Unmasking: the sum of masked vectors, computed from the shares that survivors reveal.
+"""Unmasking, which computes the sum of masked vectors from the shares that survivors reveal.
 
-Every recovered secret is checked: a seed against its commitment, a private key against its public
-key. Forged shares can therefore prevent a sum, but never lead to a wrong one.
+Every recovered secret is checked: a seed against its commitment, and a private key against its
+public key. Forged shares can therefore prevent a sum, but cannot cause a wrong sum.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ class MaskedRound:
 
     Attributes:
         keys: keys of each client that has sent its keys.
-        neighbourhoods: each client's neighbours, itself included.
-        partners: clients that have shared their secrets; their neighbours have masks with them.
+        neighbourhoods: neighbours of each client, including the client.
+        partners: clients that have shared their secrets; each shares masks with its neighbours.
         clients_digest: digest of the clients, 32 bytes; keys and signatures are bound to it.
     """
 
@@ -51,7 +51,7 @@ class MaskedRound:
         neighbourhoods: Mapping[int, Sequence[int]],
         sent: Collection[int],
     ) -> Self:
-        """Return the knowledge about some clients of a round.
+        """Return the server's knowledge about some of a round's clients.
 
         Args:
             token: token of the round's instruction, 8 bytes.
@@ -84,7 +84,7 @@ def recover_sum(
     Args:
         known: keys, neighbours and partners of the round.
         masked: the survivors' masked vectors.
-        revealed: shares that survivors have revealed, at most once each.
+        revealed: shares that survivors have revealed, at most one entry per survivor.
 
     Raises:
         MaskingError: if a required secret cannot be recovered.
@@ -127,14 +127,15 @@ def _find(
 ) -> bytes:
     """Recover a client's secret, 32 bytes, from shares.
 
-    With the shares in a circle, ordered by client, every run of as many shares as needed is tried.
-    If only one client has forged its share, some run leaves this share out.
+    The shares are ordered by client in a circle. The function tries every sequence of consecutive
+    shares whose length is the threshold. If only one client has forged its share, at least one
+    sequence does not contain this share.
 
     Args:
         known: keys and neighbours of the round.
         owner: the client whose secret is recovered.
         shares: shares of the secret, by the client that revealed the share.
-        fits: returns whether bytes are the secret.
+        fits: function that returns whether bytes are the secret.
 
     Raises:
         MaskingError: if the secret is not found.
@@ -148,8 +149,8 @@ def _find(
             if fits(found):
                 return found
     raise MaskingError(
-        f"{len(sound)} shares do not give the secret of client {owner}, for which "
-        f"{known.threshold_of(owner)} are needed"
+        f"{len(sound)} shares do not recover the secret of client {owner}; "
+        f"{known.threshold_of(owner)} valid shares are needed"
     )
 
 

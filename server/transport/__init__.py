@@ -1,1 +1,1 @@
-"""Messages between server and clients: grids, deadlines, phones behind gateways, the roster."""
+"""Messages between server and clients: grids, deadlines, phones behind gateways, and the roster."""

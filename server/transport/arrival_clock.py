@@ -1,4 +1,4 @@
-"""The clock of a live server; its waits for replies end when a reply has arrived."""
+"""The clock of a live server, whose waits end when a reply has arrived."""
 
 import time
 from math import inf
@@ -9,10 +9,10 @@ from samara.server.transport.deadline_grid import SystemClock
 from samara.shared.network.polling import LEAST_PAUSE, pause_before_asking
 
 _LONGEST_PAUSE, _LONGEST_WAIT = 0.1, 1.0
-"""Longest seconds between two readings of the counter, and longest seconds of a wait.
+"""Most seconds between two readings of the counter, and most seconds of a wait.
 
-A wait also ends without an arrival, because the counter does not count the error replies that
-Flower itself makes for lost clients.
+A wait also ends without an arrival, because the counter omits the error replies that Flower itself
+creates for lost clients.
 """
 
 
@@ -27,7 +27,12 @@ class ArrivalClock(SystemClock):
         self._file, self._seen = file, read_arrivals(file)
 
     def wait(self, max_seconds: float, waited: float = inf) -> None:
-        """Wait until a reply arrives, for at most one second and at most `max_seconds`."""
+        """Wait until a reply arrives, but at most one second and at most `max_seconds`.
+
+        Args:
+            max_seconds: most seconds to wait.
+            waited: seconds already spent waiting for replies; longer waits poll less often.
+        """
         now = time.monotonic()
         end = now + min(_LONGEST_WAIT, max_seconds)
         last = self._seen

@@ -1,8 +1,8 @@
-"""The transfer of a run's files to clients that lack them: in parts, while rounds go on.
+"""The transfer of a run's files to clients that lack them, in parts, while rounds continue.
 
-A client's refusal names a missing blob by the first bytes of the blob's hash. The server only reads
-blobs that the run's settings name. The client's receipts say how many bytes it has, so the server
-needs no state across restarts.
+A client's refusal names a missing blob by the first bytes of the blob's hash. The server sends only
+blobs that the run's settings name. A client's receipts contain the number of bytes that the client
+has, so that the server keeps no state across restarts.
 """
 
 import logging
@@ -68,7 +68,7 @@ class _Transfer:
         client: client index.
         holder: public key of the client, or its node id if nodes have no keys.
         offset: position of the next part that the client needs, in bytes.
-        message_id: id of the message that carries the part in transit; empty if there is none.
+        message_id: id of the message with the part in transit; empty if no part is in transit.
         token: token of the part in transit.
         end: deadline for the receipt of this part, monotonic seconds.
         sent: bytes of the blob sent so far.
@@ -85,10 +85,10 @@ class _Transfer:
 
 
 class BlobSender:
-    """Sends the blobs of a run to the clients that lack them.
+    """A sender of a run's blobs to the clients that lack them.
 
     Args:
-        files: files of the run's blobs, by hash.
+        files: files of the run's blobs, by SHA-256, 32 bytes.
     """
 
     def __init__(self, files: Mapping[bytes, Path]) -> None:
@@ -96,7 +96,7 @@ class BlobSender:
             int.from_bytes(blob[:4]): _Blob(blob, file, file.stat().st_size)
             for blob, file in files.items()
         }
-        self._transfers: dict[int, _Transfer] = {}  # by node, the longest waiting first
+        self._transfers: dict[int, _Transfer] = {}  # by node, longest wait first
         self._sent: dict[tuple[bytes | int, bytes], int] = {}  # bytes by holder and blob
 
     @classmethod
@@ -118,11 +118,11 @@ class BlobSender:
         return self._transfers.keys()
 
     def begin(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Start sending a node the blob that its refusal names.
+        """Begin the transfer to a node of the blob that the node's refusal names.
 
         Raises:
-            SamaraError: if the run has no such blob, or too many of its bytes were already sent to
-                the client.
+            SamaraError: if the run has no such blob, or if the server has already sent too many
+                bytes of the blob to the client.
         """
         prefix, received = refusal.numbers
         blob = self._blobs.get(prefix)
@@ -166,7 +166,7 @@ class BlobSender:
                 failed[node] = f"client {transfer.client}: {error}"
                 continue
             if transfer.offset < transfer.blob.size:
-                self._transfers[node] = transfer  # behind transfers that have waited longer
+                self._transfers[node] = transfer  # after transfers that have waited longer
             else:
                 name = transfer.blob.hash.hex()[:12]
                 log.info("sent %d bytes of %s to client %d", transfer.sent, name, transfer.client)
@@ -201,13 +201,17 @@ class BlobSender:
         return failed
 
     def _check_amount(self, transfer: _Transfer) -> None:
-        """Check that the bytes sent to a client are not too many, as if it had discarded parts."""
+        """Check that the bytes sent to a client do not exceed `MAX_REPETITION` times the blob.
+
+        Raises:
+            SamaraError: if they do, for example because the client discards parts.
+        """
         sent = self._sent.get((transfer.holder, transfer.blob.hash), 0)
         if sent >= MAX_REPETITION * transfer.blob.size:
             raise SamaraError(
-                f"it was sent {sent} bytes of blob {transfer.blob.hash.hex()[:12]}, which has "
-                f"{transfer.blob.size}. It gets no more until the server restarts; look for the "
-                "reason in the client's log"
+                f"it has received {sent} bytes of blob {transfer.blob.hash.hex()[:12]}, which has "
+                f"{transfer.blob.size} bytes; the server sends no more until its restart. Look for "
+                "the reason in the client's log"
             )
 
 
@@ -215,7 +219,7 @@ def _received_bytes(reply: Message, transfer: _Transfer) -> int:
     """Return the number of the blob's bytes that a client has, from its receipt for a part.
 
     Raises:
-        SamaraError: if the client refuses the part, or the reply holds no valid receipt for it.
+        SamaraError: if the client refuses the part, or the reply holds no valid receipt.
     """
     frame = read_frame(reply)
     if kind_of(frame) is Kind.REFUSAL:
@@ -226,9 +230,9 @@ def _received_bytes(reply: Message, transfer: _Transfer) -> int:
         transfer.client,
         transfer.blob.hash,
     ):
-        raise FrameError("its receipt is for another part than the one sent to it")
+        raise FrameError("its receipt is for a part that it did not receive")
     if receipt.received > transfer.blob.size:
-        raise FrameError("its receipt is for more bytes than the blob has")
+        raise FrameError("its receipt names more bytes than the blob has")
     return receipt.received
 
 

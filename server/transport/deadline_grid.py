@@ -1,9 +1,9 @@
 """A grid that stops waiting at a deadline but still fetches replies that arrive later.
 
 Flower's `Grid.send_and_receive` polls every 3 s. At the timeout it drops the ids of unanswered
-messages, so a late reply is never fetched. In this grid an exchange ends as soon as the strategy
-has enough replies, and later exchanges fetch late replies to train messages. A clock sets the
-polling interval: the system's clock, or a fleet's virtual clock.
+messages, so that a late reply is never fetched. In this grid an exchange ends as soon as the
+strategy has enough replies. Later exchanges fetch late replies to train messages. The polling
+interval comes from a clock, either the system's clock or a fleet's virtual clock.
 """
 
 import time
@@ -49,7 +49,7 @@ class SystemClock:
         return time.monotonic()
 
     def wait(self, max_seconds: float, waited: float = inf) -> None:
-        """Sleep for at most one second and at most `max_seconds`; at first for less."""
+        """Sleep for at most one second and at most `max_seconds`; less while `waited` is small."""
         time.sleep(min(pause_before_asking(waited, _POLL_SECONDS), max_seconds))
 
     def is_reachable(self, node: int) -> bool:
@@ -63,8 +63,9 @@ class DeadlineGrid(DelegatingGrid):
     Args:
         grid: grid that delivers the messages.
         late_exchanges: number of later exchanges that still fetch a late reply to a train message.
-        has_enough_replies: returns whether a train exchange may end with the replies so far.
-        clock: clock of the deadlines; the system's by default.
+        has_enough_replies: function that returns whether a train exchange may end with the replies
+            so far.
+        clock: clock of the deadlines; by default the system's clock.
 
     Attributes:
         while_waiting: callback before each wait for replies; it must return soon.
@@ -85,7 +86,7 @@ class DeadlineGrid(DelegatingGrid):
         self._unanswered: list[set[str]] = []  # ids of train messages, by exchange
 
     def connected_nodes(self) -> dict[int, bytes]:
-        """Return the public key (PEM) of every connected node; empty for nodes without one."""
+        """Return the public key (PEM) of every connected node, by node id; empty without a key."""
         if isinstance(self._grid, PhoneGrid):
             return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
@@ -97,7 +98,7 @@ class DeadlineGrid(DelegatingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages; wait for all or enough replies, or until the timeout.
+        """Send messages; wait until all replies or enough replies have arrived, or to the timeout.
 
         Args:
             messages: messages of one type.
@@ -134,7 +135,7 @@ class DeadlineGrid(DelegatingGrid):
 
 
 def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
-    """Wrap Flower's grid of a live run into a `GuardedGrid` and a `PhoneGrid`.
+    """Wrap Flower's grid of a live run in a `GuardedGrid` and a `PhoneGrid`.
 
     Other grids, such as a simulation's, are returned unchanged.
 
@@ -142,7 +143,7 @@ def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
         grid: Flower's grid.
         keys: client keys of the run; None lets any client join or be a gateway.
     """
-    # Imported here because it makes Flower import its databases, which simulations do not need.
+    # imported here, because the module imports Flower's databases, which simulations do not need
     from samara.shared.flower_compat import HttpGrid, transfer_parts_together
 
     if not isinstance(grid, HttpGrid):

@@ -47,11 +47,14 @@ class DelegatingGrid(Grid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived, each only once."""
+        """Return the replies to these messages that have arrived; each reply is returned once."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and return replies that arrive at once; the others can be pulled later."""
+        """Send messages and return the replies that arrive at once.
+
+        `pull_messages` returns later replies.
+        """
         return self.pull_messages(self.push_messages(messages))

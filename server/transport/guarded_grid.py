@@ -1,10 +1,10 @@
 """A grid that uses only the content of a reply, not the sender's metadata.
 
 The metadata of a reply name its sender and the message that it answers, but the sender can write
-anything there. This grid takes both from the server's own table of sent messages instead. It
-fetches and decodes every reply separately: a broken reply becomes an error reply of its sender and
-does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies together, so
-one broken reply raises an exception for all of them.
+any values. This grid therefore takes these two values from the server's table of sent messages. The
+grid fetches and decodes every reply separately. A broken reply becomes an error reply of its sender
+and does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies together,
+so that one broken reply raises an exception for all replies.
 """
 
 import logging
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("samara.server")
 
 MAX_OBJECTS = 8
-"""Most objects of a reply; a valid one has three: message, records, and one record."""
+"""Most objects of a reply; a valid reply has three: message, records, and one record."""
 MAX_OBJECT_BYTES = 64 * 2**20
-"""Most bytes of a reply's objects; the access filter allows clients far fewer."""
+"""Most bytes of a reply's objects; the access filter has a much lower limit for clients."""
 _KNOWN_SECONDS, _ASKED_SECONDS = 1.0, 0.5
-"""Seconds after which the list of connected nodes is refreshed: at the latest, and when idle."""
+"""Seconds after which the list of connected nodes is refreshed at the latest, and when idle."""
 _ARRIVAL_SECONDS = 10.0
 """Most seconds for the objects of an announced reply to arrive."""
 _EXPIRED_SECONDS = 3600.0
-"""Seconds for which a message stays in the table after its time to live."""
+"""Seconds for which the table keeps a message after its time to live."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _AnnouncedReply:
 
 
 class GuardedGrid(DelegatingGrid):
-    """A grid that attributes a reply to the node asked, and turns a broken reply into an error.
+    """A grid that attributes each reply to the asked node, and makes a broken reply an error reply.
 
     Args:
         grid: Flower's grid of a ServerApp.
@@ -94,8 +94,8 @@ class GuardedGrid(DelegatingGrid):
     def connected_nodes(self) -> dict[int, bytes]:
         """Return the public key (PEM) of every node that was connected within the last second.
 
-        The key is empty for nodes without one. The list is refreshed after a message that did not
-        reach its node, and after an error reply.
+        The key is empty for nodes without a key. The list is also refreshed after a message that
+        did not reach its node, and after an error reply.
         """
         if time.monotonic() > self._nodes_known + _KNOWN_SECONDS:
             self._ask_for_nodes()
@@ -130,10 +130,10 @@ class GuardedGrid(DelegatingGrid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return complete replies to these messages, each only once.
+        """Return the complete replies to these messages; each reply is returned once.
 
-        The SuperLink may delete the objects of fetched replies. It is told so after the next
-        messages have been sent, or when the grid is idle.
+        The SuperLink may delete the objects of fetched replies. The grid informs the SuperLink
+        after the next messages have been sent, or when the grid is idle.
         """
         wanted = self._sent.keys() & set(message_ids)
         if new := sorted(wanted - self._announced.keys()):
@@ -158,8 +158,8 @@ class GuardedGrid(DelegatingGrid):
     def _fetch_announced(self, message_ids: list[str]) -> dict[str, _AnnouncedReply]:
         """Return the announced replies, by id of the message that they answer.
 
-        If the SuperLink fails to answer a request for many replies, the request is repeated in two
-        halves. One unreadable reply therefore does not block the others.
+        If the SuperLink cannot answer a request for several replies, each half of the replies is
+        requested separately. An unreadable reply therefore does not block other replies.
 
         Raises:
             httpx.HTTPError: if the SuperLink does not answer, or the run is over.
@@ -186,15 +186,15 @@ class GuardedGrid(DelegatingGrid):
         self, message_ids: list[str], error: httpx.HTTPStatusError
     ) -> dict[str, _AnnouncedReply]:
         if len(message_ids) == 1:
-            log.warning("the SuperLink cannot hand out a reply: %s", cut_foreign_text(str(error)))
-            # no objects and no time for them to arrive, so an error reply follows
+            log.warning("the SuperLink cannot send a reply: %s", cut_foreign_text(str(error)))
+            # without objects and time for their arrival, the next read gives an error reply
             return {message_ids[0]: _AnnouncedReply("", ObjectTree(), SUPERLINK_NODE_ID, 0.0)}
         middle = len(message_ids) // 2
         halves = message_ids[:middle], message_ids[middle:]
         return self._fetch_announced(halves[0]) | self._fetch_announced(halves[1])
 
     def _read_content(self, announced: _AnnouncedReply) -> RecordDict | Error | None:
-        """Return a reply's content, an error if it is broken, or None if objects are missing.
+        """Return a reply's content, an error for a broken reply, or None if objects are missing.
 
         Raises:
             httpx.TransportError: if the SuperLink does not answer.
@@ -204,11 +204,11 @@ class GuardedGrid(DelegatingGrid):
         except ObjectPullError:
             if time.monotonic() < announced.end:
                 return None
-            # perhaps not the node's fault, so the caller requests the node's hello again
-            return Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply did not arrive whole")
+            # the node may not be at fault, so the caller requests the node's hello again
+            return Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply did not arrive completely")
         except httpx.TransportError:
             raise
-        except Exception as error:  # bytes of a client can make Flower raise anything
+        except Exception as error:  # a client's bytes can make Flower raise any exception
             reason = cut_foreign_text(f"its reply is broken: {type(error).__name__}: {error}")
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         if message.has_content():
@@ -234,7 +234,7 @@ class GuardedGrid(DelegatingGrid):
             raise FrameError(f"it is longer than {MAX_OBJECT_BYTES} bytes")
         message = inflate_object_from_contents(announced.object_id, contents)
         if not isinstance(message, Message):
-            raise FrameError("it is no message")
+            raise FrameError("it is not a message")
         return message
 
     def _pull_object(self, object_id: str) -> bytes:
@@ -247,7 +247,7 @@ class GuardedGrid(DelegatingGrid):
         return response.object_content
 
     def _confirm(self) -> None:
-        """Let the SuperLink delete the objects of fetched replies, broken ones included."""
+        """Let the SuperLink delete the objects of fetched replies, including broken replies."""
         while self._fetched:
             request = ConfirmMessageReceivedRequest(
                 node=self._http_grid.node,
@@ -259,7 +259,10 @@ class GuardedGrid(DelegatingGrid):
 
 
 def _without_content(message: Message, message_id: str) -> Message:
-    """Return an empty message with the same destination, type and times, to make replies to."""
+    """Return a message without content, with the same destination, type and times.
+
+    The grid creates replies to this message.
+    """
     metadata = message.metadata
     empty = Message(
         RecordDict(),

@@ -38,9 +38,9 @@ MAX_FOREIGN_TEXT = 500
 
 
 def cut_foreign_text(text: str) -> str:
-    """Reduce a text from a client to one line of printable characters, cut to a maximum length.
+    """Return a client's text as one line of at most `MAX_FOREIGN_TEXT` printable characters.
 
-    Every text from a client must be reduced before it is logged or written to a file.
+    Every text from a client must pass through this function before it is logged or written.
     """
     line = " ".join(text[: 4 * MAX_FOREIGN_TEXT].split())
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
@@ -50,8 +50,8 @@ def cut_foreign_text(text: str) -> str:
 def decode_foreign(decode: Callable[[Content], Decoded], content: Content) -> Decoded:
     """Decode data from a client.
 
-    An exception of the decoder that is no `SamaraError` is turned into one, so that a bug in a
-    decoder does not end the run.
+    Every other exception of the decoder becomes a `SamaraError`, so that a bug in a decoder does
+    not end the run.
 
     Args:
         decode: the decoder.
@@ -76,8 +76,8 @@ def make_message(
 
     Args:
         node: Flower's id of the node.
-        message_type: Flower's message type, `train`, `evaluate` or `query`, with an action.
-        group: Flower's group id, which only appears in logs.
+        message_type: Flower's message type `train`, `evaluate` or `query`, with an optional action.
+        group: Flower's group id, which appears only in logs.
         frame: the frame; empty in a request for a hello.
         catch_up: the snapshot and the ledger records that the node lacks.
         seconds: time to live in seconds, after which Flower delivers neither the message nor its
@@ -113,13 +113,13 @@ def report_token(reply: Message) -> bytes | None:
 
 
 def read_cost(reply: Message) -> bytes:
-    """Return the encoded round cost beside the frame in a reply; empty without one."""
+    """Return the encoded round cost beside the frame in a reply; empty without a round cost."""
     cost = _record_of(reply).get(COST)
     return cost if isinstance(cost, bytes) else b""
 
 
 def _record_of(reply: Message) -> ConfigRecord:
-    """Return the record with a reply's frame; an empty record if it has none."""
+    """Return the record with a reply's frame; an empty record if the reply has no such record."""
     record = reply.content.get(RECORD)
     return record if isinstance(record, ConfigRecord) else ConfigRecord()
 
@@ -128,7 +128,7 @@ def client_of_hello(frame: bytes) -> int:
     """Return the client index in a hello, or in a refusal that names a missing blob.
 
     Raises:
-        FrameError: if the frame is neither.
+        FrameError: if the frame is neither a hello nor such a refusal.
     """
     if kind_of(frame) is Kind.REFUSAL:
         refusal = Refusal.decode(frame)

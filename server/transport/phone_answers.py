@@ -23,8 +23,8 @@ class PhonePlace:
     Attributes:
         gateway: Flower's id of the gateway's node.
         public_key: public key of the phone or board, PEM.
-        hello: hello frame, or a refusal that names a missing blob. Empty from the sending of a blob
-            part until the gateway's next hello reply.
+        hello: hello frame, or a refusal that names a missing blob. Empty after a blob part was
+            sent, until the gateway's next hello reply.
         introduced: time of the hello, monotonic seconds.
     """
 
@@ -42,7 +42,7 @@ class PhonePlace:
     def number(self) -> int:
         """The number by which the gateway knows the phone or board.
 
-        It follows from the key alone, because a gateway knows nothing about key rotations.
+        The number is a hash of the key, because a gateway knows nothing about key rotations.
         """
         return client_index_of_key(self.public_key)
 
@@ -52,9 +52,9 @@ class PhoneAnswers:
     """The phones' answers in a gateway's reply.
 
     Attributes:
-        signed: frames by public key (PEM), of phones that may take part.
+        signed: frames of phones that may take part, by public key (PEM).
         refused: reason for each phone that has signed but may not take part, by phone number.
-        dropped: number of unusable answers, by reason; answers of refused phones are included.
+        dropped: number of unusable answers, by reason, including answers of refused phones.
     """
 
     signed: dict[bytes, bytes] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class PhoneAnswers:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def describe_dropped(self) -> str:
-        """Describe the dropped parts in one line; empty if there are none."""
+        """Return one line about the dropped answers; empty without dropped answers."""
         return "; ".join(f"{reason} ({count} times)" for reason, count in self.dropped.items())
 
 
@@ -98,7 +98,7 @@ def read_answers(reply: Message, instruction: bytes, keys: ClientKeys | None) ->
 
 
 def read_numbers(reply: Message, name: str) -> list[int]:
-    """Return the phone numbers that a gateway's reply lists under a name; empty without one."""
+    """Return the phone numbers that a gateway's reply lists under a name; empty without a list."""
     numbers = reply.content.config_records.get(RECORD, ConfigRecord()).get(name)
     if not isinstance(numbers, list):
         return []
@@ -106,7 +106,7 @@ def read_numbers(reply: Message, name: str) -> list[int]:
 
 
 def node_of_key(public_key: bytes) -> int:
-    """Return the node id of the phone with this key; it is the same behind every gateway."""
+    """Return the node id of the phone with this key, which does not depend on the gateway."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
 
 

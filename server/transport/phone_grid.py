@@ -3,11 +3,11 @@
 A gateway is one Flower node with many attached phones. A gateway's hello reply lists its newly
 attached phones, and the numbers of all phones that are still attached. A long list comes in several
 replies. This grid gives every phone its own node id and public key, so that roster, cohorts and
-strategy need not know about gateways. `PhoneRelay` carries the messages to phones.
+strategy need not know about gateways. `PhoneRelay` sends the messages to phones.
 
-A phone's frame counts only if the phone's key has signed it together with the instruction that it
-answers. For a hello the instruction is a nonce, so that a gateway cannot replay the hello of a
-phone that is no longer attached.
+A phone's frame is used only if the phone's key has signed the frame together with the instruction
+that it answers. For a hello the instruction is a nonce. A gateway therefore cannot replay the hello
+of a phone that is no longer attached.
 """
 
 import logging
@@ -56,7 +56,7 @@ HELLO_SECONDS = 300.0
 REFRESH_SECONDS = 5.0
 """Seconds between two requests for a gateway's attached phones."""
 HELLO_LIFE_SECONDS = 6 * 3600.0
-"""Seconds after which a phone that stays attached must introduce itself again."""
+"""Seconds after which an attached phone must send a new hello."""
 NONCE_BYTES = 32
 
 
@@ -83,7 +83,7 @@ class PhoneGrid(DelegatingGrid):
     Args:
         grid: grid that delivers the messages.
         keys: client keys of the run, which decide which nodes are gateways and which phones may
-            take part; None admits all.
+            take part; None admits all nodes and phones.
     """
 
     def __init__(self, grid: Grid, keys: ClientKeys | None = None) -> None:
@@ -95,7 +95,7 @@ class PhoneGrid(DelegatingGrid):
         self._hellos: dict[int, Message | None] = {}
         # Time of the next request for each gateway's phones, monotonic seconds.
         self._gateways: dict[int, float] = {}
-        # nonce of each gateway whose reply to the last request still lacks hellos
+        # Nonce of each gateway whose reply to the last request still lacks hellos.
         self._nonces: dict[int, bytes] = {}
         self._sessions: dict[int, bytes] = {}  # session of each gateway's process
         self._phones: dict[int, PhonePlace] = {}
@@ -108,13 +108,14 @@ class PhoneGrid(DelegatingGrid):
         self._replies: dict[str, tuple[Message, float]] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes, phones included."""
+        """Return the ids of the connected nodes, including phones."""
         return list(self.connected_nodes())
 
     def connected_nodes(self) -> dict[int, bytes]:
-        """Return the public key (PEM) of every connected node; empty for nodes without one.
+        """Return the public key (PEM) of every connected node, by node id; empty without a key.
 
-        Phones are nodes and gateways are not. Other nodes are left out until they answer a hello.
+        Phones are nodes, and gateways are not. Other nodes are left out until they have answered a
+        hello request.
         """
         self._refreshed = time.monotonic()
         public_keys = self._flower_nodes()
@@ -131,7 +132,7 @@ class PhoneGrid(DelegatingGrid):
         return node in self._phones
 
     def _flower_nodes(self) -> dict[int, bytes]:
-        """Return the public key of every node known to Flower, gateways included."""
+        """Return the public key of every node known to Flower, including gateways."""
         if isinstance(self._grid, GuardedGrid):
             return self._grid.connected_nodes()
         return dict.fromkeys(self._grid.get_node_ids(), b"")
@@ -168,11 +169,11 @@ class PhoneGrid(DelegatingGrid):
         return [ids[index] for index in sorted(ids)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived, each only once."""
+        """Return the replies to these messages that have arrived; each reply is returned once."""
         wanted = list(message_ids)
         is_late = time.monotonic() >= self._refreshed + REFRESH_SECONDS
         if self._waiting_hellos or (is_late and self._relay.message_ids):
-            self.connected_nodes()  # asks the gateways, whose answers may hold new hellos
+            self.connected_nodes()  # requests the gateways' lists, which may contain new hellos
         unsent = {message.metadata.message_id for message in self._waiting_hellos.values()}
         to_phones = (self._relay.message_ids | self._replies.keys() | unsent).intersection(wanted)
         to_pull = self._relay.ids_to_pull(to_phones) | (set(wanted) - to_phones)
@@ -183,7 +184,7 @@ class PhoneGrid(DelegatingGrid):
                 continue
             for of_phone, end in self._relay.split(reply):
                 self._store_reply(of_phone, end)
-        self._relay.advance(self._phones)  # completes replies that lacked answers
+        self._relay.advance(self._phones)  # requests the answers that were missing in replies
         return replies + [self._replies.pop(i)[0] for i in wanted if i in self._replies]
 
     def _store_reply(self, reply: Message, end: float) -> None:
@@ -191,7 +192,7 @@ class PhoneGrid(DelegatingGrid):
         self._replies[reply.metadata.reply_to_message_id] = reply, end
 
     def _discard_old_entries(self, connected: Set[int]) -> None:
-        """Discard entries of disconnected nodes, and messages whose time to answer is over."""
+        """Discard the entries of disconnected nodes, and messages past their time to live."""
         now = time.monotonic()
         self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
@@ -239,10 +240,10 @@ class PhoneGrid(DelegatingGrid):
         self._receive_hellos(public_keys)
 
     def _known_at(self, gateway: int) -> frozenset[int]:
-        """Return the numbers of a gateway's phones that need not introduce themselves again.
+        """Return the numbers of a gateway's phones that need not send a new hello.
 
-        A hostile gateway could falsely report such a phone as attached. It could only make the
-        phone miss rounds, as it could by withholding the phone's answers.
+        A hostile gateway could falsely report such a phone as attached. The phone would only miss
+        rounds, as it would if the gateway withheld the phone's answers.
         """
         long_ago = time.monotonic() - HELLO_LIFE_SECONDS
         return frozenset(
@@ -300,7 +301,7 @@ class PhoneGrid(DelegatingGrid):
             if request_of_phone := self._waiting_hellos.pop(phone.node, None):
                 reply_of_phone = make_reply(frame, request_of_phone)
                 self._store_reply(reply_of_phone, _end_of(request_of_phone))
-        # phones that have answered are not asked again
+        # the next request with this nonce asks only the phones that have not answered
         if has_more and read_numbers(reply, PENDING):
             self._gateways[gateway], self._nonces[gateway] = 0.0, request.nonce
         self._notices.send(self._grid, gateway, answers.refused)
@@ -311,10 +312,10 @@ class PhoneGrid(DelegatingGrid):
         if self._keys:
             self._keys.check(public_key, client)
         elif client != client_index_of_key(public_key):
-            raise SamaraError(f"its key is not that of client {client}")
+            raise SamaraError(f"its key does not belong to client {client}")
 
     def _warn(self, gateway: int, text: str) -> None:
-        """Log a one-line warning about a gateway's reply, unless it repeats the previous one."""
+        """Log a one-line warning about a gateway's reply, unless it equals the previous warning."""
         text = cut_foreign_text(text)
         if text and self._logged.get(gateway) != text:
             log.warning("gateway %d: %s", gateway, text)

@@ -1,10 +1,10 @@
 """Messages to phones and boards behind gateways, from sending to answer.
 
-Messages with the same frame to phones of one gateway travel as a single message to the gateway. The
-gateway's reply, which may lack some answers, is split into one reply per phone. If a phone moves to
-another gateway, or its gateway restarts, the message is sent again through the phone's present
-gateway. Repeated messages do no harm, because a phone answers a repeated instruction with its
-stored report.
+Messages with the same frame to phones of one gateway are sent as a single message to the gateway.
+The gateway's reply, which may lack some answers, is split into one reply per phone. If a phone
+moves to another gateway, or if its gateway restarts, the message is sent again through the phone's
+current gateway. Repeated messages do no harm, because a phone answers a repeated instruction with
+its stored report.
 """
 
 import time
@@ -27,7 +27,7 @@ from samara.shared.flower_compat import ErrorCode
 from samara.shared.protocol.wire import CLIENTS, IN_PARTS, PENDING, RECORD, SHARES
 
 _LEAST_SECONDS = 1.0
-"""Least remaining time to live, in seconds, of a message that is worth sending again."""
+"""Least remaining time to live, in seconds, with which a message is sent again."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class _Unanswered:
     Attributes:
         message: the message.
         end: end of the message's time to live, monotonic seconds.
-        whole: id of the gateway message that contains this message; empty before it is sent.
+        whole: id of the message to the gateway that contains this message; empty before sending.
         gateway: Flower's id of the gateway's node.
         number: number by which the gateway knows the phone.
         lost_at: time at which the gateway was lost, monotonic seconds. The message is sent again
@@ -70,7 +70,7 @@ class _WholeMessage:
 
     Attributes:
         gateway: Flower's id of the gateway's node.
-        frame: the instruction, the same for all these phones.
+        frame: the instruction, which is equal for all these phones.
         parts: the messages to the phones.
     """
 
@@ -80,12 +80,12 @@ class _WholeMessage:
 
 
 class PhoneRelay:
-    """Sends messages to phones through their gateways, and splits the replies.
+    """A relay that sends messages to phones through their gateways, and splits the replies.
 
     Args:
         grid: grid that delivers messages to gateways.
         keys: client keys of the run; None admits all phones.
-        warn: function that logs a line of text about a gateway, given its Flower node id.
+        warn: function that logs a line about a gateway; its arguments are node id and text.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PhoneRelay:
         return self._unanswered.keys()
 
     def add(self, message: Message) -> None:
-        """Accept a message to a phone, which `advance` will send; the message has an id."""
+        """Add a message to a phone, which `advance` will send; the message must have an id."""
         end = time.monotonic() + message.metadata.ttl
         self._unanswered[message.metadata.message_id] = _Unanswered(message, end)
 
@@ -126,13 +126,13 @@ class PhoneRelay:
             self._send(_WholeMessage(gateway, frame, parts))
 
     def lose(self, gateway: int) -> None:
-        """Record that a gateway's process has restarted, so that it knows no earlier message."""
+        """Record that a gateway's process has restarted and does not know earlier messages."""
         for one in self._unanswered.values():
             if one.whole and one.gateway == gateway:
                 one.whole, one.lost_at = "", time.monotonic()
 
     def ids_to_pull(self, wanted: Iterable[str]) -> set[str]:
-        """Return the ids of the gateway messages whose replies contain the wanted replies."""
+        """Return the ids of the messages to gateways whose replies contain the wanted replies."""
         known = (self._unanswered[i] for i in wanted if i in self._unanswered)
         return {one.whole for one in known if one.whole}
 
@@ -158,13 +158,13 @@ class PhoneRelay:
         else:
             answers = read_answers(reply, whole.frame, self._keys)
             frames = {node_of_key(key): frame for key, frame in answers.signed.items()}
-            # a gateway without new answers is not asked over and over
+            # without this condition, a gateway without new answers would be asked without end
             pending = set(read_numbers(reply, PENDING)) if frames else set()
             self._warn(whole.gateway, answers.describe_dropped())
         replies = []
         for one in whole.parts:
             if one.whole != whole_id:
-                continue  # it was sent elsewhere in the meantime
+                continue  # another gateway has received this message in the meantime
             if one.node in frames:
                 replies.append((make_reply(frames[one.node], one.message), one.end))
             elif is_lost:
@@ -182,8 +182,8 @@ class PhoneRelay:
     def _send(self, whole: _WholeMessage) -> None:
         """Send messages with the same frame to a gateway's phones as one message.
 
-        The message carries the longest of the phones' catch-ups, which contains the records of all
-        shorter catch-ups, and the sealed shares for each phone.
+        The message contains the longest of the phones' catch-ups and the sealed shares for each
+        phone. The longest catch-up includes the records of all shorter catch-ups.
         """
         records = [one.message.content.config_records[RECORD] for one in whole.parts]
         longest = max(records, key=lambda r: (len(r["snapshot"]) > 0, len(r["tail"])))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """The quorum, which decides a run's layout, base model and number of clients.
 
-A single client cannot decide them. Several clients must send equal hellos (a quorum), or a hello
-must match the run that is already in the folder. A hello that contradicts the operator's settings
-is refused before any memory is allocated for it.
+A single client cannot decide these values. Several clients must send equal hellos (a quorum), or a
+hello must match the run that is already in the folder. A hello that contradicts the operator's
+settings is refused before the server allocates memory for its layout.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from samara.shared.settings.sections import MOST_ELEMENTS
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The values in a hello that all clients of a run must agree on.
+    """The values in a hello that must be equal for all clients of a run.
 
     Attributes:
         layout: layout of the adapter.
@@ -35,7 +35,7 @@ class Quorum:
 
     Args:
         config: settings of the run.
-        is_stored: returns whether the run's folder holds a run of this identity.
+        is_stored: function that returns whether the run's folder holds a run of an identity.
 
     Attributes:
         is_late: whether the run stops waiting for more clients. Two equal hellos then suffice,
@@ -61,14 +61,14 @@ class Quorum:
         """Check that the settings allow the run that a hello describes.
 
         Raises:
-            SamaraError: if they do not; the message names the reason and the setting.
+            SamaraError: if the settings do not allow the run; the message names reason and setting.
         """
         cohort = self._config.cohort
         layout = identity.layout
         if layout.element_count > MOST_ELEMENTS:
             raise LayoutError(
-                f"its layout has {layout.element_count} trained numbers, over {MOST_ELEMENTS}; "
-                "adapt fewer layers (adapter.layers), or lower adapter.rank"
+                f"its layout has {layout.element_count} trained numbers, more than "
+                f"{MOST_ELEMENTS}; adapt fewer layers (adapter.layers), or lower adapter.rank"
             )
         for setting, expected, value, kind in (
             ("layout-hash", cohort.layout_hash, layout.hash, LayoutError),
@@ -77,15 +77,15 @@ class Quorum:
             if expected and value.hex() != expected:
                 raise kind(
                     f"its {setting.replace('-', ' ')} {value.hex()[:12]} differs from "
-                    f"cohort.{setting}, {expected[:12]}; give it the same model and adapter "
-                    "settings"
+                    f"cohort.{setting}, {expected[:12]}; use the same model and adapter settings "
+                    "on this client"
                 )
         if identity.client_count:
             # raises an error if there are too many clients
             self._config.among(identity.client_count)
 
     def decide(self, identities: Collection[RunIdentity]) -> RunIdentity | None:
-        """Return the identity that the hellos agree on; None while undecided.
+        """Return the identity that the hellos decide; None without a decision.
 
         Args:
             identities: identity in each client's hello, in order of client index.

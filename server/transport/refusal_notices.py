@@ -1,4 +1,4 @@
-"""Notices to refused clients: the reason as a code and two numbers, as in a client's refusal."""
+"""Notices to refused clients, which contain the reason as a code and two numbers."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -15,16 +15,16 @@ from samara.shared.protocol.wire import CLIENTS, RECORD, REFUSED_ACTION
 REFUSED_MESSAGE = f"{MessageType.QUERY}.{REFUSED_ACTION}"
 """Flower's message type of a notice."""
 REPEAT_SECONDS = 60.0
-"""Seconds after which an attached phone gets the same notice again.
+"""Seconds after which an attached phone gets an equal notice again.
 
-The phone may have a new process that has not received the notice.
+The phone's process may have restarted without having received the first notice.
 """
 _NOTICE_SECONDS = 60.0
 _NO_TOKEN = bytes(8)
 
 
 class RefusalNotices:
-    """Notices to nodes, sent without waiting; replies are ignored."""
+    """Notices to nodes, which are sent without waiting and whose replies are ignored."""
 
     def __init__(self) -> None:
         self._unsent: dict[int, Refusal] = {}
@@ -36,12 +36,12 @@ class RefusalNotices:
         Args:
             node: Flower's id of the node.
             client: client index; 0 if unknown.
-            error: reason for the refusal; the node gets the error's code and numbers.
+            error: reason for the refusal, whose code and numbers the node receives.
         """
         self._unsent[node] = Refusal.of_error(_NO_TOKEN, client, 0, error)
 
     def send(self, grid: Grid, nodes: Collection[int]) -> None:
-        """Send the notices to connected nodes, and discard old replies."""
+        """Send the notices for connected nodes, and discard the replies to earlier notices."""
         messages = [
             _notice(node, notice.encode()) for node, notice in self._unsent.items() if node in nodes
         ]
@@ -52,21 +52,21 @@ class RefusalNotices:
 class PhoneNotices:
     """Notices to phones that may not take part, sent through their gateways.
 
-    A refused phone is not a node of the grid, so it gets no other message.
+    A refused phone is not a node of the grid and gets no other message.
     """
 
     def __init__(self) -> None:
-        # By gateway and the phone's number there: the notice and the time at which it was sent.
+        # Last notice and its time, by gateway and by the phone's number.
         self._told: dict[int, dict[int, tuple[bytes, float]]] = {}
         self._sent = _SentNotices()
 
     def send(self, grid: Grid, gateway: int, errors: Mapping[int, SamaraError]) -> None:
-        """Send phones the reasons for their refusal, unless the same notice was sent recently.
+        """Send phones the reasons for their refusal, except notices that were sent recently.
 
         Args:
             grid: the grid that reaches the gateway.
             gateway: Flower's id of the gateway's node.
-            errors: reasons by phone number, for all phones of the gateway that are now refused.
+            errors: reasons by phone number, for all refused phones of the gateway.
         """
         now = time.monotonic()
         before = self._told.get(gateway, {})
@@ -82,7 +82,7 @@ class PhoneNotices:
         self._sent.push(grid, [_notice(gateway, frame, due[frame]) for frame in due])
 
     def forget(self, connected: Collection[int]) -> None:
-        """Forget the notices sent through gateways that are no longer connected."""
+        """Remove the records of notices through gateways that are no longer connected."""
         self._told = {gateway: told for gateway, told in self._told.items() if gateway in connected}
 
 
@@ -93,7 +93,7 @@ class _SentNotices:
         self._unanswered: set[str] = set()
 
     def push(self, grid: Grid, messages: Sequence[Message]) -> None:
-        """Discard the replies that have arrived, and send further notices."""
+        """Discard the replies that have arrived, and send notices."""
         if self._unanswered:
             for reply in grid.pull_messages(sorted(self._unanswered)):
                 self._unanswered.discard(reply.metadata.reply_to_message_id)

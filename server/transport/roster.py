@@ -1,4 +1,4 @@
-"""The roster of a run: which Flower node is which client, and each client's round."""
+"""The roster of a run, with the node, the round and the description of each client."""
 
 import json
 import logging
@@ -56,10 +56,10 @@ class RosterEntry:
         node: Flower's id of the node, which changes between runs.
         client: client index, which never changes.
         examples: number of training examples, from the client's hello.
-        round: last round that the client is known to have.
+        round: last round whose state the client is known to have.
         facts: the client's description of itself, for the result of the run.
-        public_key: public key of the node, PEM; empty where nodes have none.
-        by_stream: whether the client is attached to a gateway instead of connected by a SuperNode.
+        public_key: public key of the node, PEM; empty if nodes have no keys.
+        by_stream: whether the client is attached to a gateway, and not connected by a SuperNode.
         follows: whether the client could catch up at its last instruction; None before an answer.
     """
 
@@ -73,11 +73,11 @@ class RosterEntry:
     follows: bool | None = None
 
     def most_examples(self, split: Split) -> int:
-        """Return a split's declared number of examples; without it, the number for training."""
+        """Return a split's declared number of examples; by default the number for training."""
         return stated_count(self.facts, SPLIT_EXAMPLES, split.name, self.examples)
 
     def most_predictions(self, split: Split) -> int:
-        """Return the most predictions of a split's evaluation: its examples or answers' tokens."""
+        """Return the largest number of predictions on a split: its examples, or answers' tokens."""
         return stated_count(self.facts, SPLIT_TOKENS, split.name, self.most_examples(split))
 
 
@@ -89,13 +89,13 @@ class Roster:
 
     Args:
         keys: client keys of the run; None admits clients without a key.
-        blobs: sender of files that clients lack; None if the run has none.
+        blobs: sender of files that clients lack; None if the run has no such files.
         quorum: rule that decides the run's identity; None lets the first hello decide.
 
     Attributes:
         entries: entries by Flower node id.
-        layout: layout of the adapter, the same for all clients; None until it is decided.
-        model_id: id of the base model, the same for all clients.
+        layout: layout of the adapter of all clients; None until the layout is decided.
+        model_id: id of the base model of all clients; empty until the model is decided.
         client_count: number of clients that share the data set; 0 if clients bring their own data.
         most_clients: largest number of clients that can train; None if unlimited.
     """
@@ -135,9 +135,8 @@ class Roster:
         """Request a hello from every new node, and process the hellos that have arrived.
 
         A quorum of equal hellos decides layout, base model and number of clients of the run. A
-        client with different values is refused for some minutes. The call only waits for hellos
-        while none has arrived. A client that lacks a blob receives the blob, and is then asked for
-        its hello again.
+        client with different values is refused for five minutes. The call waits only while no hello
+        has arrived. A client that lacks a blob receives the blob, and then a new hello request.
 
         Args:
             grid: Flower's grid.
@@ -175,12 +174,14 @@ class Roster:
             self._notices.send(grid, nodes)
 
     def send_blobs(self, grid: Grid) -> None:
-        """Advance the transfers of missing blobs, without waiting."""
+        """Send the next parts of missing blobs to clients, without waiting."""
         if self._blobs and self._blobs.nodes:
             self._send_blobs(self._blobs, grid, _connected_nodes(grid))
 
     def begin_transfer(self, entry: RosterEntry, refusal: Refusal) -> None:
-        """Start sending a client the blob that it lacks; the client must then send a new hello.
+        """Begin the transfer of a blob to a client that lacks it.
+
+        The client must send a new hello after the transfer.
 
         Args:
             entry: entry of the client; it is removed from the roster.
@@ -207,14 +208,14 @@ class Roster:
         return min((entry.round for entry in self.entries.values()), default=0)
 
     def refusal_reason(self, entry: RosterEntry) -> str:
-        """Return the reason why a client may no longer take part; empty if it still may."""
+        """Return the reason why a client may no longer take part; empty if it may."""
         return str(self._key_refusal(entry.public_key) or "")
 
     def forget_absent(self, nodes: Mapping[int, bytes]) -> None:
-        """Discard data of disconnected nodes, and expired refusals.
+        """Discard the data of disconnected nodes, and expired refusals.
 
-        If the client of a roster entry disconnects, all refusals end, because the client may
-        return as a node that was refused.
+        If the client of a roster entry disconnects, all refusals end, because the client may now
+        be one of the refused nodes.
         """
         gone = self.entries.keys() - nodes.keys()
         for node in gone:
@@ -238,7 +239,7 @@ class Roster:
                 continue
             if reply.has_error() and reply.error.code in LOST:
                 if node not in self._lost_hellos:
-                    log.warning("a hello was lost on the way; it is requested again")
+                    log.warning("a hello was lost and is requested again")
                 self._lost_hellos.add(node)
                 continue
             try:
@@ -259,7 +260,7 @@ class Roster:
                 self._refuse(node, error, hello.client)
 
     def _begin_transfer(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Start sending a node the blob that its refusal names.
+        """Begin the transfer to a node of the blob that the node's refusal names.
 
         Raises:
             SamaraError: if the node refuses for another reason, or may not receive the blob.
@@ -277,7 +278,7 @@ class Roster:
     def _introduction(
         self, hello: Hello, node: int, public_key: bytes, taken: Set[int]
     ) -> tuple[RosterEntry, RunIdentity]:
-        """Return the entry and the run identity that a hello asks for.
+        """Return the roster entry and the run identity that a hello describes.
 
         Raises:
             SamaraError: if the sender may not take part; the message gives the reason.
@@ -293,7 +294,7 @@ class Roster:
             raise SamaraError(f"the number of clients in its hello is {client_count!r}")
         if hello.client in taken:
             raise TakenIndexError(
-                "another node already has this client index; give each node its own"
+                "another node already has this client index; give each node a different index"
             )
         identity = RunIdentity(layout, hello.model_id, client_count)
         if self._quorum and self.layout is None:
@@ -302,7 +303,7 @@ class Roster:
         return entry, identity
 
     def _admit_introduced(self) -> None:
-        """Once the run is decided, admit or refuse the clients that have introduced themselves."""
+        """Decide the run's identity if possible, and then admit or refuse the waiting clients."""
         if self.layout is None:
             introductions = sorted(self._introduced.values(), key=lambda pair: pair[0].client)
             identities = [identity for _, identity in introductions]
@@ -321,17 +322,17 @@ class Roster:
                 self.entries[node] = entry
 
     def _difference(self, identity: RunIdentity, layout: Layout) -> SamaraError | None:
-        """Return the reason why a client does not fit this run's layout; None if it fits."""
+        """Return the reason why a client does not fit this run's identity; None if it fits."""
         if identity.layout.hash != layout.hash:
             return LayoutError(
-                f"its layout {identity.layout.hash.hex()[:12]} is not this run's "
-                f"{layout.hash.hex()[:12]}; give it the same model and adapter settings"
+                f"its layout {identity.layout.hash.hex()[:12]} differs from this run's layout "
+                f"{layout.hash.hex()[:12]}; use the same model and adapter settings on this client"
             )
         if identity.model_id != self.model_id:
-            return ModelError("its base model is not this run's; give it the same model files")
+            return ModelError("its base model differs from this run's; use the same model files")
         if identity.client_count != self.client_count:
             return ConfigError(
-                f"its data set is divided among {identity.client_count} clients, that of this run "
+                f"its data set is divided among {identity.client_count} clients, but this run's "
                 f"among {self.client_count}; give all clients the same num-partitions"
             )
         return None
@@ -341,7 +342,7 @@ class Roster:
         return self._keys.refusal(public_key) if self._keys else None
 
     def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
-        """Refuse a node for some minutes; send a notice unless the reason is the same as before."""
+        """Refuse a node for five minutes; send a notice if the reason differs from the last one."""
         name = self._keys.name_of(client) if self._keys and client is not None else ""
         who = "" if client is None else f"client {client}" + (f" ({name})" if name else "") + ": "
         reason = cut_foreign_text(f"{who}{error}")
@@ -350,7 +351,7 @@ class Roster:
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
         if reason != before:
-            # A node without the client's key says nothing about the client that it names.
+            # A node without the client's key may be a stranger that names this client.
             known = None if isinstance(error, ClientKeyError) else client
             event = {"event": REFUSED_EVENT, "client": known}
             log.warning("refused: %s", reason, extra={"event": event})
@@ -383,7 +384,7 @@ def await_clients(
 
 
 def _connected_nodes(grid: Grid) -> dict[int, bytes]:
-    """Return the public key (PEM) of every connected node; empty for nodes without one."""
+    """Return the public key (PEM) of every connected node, by node id; empty without a key."""
     if isinstance(grid, DeadlineGrid):
         return grid.connected_nodes()
     return dict.fromkeys(grid.get_node_ids(), b"")

@@ -1,1 +1,1 @@
-"""Views of a run (terminal, web page, metrics), all made from the same `RunStatus`."""
+"""Views of a run's `RunStatus`: terminal, web page, and metrics."""

@@ -8,7 +8,7 @@ _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
 
 
 def clients_to_show(status: RunStatus) -> list[tuple[int, ClientStatus]]:
-    """Return index and status of clients in the order: refused, resting, away, others."""
+    """Return index and status of clients in the order refused, resting, away, others, revoked."""
     return sorted(status.clients.items(), key=_place)
 
 
@@ -25,7 +25,7 @@ def _rank(client: ClientStatus) -> int:
 
 
 def reason_of(client: ClientStatus) -> str:
-    """Return the reason why a client is refused or rests; empty for other clients."""
+    """Return the reason why a client is refused or resting; empty for other clients."""
     return client.last_failure if client.state in ("refused", "resting") else ""
 
 
@@ -38,5 +38,5 @@ def power_of(client: ClientStatus) -> str:
 
 
 def link_of(client: ClientStatus) -> str:
-    """Return a word for a client's connection: its node's state, or ``stream`` behind a gateway."""
+    """Return the state of a client's node, or ``stream`` if the client is behind a gateway."""
     return client.link or (STREAM if client.wire == STREAM else "")

@@ -1,4 +1,4 @@
-"""The dashboard of `samara server up`: a thread serves a run's page and metrics on loopback."""
+"""The dashboard of `samara server up`: a thread that serves a run's page and metrics locally."""
 
 import threading
 from pathlib import Path
@@ -21,7 +21,7 @@ class Dashboard:
 
     Args:
         run: folder of an existing run.
-        port: port; 0 selects a free one.
+        port: port; 0 selects a free port.
 
     Raises:
         ConfigError: if the token's file cannot be used.

@@ -11,11 +11,11 @@ from prometheus_client.registry import CollectorRegistry
 from samara.server.live.run_status import CONNECTED, ClientStatus, RunStatus
 
 MOST_CLIENTS = 1000
-"""Most clients with separate metric series; a run with more clients only has sums."""
+"""Most clients for which each client has metrics; a run with more clients has only sums."""
 STATES = "", "refused", "resting", "revoked", "gateway"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""The values of a metric, each with the values of its labels except the label ``run``."""
+"""The values of a metric: pairs of label values (without the label ``run``) and a number."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _evaluated(name: str) -> Callable[[RunStatus], Samples]:
 
 
 def _per_client(value: Callable[[ClientStatus], float | None]) -> Callable[[RunStatus], Samples]:
-    """Return a function that reads a figure of each client; clients without it have no sample."""
+    """Return a function that reads a figure of each client that has this figure."""
 
     def samples(status: RunStatus) -> Samples:
         if len(status.clients) > MOST_CLIENTS:
@@ -120,7 +120,7 @@ METRICS = (
     RunMetric("samara_round", "last round in the ledger", lambda s: _one(s.round)),
     RunMetric(
         "samara_planned_rounds",
-        "rounds that the run will have; 0 before it begins",
+        "rounds of the whole run; 0 before it begins",
         lambda s: _one(s.planned_rounds),
     ),
     RunMetric(
@@ -132,36 +132,40 @@ METRICS = (
     RunMetric("samara_round_learning_rate", "η of the last round", _last("learning_rate")),
     RunMetric("samara_round_reports", "reports in the last round", _last("reports")),
     RunMetric("samara_round_refused", "refused replies in the last round", _last("refused")),
-    RunMetric("samara_round_absent", "clients without an answer, last round", _last("absent")),
-    RunMetric("samara_epsilon", "ε that the run has spent; only if private", _last("epsilon")),
+    RunMetric(
+        "samara_round_absent", "clients without an answer in the last round", _last("absent")
+    ),
+    RunMetric("samara_epsilon", "ε that the run has spent; none without privacy", _last("epsilon")),
     RunMetric(
         "samara_accuracy",
-        "accuracy in the last evaluation of a split and a way of serving, mean of the clients",
+        "mean accuracy of the clients in the last evaluation of a split and a column",
         _evaluated("accuracy"),
         ("split", "column"),
     ),
     RunMetric(
         "samara_evaluation_loss",
-        "cross-entropy in the last evaluation of a split and a way of serving",
+        "cross-entropy in the last evaluation of a split and a column",
         _evaluated("loss"),
         ("split", "column"),
     ),
     RunMetric("samara_reports_total", "reports in the ledger", lambda s: _one(s.reports)),
     RunMetric(
         "samara_failures_total",
-        "replies and introductions that were refused, and answers that did not come",
+        "refused replies, refused hellos, and missing answers",
         lambda s: _one(s.failures),
     ),
     RunMetric(
-        "samara_received_bytes_total", "bytes of frames of clients", lambda s: _one(s.bytes_up)
+        "samara_received_bytes_total", "bytes of frames from clients", lambda s: _one(s.bytes_up)
     ),
-    RunMetric("samara_sent_bytes_total", "bytes of frames sent", lambda s: _one(s.bytes_down)),
+    RunMetric(
+        "samara_sent_bytes_total", "bytes of frames to clients", lambda s: _one(s.bytes_down)
+    ),
     RunMetric(
         "samara_connected_nodes",
-        "nodes that are connected, gateways included; none if no server serves the run",
+        "connected nodes, including gateways; none if no server serves the run",
         lambda s: _one(s.connected),
     ),
-    RunMetric("samara_clients", "clients, and gateways, by state", _by_state, ("state",)),
+    RunMetric("samara_clients", "clients and gateways by state", _by_state, ("state",)),
     RunMetric(
         "samara_client_reports_total",
         "reports of a client in the ledger",
@@ -176,7 +180,7 @@ METRICS = (
     ),
     RunMetric(
         "samara_client_last_report_timestamp_seconds",
-        "time of a client's last report, Unix time; none before the first",
+        "time of a client's last report, Unix time; none before the first report",
         _per_client(lambda c: _unix_time(c.last_report_time)),
         _CLIENT,
     ),
@@ -194,19 +198,19 @@ METRICS = (
     ),
     RunMetric(
         "samara_client_connected",
-        "1 for a connected client, 0 for one that is away; none if that is unknown",
+        "1 if a client is connected, 0 if it is away; none if unknown",
         _per_client(lambda c: float(c.link == CONNECTED) if c.link else None),
         _CLIENT,
     ),
     RunMetric(
         "samara_client_resting",
-        "1 for a client that is left out because it keeps failing",
+        "1 if a client is left out of rounds because it fails repeatedly",
         _per_client(lambda c: float(c.state == "resting")),
         _CLIENT,
     ),
     RunMetric(
         "samara_client_round_seconds",
-        "mean seconds of a round on a client's device, if its owner shares it",
+        "mean seconds of a round on a client's device, if its owner shares them",
         _per_client(lambda c: c.seconds),
         _CLIENT,
     ),

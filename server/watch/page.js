@@ -1,4 +1,4 @@
-// The page of a run: whatever the server sends is shown as text, never as markup.
+// The page of a run. All data from the server are shown as text, never as markup.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -109,7 +109,7 @@ function drawClients(run) {
       ["failed", number(client.failures)],
       ["up", bytes(client.bytes_up)],
       ["down", bytes(client.bytes_down)],
-      ["power, a round", client.power],
+      ["power and time of a round", client.power],
     ]);
   }));
   byId("more").textContent = run.more_clients ? `and ${number(run.more_clients)} more` : "";
@@ -163,4 +163,4 @@ events.onmessage = (event) => {
   byId("contact").textContent = run.error ?? "";
   if (!run.error) draw(run);
 };
-events.onerror = () => { byId("contact").textContent = "no contact with the server; what follows is old"; };
+events.onerror = () => { byId("contact").textContent = "no connection to the server; the data below are old"; };

@@ -31,7 +31,7 @@ _MOST_CLIENTS = 500
 """Most clients that the page lists; clients with problems come first."""
 _SECONDS_BETWEEN = 1.0
 _SILENT_SECONDS = 15.0
-"""Most seconds without a byte on a stream, so that a lost connection is noticed."""
+"""Most seconds without a byte on a stream, so that the browser detects a lost connection."""
 _FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -47,7 +47,7 @@ _HEADERS = {
 
 
 def page_value(status: RunStatus) -> dict[str, Any]:
-    """Return the content of the page for a run's status, as JSON."""
+    """Return the content of the page for a run's status, as a JSON object."""
     ordered = clients_to_show(status)
     shown = ordered[:_MOST_CLIENTS]
     return {
@@ -91,7 +91,7 @@ def _client_value(number: int, client: ClientStatus) -> dict[str, Any]:
 
 
 class StatusFeed:
-    """The status of a run, read at most once a second for any number of requests.
+    """The status of a run, which is read at most once a second for any number of requests.
 
     Args:
         run: folder of the run.
@@ -104,7 +104,7 @@ class StatusFeed:
         self._read_at = 0.0
 
     def read(self) -> RunStatus:
-        """Return the status, at most a second old.
+        """Return the status, which is at most a second old.
 
         Raises:
             SamaraError: if the status cannot be read.
@@ -144,7 +144,9 @@ class RunPage:
     async def _login(self, request: Request) -> Response:
         """Store the token from the login address in a cookie, and redirect to the page."""
         if not is_same_token(request.query_params.get("token", ""), self._token):
-            raise RequestError(401, "this is not the token; `samara server up` names its file")
+            raise RequestError(
+                401, "the token is wrong; `samara server up` names the file with the token"
+            )
         response = RedirectResponse("/", 303, _HEADERS)
         response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
         return response
@@ -165,7 +167,9 @@ class RunPage:
 
     async def _events(self, request: Request) -> Response:
         if self._streams >= MOST_STREAMS:
-            raise RequestError(503, f"{MOST_STREAMS} pages are open already; close one")
+            raise RequestError(
+                503, f"{MOST_STREAMS} pages of this run are already open; close one of them"
+            )
         stream = self._changes()
         return StreamingResponse(stream, headers=_HEADERS, media_type="text/event-stream")
 

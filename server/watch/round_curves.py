@@ -15,11 +15,11 @@ def write_curves(run: Path, folder: Path) -> int:
     A figure with only one value is left out.
 
     Args:
-        run: folder of a run, finished or not.
-        folder: folder of the event file; TensorBoard shows it in place of earlier files there.
+        run: folder of a run, which may still be in progress.
+        folder: folder of the event file, which replaces the folder's earlier files in TensorBoard.
 
     Returns:
-        The number of curves; if it is 0, nothing is written.
+        The number of curves. If the number is 0, no file is written.
 
     Raises:
         SamaraError: if TensorBoard is not installed.

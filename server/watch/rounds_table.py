@@ -15,10 +15,10 @@ from samara.shared.protocol.ledger.reading import (
 
 
 def make_rounds_tables(run: Path) -> tuple[Table, Table]:
-    """Return a table with a row for each round, and one with a row for each file of the ledger.
+    """Return a table with a row for each round, and a table with a row for each ledger file.
 
     Args:
-        run: folder of a run; it may be served at the same time.
+        run: folder of a run, which may be served at the same time.
 
     Raises:
         SamaraError: if there is no ledger, if each cluster has its own ledger, or if the ledger is
@@ -27,7 +27,9 @@ def make_rounds_tables(run: Path) -> tuple[Table, Table]:
     layout = read_layout(run)
     ledger = ledger_of(run)
     header = read_header(ledger)
-    rounds = Table(title=f"Run {header.run_id.hex()}, d = {layout.size:,}, track {header.track}")
+    rounds = Table(
+        title=f"Run {header.run_id.hex()}, {layout.size:,} trained numbers, track {header.track}"
+    )
     for column in ("round", "clients", "examples", "scalars", "bytes", "end digest"):
         rounds.add_column(column, justify="right")
     for record in read_ledger(ledger):
@@ -41,9 +43,11 @@ def make_rounds_tables(run: Path) -> tuple[Table, Table]:
             record.end_digest.hex()[:16],
         )
     files = Table("file", "holds", "bytes", title=str(ledger))
-    contents = [(path, f"the rounds from {n} on") for n, path in segment_paths(ledger).items()]
+    contents = [
+        (path, f"the rounds from round {n} on") for n, path in segment_paths(ledger).items()
+    ]
     contents += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
     for path, content in sorted(contents):
-        with suppress(FileNotFoundError):  # compacted away in the meantime
+        with suppress(FileNotFoundError):  # compaction may have deleted the file
             files.add_row(path.name, content, f"{path.stat().st_size:,}")
     return rounds, files

@@ -17,7 +17,7 @@ from samara.shared.errors import SamaraError
 _SECONDS_BETWEEN = 1.0
 _ROUNDS_SHOWN, _MESSAGES_SHOWN, _LEAST_CLIENTS = 5, 4, 3
 _OTHER_LINES = 13
-"""Lines of the view for title, curves, headings and spaces, beside rounds, messages and clients."""
+"""Lines of the view without rounds, messages and clients: title, curves, headings and spaces."""
 _WIDE = 100
 """Least line width, in characters, for complete tables."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -52,7 +52,7 @@ def watch(run: Path, console: Console) -> None:
             time.sleep(_SECONDS_BETWEEN)
             try:
                 status = reader.read()
-            # compaction has just deleted a segment; the next redraw shows the run
+            # compaction may have deleted a segment during the read; the next read succeeds
             except SamaraError:
                 continue
     console.print(_fitting(status, console))
@@ -71,9 +71,8 @@ def render_status(status: RunStatus, height: int, width: int) -> RenderableType:
 
     Args:
         status: the status.
-        height: number of available lines. The view states the number of clients without a line.
-        width: characters of a line. A narrow view omits bytes, and the reports and power of
-            clients.
+        height: number of available lines. For clients without a line, the view states their number.
+        width: characters per line. A narrow view omits bytes, and the clients' reports and power.
     """
     room = max(height - _least_height(), _LEAST_CLIENTS)
     return Group(
@@ -97,7 +96,7 @@ def _title(status: RunStatus) -> Text:
         overflow="ellipsis",
         no_wrap=True,
     )
-    unseen = [] if status.is_finished else ["no server seen in the last minute"]
+    unseen = [] if status.is_finished else ["no server in the last minute"]
     parts = unseen if status.connected is None else [f"SuperNodes: {status.connected:,}"]
     parts += [f"{status.failures:,} failures"] if status.failures else []
     parts += [f"ε {status.epsilon:.3g}"] if status.epsilon is not None else []
@@ -126,7 +125,7 @@ def _curve(name: str, values: Sequence[float], last: str) -> Text:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a line of bars; the lowest value gets the lowest bar."""
+    """Return a line of bars whose heights represent the values, from lowest to highest."""
     low = min(values)
     high = max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
@@ -155,7 +154,7 @@ def _rounds(status: RunStatus, is_wide: bool) -> Table:
 
 
 def _clients(status: RunStatus, room: int, is_wide: bool) -> Table:
-    """Return a table of as many clients as fit; clients with problems come first."""
+    """Return a table of the clients, in at most `room` rows; clients with problems come first."""
     ordered = clients_to_show(status)
     left = len(ordered) - room
     shown = ordered if left <= 0 else ordered[: room - 1]
@@ -166,7 +165,7 @@ def _clients(status: RunStatus, room: int, is_wide: bool) -> Table:
     for name in ("reports", "failed", "up", "down") if is_wide else ("failed",):
         table.add_column(name, justify="right", no_wrap=True)
     if has_power:
-        table.add_column("power, a round", no_wrap=True)
+        table.add_column("cost of a round", no_wrap=True)
     table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
     for number, client in shown:
         last = f"{client.last_round:,}, {clock_text(client.last_report_time)}"

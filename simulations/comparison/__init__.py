@@ -1,1 +1,1 @@
-"""Comparison of finished runs, client by client."""
+"""Comparison of finished runs for each client."""

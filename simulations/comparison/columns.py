@@ -1,4 +1,4 @@
-"""The columns of a result: one per model or baseline, with every client's metrics."""
+"""The columns of a result, one for each model or baseline, with every client's metrics."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -26,30 +26,30 @@ Figures = Mapping[int, ClientMetrics]
 """The metrics of every client that has examples, by client index."""
 
 MAJORITY = "majority"
-"""Column for one constant answer to every question."""
+"""Column for a constant answer: the most frequent label of all clients."""
 START = "start"
-"""Column for a run's initial weights, where these are not the base model."""
+"""Column for a run's initial weights if `adapter.start` is set."""
 COMMON = (MAJORITY, BASE_RATE, ZERO_SHOT, LABEL_BIAS, IN_CONTEXT, START, LOCAL, GLOBAL, INTERCEPT)
 """Columns other than the personal model, in the order of the tables."""
 TRAINED = (START, LOCAL, GLOBAL, INTERCEPT)
 """Common columns that depend on a run's training or initial weights."""
 UNTRAINED = tuple(name for name in COMMON if name not in TRAINED)
-"""Common columns that are the same in every run on the same clients."""
+"""Common columns that have equal values in all runs on the same clients."""
 
 MEANINGS = {
-    MAJORITY: "the commonest label of all clients, always",
-    BASE_RATE: "the client's own commonest label, always",
-    ZERO_SHOT: "the base model (all labels as likely if it is read below its last block)",
-    LABEL_BIAS: "the base model and a private number per label",
-    START: "the weights that the run began with",
-    IN_CONTEXT: "the base model after the client's own most similar examples",
-    LOCAL: "private rounds alone",
+    MAJORITY: "always the most frequent label of all clients",
+    BASE_RATE: "always the client's most frequent label",
+    ZERO_SHOT: "the base model (all labels equally likely for a readout below the last block)",
+    LABEL_BIAS: "the base model and one private number per label",
+    START: "the initial weights of the run",
+    IN_CONTEXT: "the base model with the client's most similar examples in its prompt",
+    LOCAL: "private rounds without the federation",
     GLOBAL: "the federation's model",
-    INTERCEPT: "global and a private number per label",
-    PERSONALIZED: "global and what is private",
-    OWN_WORDS: "personalized with the words of the client's own texts mixed in",
+    INTERCEPT: "global and one private number per label",
+    PERSONALIZED: "global and the private part",
+    OWN_WORDS: "personalized, with word statistics of the client's texts mixed in",
 }
-"""Descriptions of the columns, for the notes under tables."""
+"""Descriptions of the columns, which are printed under tables."""
 
 
 def explain_columns(names: Iterable[str]) -> str:
@@ -60,8 +60,8 @@ def explain_columns(names: Iterable[str]) -> str:
 def client_columns(result: RunResult) -> dict[str, Figures]:
     """Return the metrics of every column on the clients' own test examples.
 
-    The first column is the majority: the most frequent label in all clients' validation examples
-    as the answer to every question. Runs on texts have no such column. If the run has a personal
+    The first column is the majority, which answers every question with the most frequent label in
+    all clients' validation examples. Runs on texts have no such column. If the run has a personal
     comparison, its columns follow. Otherwise the columns global and zero-shot (or start) follow.
 
     Raises:
@@ -69,10 +69,11 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
     """
     tests = [e.columns for e in result.evaluations if e.split == "test" and e.columns]
     if not tests:
-        raise SamaraError("no client evaluated on test examples; give the data a test split")
+        raise SamaraError("no client evaluated on test examples; use data with a test split")
     if any(GLOBAL not in columns for columns in tests):
         raise SamaraError(
-            f"an evaluation has no column {GLOBAL!r}; see which clients answered that evaluation"
+            f"an evaluation has no column {GLOBAL!r}; find the clients that did not answer it in "
+            "the run's metrics.jsonl"
         )
     columns: dict[str, Figures] = {}
     for evaluation in () if has_texts(result) else result.evaluations:
@@ -98,9 +99,9 @@ def has_texts(result: RunResult) -> bool:
 
 
 def with_bytes(figures: Figures, result: RunResult, split: str) -> Figures:
-    """Return metrics on a split; for a generation, add the sizes of the texts in bytes.
+    """Return metrics on a split; for a generation, with the sizes of the texts in bytes.
 
-    A client of a generation that does not report these sizes is left out.
+    For a generation, clients that do not report these sizes are left out.
     """
     if not has_texts(result):
         return figures
@@ -110,14 +111,19 @@ def with_bytes(figures: Figures, result: RunResult, split: str) -> Figures:
         tokens = stated_count(facts, SPLIT_TOKENS, split, 0)
         length = stated_count(facts, SPLIT_BYTES, split, 0)
         if tokens > 0 and length > 0:
-            # 1, unless the evaluation covers only a part of the split
+            # less than 1 if the evaluation covers only a part of the split
             share = own.examples / tokens
             counted[client] = TextMetrics(**own.model_dump(), bytes=length * share)
     return counted
 
 
 def _constant(figures: Figures, label: int) -> Figures:
-    """Return the metrics of a constant answer on the same examples."""
+    """Return the metrics of a constant answer on the examples of other metrics.
+
+    Args:
+        figures: metrics with the confusion matrices of these examples.
+        label: index of the answer.
+    """
     answered = {}
     for client, client_figures in figures.items():
         counts = np.zeros_like(client_figures.confusion)

@@ -1,4 +1,4 @@
-"""A comparison of finished runs: summaries, tested differences, costs, and a verbal answer."""
+"""A comparison of finished runs: summaries, tested differences, costs, and an answer as text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +39,14 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """A condition with the summary of its quality and the means of its other metrics."""
+    """The summary of a condition.
+
+    Attributes:
+        condition: the condition.
+        quality: summary of the clients' quality; see `measure.Figures`.
+        second: mean of the secondary metric over the clients.
+        auc: mean AUC over the clients; None if unknown.
+    """
 
     condition: Condition
     quality: Summary
@@ -53,7 +60,7 @@ class TestedDifference:
 
     Attributes:
         condition: the condition under test.
-        against: the condition that it is compared with.
+        against: the condition with which `condition` is compared.
         quality: paired differences in quality; their p-value is uncorrected.
         p: p-value with Holm's correction over all tested differences.
         second: mean difference in the secondary metric; not tested.
@@ -78,13 +85,13 @@ class Cost:
     Attributes:
         bytes_up: bytes that a client sends, including evaluations.
         bytes_down: bytes that a client receives, including evaluations.
-        steps: local steps in the federation of a client that is in every cohort.
+        steps: local steps in the federation, for a client that is in every cohort.
         private_steps: steps of the private rounds.
-        passes: forward passes of one sequence in all these steps, counted by the run or else
-            derived from its settings and examples; None if that is not possible.
-        seconds: duration of the whole run on the machine that simulated all clients.
+        passes: forward passes of one sequence in all these steps, counted by the run or derived
+            from its settings and examples; None if neither is possible.
+        seconds: duration of the whole run on the machine that simulated all clients, in seconds.
         adapter_bytes: size of one upload of the adapter in float32, for comparison.
-        traffic: bytes of all clients together, beside the bytes of FedAvg.
+        traffic: bytes of all clients in this run and with FedAvg.
     """
 
     bytes_up: float
@@ -102,10 +109,10 @@ class ValidationPoint:
     """One validation of the global model.
 
     Attributes:
-        round: the preceding round.
-        bytes: bytes of training per client up to then, in both directions.
-        quality: of every client on its validation examples, float64 [clients]: accuracy, or minus
-            the bits per byte.
+        round: the round before the validation.
+        bytes: training bytes per client up to this round, in both directions.
+        quality: quality of each client on its validation examples, float64 [clients]: accuracy, or
+            minus the bits per byte.
     """
 
     round: int
@@ -132,17 +139,17 @@ class Comparison:
 
     @cached_property
     def newcomer_summaries(self) -> list[ConditionSummary]:
-        """The summary of every displayed condition, over the newcomers; empty if there are none."""
+        """The summary of every displayed condition over the newcomers; empty without newcomers."""
         return [_summary(condition) for condition in self.runs.displayed(newcomers=True)]
 
     @property
     def has_auc(self) -> bool:
-        """Return whether the mean AUC of some displayed condition is known."""
+        """Return whether the mean AUC of at least one displayed condition is known."""
         return any(summary.auc is not None for summary in self.summaries)
 
     @cached_property
     def tested(self) -> list[TestedDifference]:
-        """The tested differences, with p-values corrected over all of them."""
+        """The tested differences, with p-values corrected over all tested differences."""
         rows = []
         for condition, against in self.runs.pairs():
             quality = paired_difference(condition.quality, against.quality)
@@ -159,11 +166,11 @@ class Comparison:
 
     @property
     def too_few(self) -> bool:
-        """Return whether there are too few clients for significance, even if all of them gained."""
+        """Return whether a difference could not be significant even if all clients gained."""
         return smallest_p(len(self.runs.clients)) * len(self.tested) >= 1 - CONFIDENCE
 
     def client_name(self, client: int) -> str:
-        """Return the name of a client, or its number if runs name it differently."""
+        """Return the name of a client, or its number if runs have different names for it."""
         results = [run.result for variant in self.runs.variants for run in variant.runs]
         names = {result.name_of(client) for result in results}
         return names.pop() if len(names) == 1 else str(client)
@@ -188,9 +195,10 @@ class Comparison:
     def name_of(self, condition: Condition) -> str:
         """Return the displayed name of a condition.
 
-        If methods are compared, a final model has the name of its method, followed by the variant's
-        label if several variants use the method; other conditions have the name of their column.
-        Otherwise it is the column, followed by the variant's label if there are several variants.
+        Without a comparison of methods, the name is the column, followed by the variant's label if
+        there are several variants. In a comparison of methods, the name of a final model is its
+        method, followed by the variant's label if several variants use this method. Other
+        conditions then have the name of their column.
         """
         variants = {variant.label: variant for variant in self.runs.variants}
         if self.runs.compares_methods:
@@ -218,14 +226,15 @@ class Comparison:
             place = self.measure.place(main.quality.mean)
             if place == "level with":
                 return f"{one} is level with {other}"
-            return f"{one} is {place} {other}, which is not shown to be more than chance"
+            return f"{one} is {place} {other}, which may be due to chance"
         return f"{one} serves clients {'better' if main.quality.mean > 0 else 'worse'} than {other}"
 
     def warnings(self) -> list[str]:
-        """Return warnings about variants whose model loses to another column, with remedies.
+        """Return warnings about variants, with remedies.
 
-        Another warning reports that validation shows no gain of a run's global model. It covers
-        only the first of several repetitions.
+        One warning reports that a variant's model loses to another column. The other reports that
+        validation shows no gain of a run's global model. Of several repetitions without a gain, it
+        names only the first.
         """
         lines = []
         for variant in self.runs.variants:
@@ -241,7 +250,7 @@ class Comparison:
         return lines
 
     def splits(self) -> list[str]:
-        """Describe the seeds of the data splits, and the texts that clients share."""
+        """Return lines about the seeds of the data splits, and about texts that clients share."""
         results = [run.result for variant in self.runs.variants for run in variant.runs]
         lines = [
             describe_seeds([result.config for result in results])
@@ -252,17 +261,17 @@ class Comparison:
         return [*lines, *[line for line in shared if line]]
 
     def evidence(self) -> str:
-        """Return the numbers behind the headline."""
+        """Return the numbers that support the headline, as text."""
         main = self.main
         clients = len(self.runs.clients)
         own = main.quality
         measure = self.measure
         gained = f"{measure.gain(own.mean)} {measure.gained}"
         if clients < 2:
-            return f"{gained} for one client, which says nothing about others."
-        few = "so few clients cannot show a difference; " if self.too_few else ""
+            return f"{gained} for one client, which says nothing about other clients."
+        few = "there are too few clients to show a difference; " if self.too_few else ""
         disagree = not main.is_significant and own.low * own.high > 0
-        alone = f" for all {len(self.tested)}; the interval is of this comparison alone"
+        alone = f" over all {len(self.tested)} comparisons; the interval is not corrected"
         return (
             f"{few}{gained} (95 % interval {measure.gain(own.low)} to {measure.gain(own.high)}), "
             f"{own.gaining} of {clients} clients gain, {own.losing} lose, "
@@ -329,10 +338,11 @@ def format_p(p: float) -> str:
 
 
 def _expected_passes(settings: RunConfig, result: RunResult) -> int | None:
-    """Return a client's expected passes, for a run without counts; None for unknown examples.
+    """Return a client's expected passes for a run that did not count them; None if unknown.
 
-    A readout's examples pass once. Otherwise, a step takes 2·q·B forward passes or, with exact
-    gradients, a forward and a backward pass of B examples.
+    With only a readout, each example passes once. Otherwise, a step of q queries on B examples
+    takes 2·q·B forward passes, or (q + 1)·B with forward differences. With exact gradients, a step
+    takes a forward and a backward pass of B examples.
     """
     examples = round(np.mean([client.examples for client in result.clients.values()]))
     if not settings.adapter.inner_layers:
@@ -349,10 +359,10 @@ def _summary(condition: Condition) -> ConditionSummary:
 
 
 def _history(run: Run, clients: Sequence[int]) -> dict[int, ValidationPoint]:
-    """Return a run's validations by round, for rounds in which all the given clients took part."""
+    """Return a run's validations by round, for validations in which all given clients took part."""
     result = run.result
     spent = Counter({entry.round: entry.bytes_up + entry.bytes_down for entry in result.rounds})
-    # an evaluation may already carry the catch-up of the next instruction
+    # an evaluation's messages may already contain the catch-up of the next instruction
     for event in result.evaluations:
         spent[event.round] += event.catch_up_bytes
     validations = {}

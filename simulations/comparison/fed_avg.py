@@ -1,9 +1,9 @@
-"""FedAvg on LoRA and LoRA-FA compared with a federation of scalars: accuracy, bytes and passes.
+"""FedAvg on LoRA and LoRA-FA, compared with a federation of scalars in accuracy, bytes and passes.
 
 FedAvg (McMahan et al., 2017) uses the federation's clients, data shares, rounds, local steps and
-batch size. A client takes SGD steps on true gradients of the adapter, and sends the adapter. The
-server returns the mean, weighted by numbers of examples. All of this is computed here in one
-process; Samara's wire format carries no weights.
+batch size. A client takes SGD steps with exact gradients of the adapter, and sends the adapter. The
+server returns the mean of the adapters, weighted by numbers of examples. This module computes all
+steps in one process, because Samara's frames do not contain weights.
 """
 
 import json
@@ -54,7 +54,7 @@ class Figures:
         accuracy: accuracy on all clients' test examples.
         bytes_up: bytes that a client sends in a round.
         bytes_down: bytes that a client receives in a round.
-        passes: rows of a client in the whole run; a backward pass counts as two.
+        passes: rows of a client in the whole run; a backward pass counts as two rows.
     """
 
     accuracy: float
@@ -70,8 +70,8 @@ class FedAvg:
         run: model and data of the run to compare with.
         space: a name in `SPACES`.
         learning_rate: η of the local steps.
-        cache: cache of the outputs of the layers below the adapters; federations of the same model
-            may share it.
+        cache: cache of the outputs of the layers below the adapters, which federations of the same
+            model may share.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class FedAvg:
         """Run all rounds, and evaluate the final mean.
 
         Args:
-            on_round: function that is called with the number of rounds done.
+            on_round: function that is called with the number of completed rounds.
         """
         theta = self._space.values(0, self._space.size).clone()
         counts = [len(client.tokenized(Split.TRAIN).labels) for client in self._clients]
@@ -147,7 +147,7 @@ class FedAvg:
 
 
 def zeroth_order(result: RunResult) -> Figures:
-    """Return accuracy and costs of the federation itself, without the bytes of evaluations."""
+    """Return accuracy and costs of a zeroth-order federation, without the bytes of evaluations."""
     evaluations = [entry for entry in result.evaluations if entry.split == "test"]
     costs = [result.training_cost(client) for client in result.clients]
     messages = result.final_round * len(costs)
@@ -169,13 +169,15 @@ def fed_avg_beside(
     Args:
         folder: folder of the run.
         learning_rates: values of η to try for FedAvg's local steps.
-        on_round: function that is called with the method, its completed rounds, and all rounds.
+        on_round: function that is called with the name of the method, the number of its completed
+            rounds, and the number of all rounds.
 
     Raises:
         ConfigError: if FedAvg cannot train the run's parameters.
     """
     result = RunResult.read(folder)
-    config = RunConfig.of(result.config, str(folder))  # without open values
+    # a result's settings have no automatic values left
+    config = RunConfig.of(result.config, str(folder))
     check_fed_avg(config)
     kept = _read(folder / FED_AVG_FILE)
     cache = MemoryCache(config.trunk_cache)
@@ -209,25 +211,25 @@ def _of_method(
 
 
 def check_fed_avg(config: RunConfig) -> None:
-    """Refuse a federation that has no FedAvg counterpart.
+    """Check that a federation can be compared with FedAvg.
 
     Raises:
-        ConfigError: naming the trained parameters.
+        ConfigError: if it cannot; the message names the setting.
     """
     if config.adapter.has_readout:
         raise ConfigError(
-            "--fed-avg trains adapters inside the model, but this run has a readout; set "
+            "--fed-avg: FedAvg trains adapters inside the model, but this run has a readout; set "
             "adapter.layers to top:1"
         )
     if config.method in ("local", "cluster"):
         raise ConfigError(
-            f"--fed-avg gives one common model, but method {config.method} gives none; set method "
-            "to global"
+            f"--fed-avg: FedAvg trains one common model, but method {config.method} has none; set "
+            "method to global"
         )
     if isinstance(load_task(config.task), GenerationTask):
         raise ConfigError(
-            "--fed-avg trains a choice between labels, but this run trains texts; leave --fed-avg "
-            "out"
+            "--fed-avg: FedAvg trains a choice between labels, but this run trains texts; leave "
+            "out --fed-avg"
         )
 
 

@@ -12,7 +12,7 @@ class TextMetrics(ClientMetrics):
     """The metrics of a client's texts; ``examples`` counts tokens, and ``accuracy`` is per token.
 
     Attributes:
-        bytes: length of the texts in UTF-8.
+        bytes: length of the texts in UTF-8, in bytes.
     """
 
     bytes: float
@@ -24,8 +24,9 @@ class TextMetrics(ClientMetrics):
 
     @property
     def bits_per_byte(self) -> float:
-        """The loss of all tokens in bits, divided by the bytes of text; comparable across
-        tokenizers.
+        """The loss of all tokens in bits, divided by the number of bytes of the texts.
+
+        This number is comparable between tokenizers.
         """
         return self.loss * self.examples / math.log(2) / self.bytes
 
@@ -51,8 +52,8 @@ class Measure:
         unit: unit after a displayed value, with the space before it.
         gap: unit of a difference.
         gained: unit of a gain.
-        better: words between a better value and the value that it is compared with.
-        worse: words between a worse value and the value that it is compared with.
+        better: words between a value and a worse value, such as "above".
+        worse: words between a value and a better value, such as "below".
         second: name of the secondary metric.
         factor: displayed value divided by the quality; negative if lower displayed values are
             better.
@@ -82,7 +83,7 @@ class Measure:
         return f"{self.second},{self.unit}" if self.unit else self.second
 
     def level(self, quality: float) -> str:
-        """Format a quality without its unit, using decimal rounding."""
+        """Format a quality without its unit."""
         return f"{round(quality * self.factor, 6):.{self.digits}f}"
 
     def shown(self, quality: float) -> str:
@@ -103,7 +104,7 @@ class Measure:
         return _signed(difference * abs(self.factor), self.digits)
 
     def place(self, difference: float) -> str:
-        """Describe a difference of qualities as a position: "2.7 points above", or "level with"."""
+        """Return a difference of qualities in words, such as "2.7 points above" or "level with"."""
         if not float(self.size(difference)):
             return "level with"
         side = self.worse if difference < 0 else self.better

@@ -1,4 +1,4 @@
-"""The seeds of compared runs: the data splits that they determine, and intervals over seeds."""
+"""The seeds of compared runs, the data splits that follow from them, and intervals over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ DATA_SEED = "data.seed"
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """The quality of one column over seeds; each seed counts with its mean over clients.
+    """The quality of one column over seeds, where a seed's quality is the mean over clients.
 
     Attributes:
         by_seed: mean over clients of accuracy, or of minus the bits per byte, by seed.
         mean: mean over seeds.
         low: lower end of the 95 % interval of the mean by Student's t; NaN with one seed.
-        high: upper end of the same interval.
+        high: upper end of the interval; NaN with one seed.
         measure: measure of the quality.
     """
 
@@ -37,9 +37,7 @@ class SeedInterval:
 
 
 def seeds_draw_splits(configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether each run's seed determines its data split, rather than all runs
-    sharing one.
-    """
+    """Return whether each run's data split follows from its seed, so that the splits differ."""
     follows = all(config.get(DATA_SEED) == config.get("seed") for config in configs)
     return follows and len({config.get(DATA_SEED) for config in configs}) > 1
 
@@ -52,10 +50,12 @@ def describe_seeds(configs: Sequence[Mapping[str, Any]]) -> str:
     """
     drawn = {config.get("data.seed", 0) for config in configs}
     if len(drawn) == 1:
-        return f"one split of the data, that of data.seed {drawn.pop()}, for all seeds"
+        return f"all seeds use the same split of the data (data.seed {drawn.pop()})"
     if all(config.get("data.seed") == config.get("seed") for config in configs):
-        return "every seed draws its own split of the data: data.seed follows seed"
-    return f"splits of the data of data.seed {', '.join(sorted(map(str, drawn)))}"
+        return "each seed uses its own split of the data (data.seed equals seed)"
+    return (
+        f"the runs use several splits of the data (data.seed {', '.join(sorted(map(str, drawn)))})"
+    )
 
 
 def seed_intervals(results: Sequence[RunResult]) -> dict[str, SeedInterval]:
@@ -86,7 +86,10 @@ def describe_seed_verdict(intervals: Mapping[str, SeedInterval]) -> str:
     """Return a sentence that compares the last column with the best other column, over seeds.
 
     Args:
-        intervals: columns from `seed_intervals`; empty if there is only one seed.
+        intervals: columns from `seed_intervals`.
+
+    Returns:
+        The sentence; empty if there is only one column.
     """
     *others, name = intervals
     if not others:

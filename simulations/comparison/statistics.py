@@ -1,4 +1,4 @@
-"""Statistics of paired comparisons over clients; every client has equal weight."""
+"""Statistics of paired comparisons over clients, in which every client has equal weight."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 _RESAMPLES = 9_999
 _RESAMPLED_AT_ONCE = 5_000_000
 _EXACT_UP_TO = 200
-"""Number of clients up to which p-values are exact; above it, the normal approximation is good."""
+"""Largest number of clients with exact p-values; for more clients, p-values are approximated."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Summary:
     Attributes:
         mean: mean over clients.
         low: lower end of the mean's bootstrap confidence interval.
-        high: upper end of the same interval.
-        worst: mean over the lowest tenth of the clients, at least one.
+        high: upper end of this interval.
+        worst: mean over the lowest tenth of the clients, at least one client.
         spread: standard deviation over clients.
     """
 
@@ -44,10 +44,10 @@ class Difference:
         by_client: differences of the clients, float64 [n].
         mean: mean difference.
         low: lower end of the mean's bootstrap confidence interval.
-        high: upper end of the same interval.
+        high: upper end of this interval.
         p: two-sided p-value of the Wilcoxon signed-rank test.
         effect: matched-pairs rank-biserial correlation, from −1 to 1.
-        worst: mean over the tenth of the clients with the lowest differences.
+        worst: mean over the tenth of the clients with the lowest differences, at least one client.
     """
 
     by_client: Numbers
@@ -70,14 +70,14 @@ class Difference:
 
 
 def summarize(values: Numbers) -> Summary:
-    """Summarize one number per client, float64 [n], n ≥ 1."""
+    """Summarize one number per client, float64 [clients], for at least one client."""
     low, high = interval(values)
     return Summary(float(values.mean()), low, high, worst_tenth(values), float(values.std()))
 
 
 def paired_difference(one: Numbers, other: Numbers) -> Difference:
-    """Compare two numbers per client, both float64 [n], n ≥ 1."""
-    # Rounding makes equal differences tie despite their binary representation.
+    """Compare two numbers per client, both float64 [clients], for at least one client."""
+    # rounding makes differences tie that differ only in binary representation
     by_client = np.round(one - other, 12)
     low, high = interval(by_client)
     p, effect = signed_rank(by_client)
@@ -110,9 +110,9 @@ def interval(values: Numbers) -> tuple[float, float]:
 def signed_rank(differences: Numbers) -> tuple[float, float]:
     """Return the p-value of Wilcoxon's signed-rank test and its effect size.
 
-    Zeros are ranked and then dropped (Pratt 1959). The p-value is two-sided; it is exact, even with
-    ties, up to 200 clients. The effect is the matched-pairs rank-biserial correlation: the positive
-    differences' share of the rank sum minus the negative differences' share (Kerby 2014).
+    Zeros are ranked and then dropped (Pratt 1959). The p-value is two-sided. Up to 200 clients it
+    is exact, even with ties. The effect size is the matched-pairs rank-biserial correlation: the
+    positive differences' share of the rank sum minus the negative differences' share (Kerby 2014).
     """
     if not differences.any():
         return 1.0, 0.0
@@ -142,7 +142,7 @@ def _exact_p(ranks: Numbers, positive: float) -> float:
 
 
 def worst_tenth(values: Numbers) -> float:
-    """Return the mean of the lowest tenth of values, rounded up to whole clients."""
+    """Return the mean of the lowest tenth of values; the number of values is rounded up."""
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
@@ -158,5 +158,5 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_p(clients: int) -> float:
-    """Return the smallest possible p-value for a number of clients: if all clients gain."""
+    """Return the smallest possible p-value for a number of clients, when all clients gain."""
     return float(2.0 ** (1 - clients))

@@ -34,13 +34,13 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
     yield Group(*[Text(line) for line in comparison.splits()])
     if runs.left_out:
         who = "1 client is" if len(runs.left_out) == 1 else f"{len(runs.left_out)} clients are"
-        yield Text(f"{who} left out: a figure is missing")
+        yield Text(f"{who} left out, because a metric is missing")
     clients = len(comparison.runs.clients)
     yield _conditions(
         f"On each client's own test examples, mean over {clients} clients", comparison
     )
     if newcomers := len(comparison.runs.newcomers):
-        title = f"Newcomers, who never trained the global model, mean over {newcomers}"
+        title = f"Mean over {newcomers} newcomers, which never trained the global model"
         yield _conditions(title, comparison, new=True)
     for title, rows in comparison.by_title().items():
         yield _differences(title, rows, comparison.measure)
@@ -49,7 +49,7 @@ def render_comparison(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def csv_of(comparison: Comparison) -> str:
-    """Return CSV with a line per variant, client and column, averaged over seeds."""
+    """Return CSV with one line per variant, client and column, averaged over seeds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     figures_shown = ["accuracy", "macro_f1", "auc"]
@@ -154,17 +154,18 @@ def _notes(comparison: Comparison) -> RenderableType:
         )
         more = f" and {len(losers) - _NAMED_LOSERS} more" if len(losers) > _NAMED_LOSERS else ""
         pair = f"{comparison.name_of(main.condition)} against {comparison.name_of(main.against)}"
-        lines.append(f"Clients that lose, {pair}: {shown}{more}")
+        lines.append(f"Clients that lose with {pair}: {shown}{more}")
     if comparison.too_few:
         lines.append(
-            f"With {len(clients)} clients and {len(comparison.tested)} comparisons no corrected p "
-            "can fall below 0.05."
+            f"With {len(clients)} clients and {len(comparison.tested)} comparisons, no corrected p "
+            "can be below 0.05."
         )
     names = dict.fromkeys(line.condition.name for line in comparison.summaries)
     lines.append(f"{explain_columns(names)}.")
     lines.append(
-        "Interval: BCa bootstrap over clients. p: Wilcoxon signed-rank, two-sided, corrected by "
-        "Holm. Effect: matched-pairs rank-biserial correlation. Every client counts once."
+        "Interval: BCa bootstrap over clients. p: two-sided Wilcoxon signed-rank test with Holm's "
+        "correction. Effect: matched-pairs rank-biserial correlation. All clients have equal "
+        "weight."
     )
     return Group(*[Text(line, style="dim") for line in lines])
 
@@ -191,7 +192,7 @@ def _costs(comparison: Comparison) -> RenderableType:
             "?" if cost.passes is None else f"{cost.passes:,}",
             f"{cost.seconds:,.0f}",
         )
-    return Group(Text("What it costs a client", style="italic"), table)
+    return Group(Text("Costs of a client", style="italic"), table)
 
 
 def _table() -> Table:

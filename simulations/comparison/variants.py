@@ -1,4 +1,4 @@
-"""The runs of a comparison, grouped into variants: runs that differ only in their seeds."""
+"""The runs of a comparison, grouped into variants of runs that differ only in their seeds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from samara.simulations.comparison.statistics import Numbers
 
 _LISTED = 5
 _PLAIN = ("global", "local")
-"""Methods with which the others are compared."""
+"""Methods with which other methods are compared."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,27 @@ class Run:
 
     @cached_property
     def fingerprints(self) -> dict[int, Any]:
-        """The fingerprints of every client's examples, by split."""
+        """The fingerprints of the examples by client; each value is a mapping by split.
+
+        Raises:
+            SamaraError: if a client has reported no fingerprint.
+        """
         clients = self.result.clients
         fingerprints = {
             index: client.facts.get("fingerprints") for index, client in clients.items()
         }
         if missing := [client for client, known in fingerprints.items() if not known]:
             raise SamaraError(
-                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data; live "
-                "clients never report one. Without fingerprints, a comparison cannot check that "
-                "the runs used the same data; compare this run alone, or simulate it again"
+                f"{self.folder}: {_clients(missing)} reported no fingerprint of the data, as live "
+                "clients never do. Without fingerprints, a comparison cannot check that the runs "
+                "used the same data; compare only this run, or simulate it again"
             )
         return fingerprints
 
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """One column of one variant; a client's metrics are means over seeds.
+    """A column of a variant, in which each client's metrics are means over seeds.
 
     Attributes:
         variant: label of the variant.
@@ -71,7 +75,7 @@ class Condition:
         quality: quality of each client, float64 [clients]; see
             `samara.simulations.comparison.measure.Figures`.
         second: secondary metric of each client, float64 [clients].
-        auc: AUC of each client, float64 [clients]; NaN where it is not known.
+        auc: AUC of each client, float64 [clients]; NaN if a client's AUC is unknown.
     """
 
     variant: str
@@ -82,7 +86,7 @@ class Condition:
 
     @property
     def mean_auc(self) -> float | None:
-        """Mean of the AUC over the clients whose AUC is known; None without any."""
+        """The mean AUC over the clients with a known AUC; None if no client has one."""
         known = self.auc[~np.isnan(self.auc)]
         return float(known.mean()) if len(known) else None
 
@@ -96,7 +100,7 @@ class Variant:
             the order of the command line.
         runs: the repetitions, at least one.
         conditions: conditions of the clients that trained, by column.
-        newcomer_conditions: conditions of the newcomers, by column; empty if there are none.
+        newcomer_conditions: conditions of the newcomers, by column; empty without newcomers.
     """
 
     label: str
@@ -133,7 +137,8 @@ class ComparisonSet:
         variants: the variants, at least one.
         clients: ascending indices of the clients for which every condition has metrics; a
             condition's metrics are in this order.
-        newcomers: indices of such clients that never trained the global model.
+        newcomers: ascending indices of clients with all metrics that never trained the global
+            model.
         left_out: indices of clients with a missing metric.
         differing: settings in which the variants differ, each with a value per variant.
     """
@@ -159,7 +164,10 @@ class ComparisonSet:
         return len({variant.method for variant in self.variants}) > 1
 
     def displayed(self, newcomers: bool = False) -> list[Condition]:
-        """Return the conditions to display: all, or the final column of each compared method.
+        """Return the conditions to display.
+
+        In a comparison of methods, these are the untrained columns and each method's final column.
+        Otherwise they are all conditions.
 
         Args:
             newcomers: whether to return the newcomers' conditions instead.
@@ -182,11 +190,11 @@ class ComparisonSet:
     def pairs(self) -> list[tuple[Condition, Condition]]:
         """Return the pairs of conditions to test.
 
-        - One variant: every personal condition (or the global one if there is none) against all
-          common columns.
-        - Different methods: each final column against those of `local` and `global` and against all
-          untrained columns.
-        - Otherwise: every trained condition against the same column of the first variant.
+        - One variant: each personal condition (or the global condition if there is none) against
+          all common columns.
+        - Different methods: each final column against the final columns of `local` and `global`,
+          and against all untrained columns.
+        - Otherwise: each trained condition against the same column of the first variant.
         """
         first, *others = self.variants
         if self.compares_methods:
@@ -217,10 +225,11 @@ class ComparisonSet:
     def main_pair(self) -> tuple[Condition, Condition]:
         """Return the pair of conditions that the headline reports.
 
-        With different methods, it is the best method against the best condition that it is tested
-        against. With one variant, it is the personal model (or the global one) against the best
-        other column. A gain that the base model, a constant answer or an intercept would also
-        achieve is thus not reported.
+        With different methods, the pair is the best method and the best condition with which it is
+        compared. With one variant, the pair is the personal model (or the global model) and the
+        best other column. A gain that the base model, a constant answer or an intercept would also
+        achieve is therefore not reported. With several variants of one method, the pair is the
+        last column of the last variant and of the first variant.
         """
         if self.compares_methods:
             pairs = self.pairs()
@@ -242,7 +251,8 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     """Read finished runs, and group them into variants.
 
     Raises:
-        SamaraError: if a run is not finished, or differs from the first in data, split or model.
+        SamaraError: if a run is not finished, or differs from the first run in data, split or
+            model.
     """
     runs = [Run(folder, RunResult.read(folder)) for folder in folders]
     drawn = seeds_draw_splits([run.result.config for run in runs])
@@ -258,7 +268,9 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
         group = groups.setdefault(json.dumps(kept, sort_keys=True), [])
         for other in group:
             if other.result.config.get("seed") == config.get("seed"):
-                raise SamaraError(f"{run.folder}: the same run as {other.folder}; name it once")
+                raise SamaraError(
+                    f"{run.folder}: is the same run as {other.folder}; name only one of them"
+                )
         group.append(run)
     if drawn:
         _check_seeds(list(groups.values()))
@@ -269,7 +281,7 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
     newcomers = [client for client in complete if client in new]
     if not clients:
         raise SamaraError(
-            "no client has figures in every column of every run; compare runs with the same clients"
+            "no client has metrics in every column of every run; compare runs with the same clients"
         )
     variants = tuple(
         Variant(
@@ -292,7 +304,11 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
 
 
 def _check_data(runs: Sequence[Run], drawn: bool) -> None:
-    """Refuse runs of another model, or of other examples than the first run with the same split."""
+    """Check that runs use the model of the first run and the examples of the run with their split.
+
+    Raises:
+        SamaraError: if a run does not.
+    """
     first: dict[object, Run] = {}
     for run in runs:
         split = run.result.config.get(DATA_SEED) if drawn else None
@@ -300,7 +316,11 @@ def _check_data(runs: Sequence[Run], drawn: bool) -> None:
 
 
 def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
-    """Refuse variants with different seeds if the seeds determine splits and thus examples."""
+    """Check that variants have equal seeds if the seeds determine different splits.
+
+    Raises:
+        SamaraError: if they have not.
+    """
 
     def seeds(group: Sequence[Run]) -> set[object]:
         return {run.result.config.get("seed") for run in group}
@@ -324,7 +344,7 @@ def _makes_a_variant(key: str) -> bool:
 
 
 def _value_in(config: Mapping[str, object], key: str) -> object:
-    """Return the value of a setting in a result, which may be older than the setting."""
+    """Return the value of a setting in a result; for an older result, the value at that time."""
     described = describe(RunConfig).get(key)
     if key in config or described is None:
         return config.get(key)
@@ -343,12 +363,15 @@ def _conditions(label: str, runs: Sequence[Run], clients: Sequence[int]) -> dict
 
 
 def _check(run: Run, first: Run, reference: Run) -> None:
-    """Refuse a run of another model or of other examples, and name the differences.
+    """Check that a run uses the model of the first run and the examples of a reference run.
 
     Args:
         run: run to check.
         first: first run of the comparison.
-        reference: first run with the same split.
+        reference: first run with the same split as `run`.
+
+    Raises:
+        SamaraError: if it does not; the message names the differences.
     """
     reasons = []
     if run.result.model_id != first.result.model_id:
@@ -359,15 +382,15 @@ def _check(run: Run, first: Run, reference: Run) -> None:
     all_clients = first.fingerprints
     paths = {each.result.config.get("data.path") for each in (run, first)}
     if run is reference and these != all_clients and len(paths) > 1:
-        reasons.append("with another split it cannot be checked that another source has the same")
+        reasons.append("it has another data source and split, so the data cannot be compared")
     if these.keys() != all_clients.keys():
-        reasons.append(f"it has {len(these)} clients, not {len(all_clients)}, or different ones")
+        reasons.append(f"its {len(these)} clients are not the same as the {len(all_clients)} there")
     elif unlike := [client for client in these if these[client] != those[client]]:
         splits = sorted(
             {split for client in unlike for split in _unlike(these[client], those[client])}
         )
         reasons.append(
-            f"{_clients(unlike)} hold other examples"
+            f"the examples of {_clients(unlike)} differ"
             + (f" ({', '.join(splits)})" if splits else "")
         )
     if not reasons:
@@ -406,6 +429,6 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _letter(index: int) -> str:
-    """Return A to Z, then A1, B1 …"""
+    """Return a label: A to Z for indices 0 to 25, then A1, B1 …"""
     turn, letter = divmod(index, 26)
     return chr(ord("A") + letter) + (str(turn) if turn else "")

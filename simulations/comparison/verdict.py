@@ -1,4 +1,4 @@
-"""The verdict on a run: its model compared with the best other column, and remedies if it loses."""
+"""The verdict on a run: a comparison of its model with the best other column, and remedies."""
 
 import math
 from collections.abc import Mapping
@@ -16,15 +16,16 @@ from samara.simulations.comparison.statistics import Difference, Numbers, paired
 _LOST = (
     ("evaluate.best", ("true", "loss"), "to return to the best validated round"),
     ("adapter.layers", ("readout:auto", "readout"), "to train weights on one representation"),
-    ("learning-rate", ("auto",), "or a tenth of the present one"),
+    ("learning-rate", ("auto",), "or a tenth of the current rate"),
     ("aggregation.rule", ("mean",), "if labels differ and no client may be hostile"),
     ("method", ("readout",), "for a private intercept and readout of every client"),
 )
-"""Settings to try if training has made the model worse: a key, its helpful values with the
-recommended one first, and their benefit.
+"""Settings to try if training has made the model worse.
+
+Each entry consists of a key, its helpful values with the recommended value first, and a reason.
 """
 _WITH_LABELS = ("adapter.layers", "method")
-"""Those of the settings above whose values need labels."""
+"""Settings of `_LOST` whose helpful values need labels."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Verdict:
 
     @classmethod
     def of(cls, qualities: Mapping[str, Numbers], measure: Measure = ACCURACY) -> Self | None:
-        """Return the verdict on the last column, or None if it is the only one.
+        """Return the verdict on the last column; None without another column to compare with.
 
         Args:
             qualities: quality of every client by column, float64 [clients]; higher is better.
@@ -61,11 +62,11 @@ class Verdict:
 
     @property
     def loses(self) -> bool:
-        """Return whether the mean over clients is below that of the best other column."""
+        """Return whether the mean over clients is below the mean of the best other column."""
         return self.difference.mean < 0 and float(self.measure.size(abs(self.difference.mean))) > 0
 
     def sentence(self) -> str:
-        """Return the verdict as a sentence; it says whether the interval shows a difference."""
+        """Return the verdict as a sentence, with the interval of the difference."""
         own = self.difference
         clients = len(self.difference.by_client)
         meaning = f" ({MEANINGS[self.against]})" if self.against == INTERCEPT else ""
@@ -83,8 +84,8 @@ class Verdict:
         """
         if self.against == INTERCEPT:
             advice = (
-                "more training examples of each client, or adapter.layers = top:1, with which the "
-                f"{INTERCEPT} is all that is private"
+                "more training examples for each client, or adapter.layers = top:1, with which the "
+                f"private part is only the {INTERCEPT}"
             )
         elif self.against == GLOBAL:
             advice = "method = global"
@@ -93,12 +94,12 @@ class Verdict:
         elif self.against == LOCAL:
             advice = "method = local or ditto, or more rounds"
         elif self.against in (MAJORITY, BASE_RATE) and config.get("method") == "readout":
-            advice = "more training examples of each client, and look at macro-F1: here labels say "
-            advice += "more than texts"
+            advice = "more training examples for each client, and compare macro-F1, because "
+            advice += "labels predict more than texts in these data"
         elif self.against in (MAJORITY, BASE_RATE):
             advice = (
-                "method = readout, whose private intercept is a client's base rate, and look at "
-                "macro-F1: here labels say more than texts"
+                "method = readout, whose private intercept is a client's base rate, and compare "
+                "macro-F1, because labels predict more than texts in these data"
             )
         else:
             settings = [
@@ -108,7 +109,7 @@ class Verdict:
                 if str(config.get(key)).lower() not in helpful
             ]
             advice = "; ".join([*settings, "more training examples"])
-        return f"Try {advice}; samara simulate SCENARIO --sweep FILE searches on validation."
+        return f"Try {advice}; `samara simulate SCENARIO --sweep FILE` searches settings."
 
 
 def _has_private_rounds(config: Mapping[str, Any]) -> bool:
@@ -118,24 +119,24 @@ def _has_private_rounds(config: Mapping[str, Any]) -> bool:
 
 
 def describe_interval(low: float, high: float, measure: Measure, over: str) -> str:
-    """Describe the interval of a difference, and whether it shows a difference.
+    """Return a text about the interval of a difference, and whether it shows a difference.
 
     Args:
-        low: lower end of the interval; NaN if there is none.
-        high: upper end of the interval; NaN if there is none.
+        low: lower end of the interval; NaN without an interval.
+        high: upper end of the interval; NaN without an interval.
         measure: measure of the difference.
         over: units that the interval covers, such as clients.
     """
     if math.isnan(low):
-        return f"no interval over {over}: there is one"
-    shown = "" if low > 0 or high < 0 else ", so no difference is shown"
+        return f"without an interval, because there is only one of the {over}"
+    shown = "" if low > 0 or high < 0 else ", which shows no difference"
     return f"95 % interval {measure.gain(low)} to {measure.gain(high)} over {over}{shown}"
 
 
 def verdict_of(columns: Mapping[str, Figures]) -> Verdict | None:
     """Return the comparison of a run's last column, the final model, with the best other column.
 
-    Only clients that have all columns count.
+    Only clients that have all columns are used.
 
     Args:
         columns: columns from `client_columns`.

@@ -1,1 +1,1 @@
-"""Engines of simulated federations: in this process, or Flower's with Ray."""
+"""Engines of simulated federations: the in-process engine, and Flower's engine with Ray."""

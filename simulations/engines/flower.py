@@ -1,4 +1,4 @@
-"""Flower's own simulation (Ray) as an engine, which runs the same apps in Flower's processes.
+"""An engine that runs ServerApp and ClientApp in the processes of Flower's simulation (Ray).
 
 Ray starts on this machine, unless `RAY_ADDRESS` names a cluster of several machines.
 """
@@ -32,7 +32,7 @@ from samara.simulations.passes import PassesInReplies, PassMeter
 
 
 class _Configured(ClientApp):
-    """A client app that holds the run config, because Flower's simulation does not pass one on.
+    """A client app that contains the run config, because Flower's simulation does not pass it on.
 
     Args:
         run_config: settings of the clients.
@@ -54,7 +54,7 @@ class _Configured(ClientApp):
             run_config=self._run_config,
         )
         reply = client_app(message, configured)
-        with suppress(SamaraError):  # in that case the reply is a refusal, and nothing was computed
+        with suppress(SamaraError):  # after an error the reply is a refusal without passes
             PassesInReplies.add(reply, simulated_data(configured))
         return reply
 
@@ -66,9 +66,9 @@ def simulate_with_flower(
 
     Args:
         config: settings of the run.
-        threads: threads, and hence CPUs, of each client.
+        threads: number of threads, and of CPUs, of each client.
         folder: folder of the run.
-        known: additional keys of the result, as for `serve`.
+        known: additional fields of the result, as in `serve`.
 
     Raises:
         SamaraError: if Ray is not installed, the cluster has no room for a client or lacks files,
@@ -91,7 +91,7 @@ def simulate_with_flower(
         hold_inputs(folder, config)
     except SamaraError:
         ray.shutdown()
-        with suppress(OSError):  # keep the folder if it holds a run to continue
+        with suppress(OSError):  # a folder with a run to continue is not empty
             folder.rmdir()
         raise
     outcome: list[Path | SamaraError] = []
@@ -113,7 +113,7 @@ def simulate_with_flower(
         backend_config={"client_resources": {**resources}},
     )
     if not outcome:
-        raise SamaraError("Flower's simulation ended without a result; see its log above")
+        raise SamaraError("Flower's simulation ended without a result; see the log above")
     if isinstance(outcome[0], SamaraError):
         raise outcome[0]
     return outcome[0]

@@ -1,7 +1,7 @@
-"""The in-process engine: a Flower `Grid` that calls the unmodified ClientApp.
+"""The in-process engine, a Flower `Grid` that calls the unmodified ClientApp.
 
-The engine uses no sockets, serialization or polling. Message and context objects are Flower's own,
-so the same ServerApp and ClientApp run unchanged under Flower's engines.
+The engine uses no sockets, serialization or polling. It uses Flower's classes of messages and
+contexts, so that ServerApp and ClientApp also run unchanged with Flower's engines.
 """
 
 import logging
@@ -23,11 +23,11 @@ FIRST_CLIENT_NODE = 1000
 
 
 def ignore_message(message_type: str, partition: int) -> None:
-    """Ignore an answered message."""
+    """Do nothing after an answered message."""
 
 
 class LocalGrid(Grid):
-    """Base class of in-process grids, in which node `FIRST_CLIENT_NODE` + i is client i."""
+    """The base class of in-process grids, in which node `FIRST_CLIENT_NODE` + i is client i."""
 
     def __init__(self) -> None:
         self._run = Run.create_empty(RUN_ID)
@@ -71,8 +71,8 @@ class InProcessGrid(LocalGrid):
         run_config: Flower's run config, passed to every client.
         on_message: function that is called with message type and partition after each answered
             message.
-        pool: threads that answer messages of different clients in parallel; without it, messages
-            are answered one after the other.
+        pool: threads that answer messages of different clients in parallel. Without a pool,
+            messages are answered one after the other.
         nodes: additional node config of each node.
     """
 
@@ -103,7 +103,7 @@ class InProcessGrid(LocalGrid):
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes: in process, every client is always connected."""
+        """Return the ids of all nodes, because every client is always connected."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -115,7 +115,7 @@ class InProcessGrid(LocalGrid):
         return list(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages; each reply is returned only once."""
+        """Return the replies to these messages; each reply is returned once."""
         return [self._replies.pop(m) for m in list(message_ids) if m in self._replies]
 
     def _deliver(self, message: Message) -> Message:

@@ -1,6 +1,7 @@
-"""The Ray cluster of Flower's simulation: a new one on this machine, or an existing one.
+"""The Ray cluster of Flower's simulation.
 
-If `RAY_ADDRESS` is set, Ray uses the cluster at this address; otherwise Ray starts a cluster.
+If `RAY_ADDRESS` is set, Ray uses the cluster at this address. Otherwise Ray starts a cluster on
+this machine.
 """
 
 import os
@@ -21,9 +22,9 @@ Node = Mapping[str, Any]
 
 
 def client_resources(config: RunConfig) -> dict[str, float]:
-    """Return the resources that a client holds while it works, in the form used by Flower's engine.
+    """Return the resources that a client holds while it works, in the form of Flower's engine.
 
-    A client on CUDA holds one GPU, the only one that Ray makes visible to the client's process.
+    A client on CUDA holds one GPU. Ray makes no other GPU visible to the client's process.
 
     Args:
         config: settings of a client.
@@ -35,14 +36,14 @@ def client_resources(config: RunConfig) -> dict[str, float]:
     kind, _, number = name.partition(":")
     if kind == "cuda" and number.strip("0"):
         raise SamaraError(
-            f"model.torch-device = {name}: Ray gives every client a separate GPU, and the client "
-            "sees no other; set model.torch-device to cuda"
+            f"model.torch-device = {name}: Ray gives each client a separate GPU and hides all "
+            "other GPUs; set model.torch-device to cuda"
         )
     return {"num_cpus": float(config.threads), "num_gpus": float(kind == "cuda")}
 
 
 def clients_at_once(nodes: Iterable[Node], resources: Mapping[str, float]) -> int:
-    """Return the number of clients that fit at the same time; a client must fit on one node.
+    """Return the number of clients that can run at the same time; each needs room on one node.
 
     Args:
         nodes: nodes of the cluster.
@@ -81,8 +82,8 @@ def check_room(nodes: Sequence[Node], resources: Mapping[str, float]) -> None:
 def needed_paths(config: RunConfig, folder: Path) -> list[str]:
     """Return the files and folders that every node needs at the same path.
 
-    These are the working directory of the command and the paths in the settings. The run's folder
-    is also needed if clients write files into it (private rounds, and counts of sent scalars).
+    These are the command's working directory and the paths in the settings. The run's folder is
+    also needed if clients write files to it (private rounds, or counts of sent scalars).
 
     Args:
         config: settings of the run, with hashes in place of blobs.
@@ -100,11 +101,11 @@ def needed_paths(config: RunConfig, folder: Path) -> list[str]:
 def connect() -> None:
     """Start Ray on this machine, or connect to the cluster at `RAY_ADDRESS`.
 
-    Processes started by Ray find code in the same places as this process.
+    Processes that Ray starts use the module path of this process.
 
     Raises:
-        SamaraError: if there is no cluster at `RAY_ADDRESS`, or it runs another version of Ray or
-            Python.
+        SamaraError: if there is no cluster at `RAY_ADDRESS`, or if the cluster runs another version
+            of Ray or Python.
     """
     import ray
 
@@ -140,7 +141,7 @@ def check_nodes(nodes: Iterable[Node], needed: Sequence[str]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def missing() -> tuple[str, list[str]]:
-        from pathlib import Path  # imported here, because this runs in a process on another machine
+        from pathlib import Path  # imported here, because the function runs on another machine
 
         from samara.shared.machine.installed_code import samara_version
 
@@ -159,18 +160,18 @@ def check_nodes(nodes: Iterable[Node], needed: Sequence[str]) -> None:
         except RayError as error:
             raise SamaraError(
                 f"node {address} of the Ray cluster cannot run Samara: "
-                f"{str(error).strip().splitlines()[-1]}; install the same samara-fl[ray] on that "
-                "node as here"
+                f"{str(error).strip().splitlines()[-1]}; install this machine's version of "
+                "samara-fl[ray] on that node"
             ) from error
         if lacks:
             raise SamaraError(
-                f"node {address} of the Ray cluster has no {lacks[0]}; every node needs the same "
-                "files at the same paths, for example on a network drive"
+                f"node {address} of the Ray cluster lacks {lacks[0]}; every node needs this "
+                "machine's files at the same paths, for example on a network drive"
             )
         if found != here:
             raise SamaraError(
-                f"node {address} of the Ray cluster has samara-fl {found}, and this machine "
-                f"{here}; install the same version"
+                f"node {address} of the Ray cluster has samara-fl {found}, but this machine has "
+                f"{here}; install one version on both"
             )
 
 

@@ -1,1 +1,1 @@
-"""Experiments: runs, sweeps and grids that one command plans and makes."""
+"""Experiments: runs, sweeps and grids that one command plans and runs."""

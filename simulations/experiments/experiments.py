@@ -1,7 +1,7 @@
-"""Experiments: the runs of a command, all planned before the first one starts.
+"""Experiments: the runs of a command, which are all planned before the first run starts.
 
-A plan is a list of settings: combinations of values, each with every seed. Runs that have already
-ended are not repeated, so the same command continues a plan.
+A plan is a list of settings, with an entry for each combination of values and each seed. Finished
+runs are not repeated, so that the same command continues a plan.
 """
 
 import itertools
@@ -29,15 +29,15 @@ Result = TypeVar("Result")
 
 
 def read_sweep_file(file: Path) -> dict[str, Any]:
-    """Read a TOML file that names the values to try.
+    """Return the content of a TOML file that names the values to try.
 
     Raises:
-        ConfigError: if the file cannot be read.
+        ConfigError: if the file cannot be read or is not valid TOML.
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{file}: the sweep cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{file}: the sweep file cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
 
@@ -58,22 +58,24 @@ def parse_seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds {text}: give numbers with commas, such as 0,1,2") from None
+        raise ConfigError(
+            f"--seeds {text}: not a list of seeds; give integers with commas, such as 0,1,2"
+        ) from None
 
 
 def with_seeds(settings_of: Callable[[int], Planned], seeds: Sequence[int]) -> dict[int, Planned]:
-    """Return the settings of a run for every seed; each gets a subfolder of `out` if that is set.
+    """Return the settings of a run for each seed; if `out` is set, each run gets a subfolder.
 
     Args:
         settings_of: function that returns the settings for a seed.
         seeds: distinct seeds.
 
     Raises:
-        ConfigError: if there is no seed, or one is duplicate or invalid.
+        ConfigError: if there is no seed, a seed occurs twice, or the settings are invalid.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(
-            f"seeds {', '.join(map(str, seeds))}: give at least one seed, and every seed only once"
+            f"seeds {', '.join(map(str, seeds))}: give at least one seed, and each seed only once"
         )
     runs = {seed: settings_of(seed) for seed in seeds}
     return {
@@ -85,13 +87,13 @@ def with_seeds(settings_of: Callable[[int], Planned], seeds: Sequence[int]) -> d
 def run_all(
     runs: Sequence[Planned], run: Callable[[Planned], Result], processes: int = 1
 ) -> Iterator[Result]:
-    """Make runs one after the other or in parallel; yield their results in the order of `runs`.
+    """Run all settings one after the other or in parallel; yield the results in their order.
 
     Args:
         runs: settings of the runs.
-        run: function that makes a run, or finds it finished, and returns its result. With several
-            processes, the function must be importable from a module.
-        processes: number of processes, which take the runs in turn.
+        run: function that runs settings, unless the run is finished, and returns the run's result.
+            With several processes, the function must be importable from a module.
+        processes: number of processes. Run i is assigned to process i mod `processes`.
     """
     if processes == 1:
         yield from map(run, runs)
@@ -117,13 +119,13 @@ def run_federation(
     homes: Sequence[Path] = (),
     writes: bool = True,
 ) -> Path:
-    """Run a simulated federation, or find it finished, and return its folder.
+    """Run a simulated federation, unless it is already finished, and return its folder.
 
     Libraries are loaded while progress is shown.
 
     Args:
         config: settings of the run.
-        watching: context manager of the run, which yields the function to call per message.
+        watching: context manager of the run, which yields a function to call for each message.
         engine: see `samara.simulations.simulate.simulate`.
         cohorts_from: see `samara.simulations.simulate.simulate`.
         homes: see `samara.simulations.simulate.simulate`.
@@ -137,7 +139,8 @@ def run_federation(
         from samara.simulations.experiments.passage_writer import write_missing_passages
         from samara.simulations.simulate import simulate
 
-        logging.getLogger("flwr").setLevel(logging.WARNING)  # importing flwr has set another level
+        # the import of flwr has set another level
+        logging.getLogger("flwr").setLevel(logging.WARNING)
         folder = simulate(config, on_message, engine, cohorts_from, homes)
         if writes:
             write_missing_passages(folder)
@@ -147,13 +150,13 @@ def run_federation(
 def run_tuning(
     settings: TuneSettings, watching: AbstractContextManager[Callable[[int, int], None]]
 ) -> Path:
-    """Make a run of `samara tune`, or find it finished, and return its folder.
+    """Run `samara tune` with these settings, unless the run is finished, and return its folder.
 
     Libraries are loaded while progress is shown.
 
     Args:
         settings: settings of the run.
-        watching: context manager of the run, which yields the function to call per step.
+        watching: context manager of the run, which yields a function to call for each step.
 
     Raises:
         SamaraError: if the run cannot start or continue.

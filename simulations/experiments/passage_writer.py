@@ -1,6 +1,4 @@
-"""Writing of passages: the base, global and personal models of a run continue the same
-beginnings.
-"""
+"""Writing of passages, in which all models of a run continue the same beginnings of texts."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,16 +21,16 @@ from samara.simulations.simulate import load_simulation
 from samara.simulations.writing.passages import PASSAGES_FILE, Passage, write_passages
 
 BEGINNING_WORDS = 16
-"""Maximum number of words of a plain text that form its beginning, at most half of the text."""
+"""Most words in the beginning of a plain text, which is also at most half of the text."""
 CONTINUED_TOKENS = 32
-"""Maximum number of tokens written after the beginning of a plain text or of a training text."""
+"""Most tokens that a model writes after the beginning of a plain text or of a training text."""
 TEMPERATURE = 0.8
 """Sampling temperature (Holtzman et al., 2020)."""
 TOP_P = 0.95
-"""Share of the probability mass that sampled tokens are drawn from (Holtzman et al., 2020)."""
+"""Share of the probability mass from which tokens are sampled (Holtzman et al., 2020)."""
 
 Beginning = tuple[Example, tuple[str, ...]]
-"""An example that ends where the model continues, and its accepted continuations."""
+"""An example whose text a model continues, and its accepted continuations."""
 
 
 class Writer(NamedTuple):
@@ -40,8 +38,8 @@ class Writer(NamedTuple):
 
     Attributes:
         adapter: adapter of the base model.
-        own: in-context examples before a prompt; None if there are none.
-        mix: function that mixes own words into the logits; None without own words.
+        own: in-context examples before a prompt; None without such examples.
+        mix: function that mixes the client's own words into the logits; None without own words.
     """
 
     adapter: Perturbations
@@ -55,7 +53,7 @@ log = logging.getLogger("samara.simulation")
 
 
 def write_missing_passages(folder: Path) -> None:
-    """Write passages by the models of a simulated generation, if the run has none yet.
+    """Write passages by the models of a simulated generation, unless the run has passages.
 
     Args:
         folder: folder of a finished run.
@@ -71,7 +69,7 @@ def write_missing_passages(folder: Path) -> None:
     if loaded is None or not isinstance(loaded.runtime.task, GenerationTask):
         return
     runtime, clients = loaded.runtime, len(loaded.shares)
-    log.info("the models write after %d beginnings of each of %d clients", count, clients)
+    log.info("the models continue %d beginnings of texts for each of %d clients", count, clients)
     shared = {ZERO_SHOT: Writer(runtime.perturbation(None))}
     if run.config.federated_rounds and not run.result.groups:
         shared[GLOBAL] = Writer(runtime.perturbation(run.model(None)))
@@ -89,10 +87,10 @@ def write_missing_passages(folder: Path) -> None:
 
 
 class _Asked(NamedTuple):
-    """A text that a model is to write.
+    """A request for a text of a model.
 
     Attributes:
-        texts: texts of a passage by model; the written text is put there.
+        texts: texts of a passage by model, to which the written text is added.
         name: name of the model.
         writer: the model.
         tokens: tokens of the prompt.
@@ -107,7 +105,7 @@ class _Asked(NamedTuple):
 
 
 def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData, shared: Models) -> Models:
-    """Return the base model (also with in-context examples), the global and the personal model.
+    """Return the base, global and personal models of a client, by column.
 
     Args:
         run: the run.
@@ -132,7 +130,7 @@ def _models(run: FinishedRun, runtime: ModelRuntime, share: ClientData, shared: 
 def _passages_of(
     runtime: ModelRuntime, share: ClientData, models: Models, count: int
 ) -> tuple[list[Passage], list[_Asked]]:
-    """Return a client's passages without their texts, and the texts to be written into them."""
+    """Return a client's passages without texts, and requests for these texts."""
     task = runtime.task
     assert isinstance(task, GenerationTask)
     passages: list[Passage] = []
@@ -142,7 +140,7 @@ def _passages_of(
             beginnings(task, share.in_split(split))[:count]
         ):
             is_test = split is Split.TEST
-            # Retrieval would find a training example together with its own answer.
+            # retrieval would find a training example together with its own answer
             asked = {name: one for name, one in models.items() if is_test or one.own is None}
             most = task.tokens if is_test and not task.is_plain_text else CONTINUED_TOKENS
             greedy = Sampling(min(most, task.tokens), stop=_stops(task))
@@ -166,7 +164,7 @@ def _passages_of(
 
 
 def _write(runtime: ModelRuntime, asked: Sequence[_Asked]) -> None:
-    """Write texts into their passages; those of one model share forward passes."""
+    """Write the requested texts into their passages; texts of one model share forward passes."""
     by_model: dict[tuple[int, int], list[_Asked]] = {}
     for one in asked:
         by_model.setdefault((id(one.writer.adapter), id(one.writer.mix)), []).append(one)
@@ -179,7 +177,7 @@ def _write(runtime: ModelRuntime, asked: Sequence[_Asked]) -> None:
 
 
 def beginnings(task: GenerationTask, examples: Sequence[Example]) -> list[Beginning]:
-    """Return the beginnings of texts, each with its answers or the rest of the text.
+    """Return the beginnings of texts, each with the example's answers or the end of its text.
 
     Args:
         task: task of the examples.

@@ -1,9 +1,9 @@
-"""Search for settings on validation examples only, with equally many trials per method.
+"""Search for settings on validation examples only, with an equal number of trials per method.
 
-Successive halving (Jamieson and Talwalkar, 2016, algorithm 1): all trials of a method run with a
-part of the budget of rounds. The better half continues with twice the budget, until one trial is
-left or the budget is complete. Each rung is a new run from the start, so that step sizes and the
-division of the budget mean the same in a short run as in a long one.
+The search is successive halving (Jamieson and Talwalkar, 2016, algorithm 1). All trials of a method
+run with a part of the budget of rounds. The better half continues with twice the budget, until one
+trial is left or the budget is complete. Each rung starts new runs from the beginning, so that step
+sizes and the division of the budget have the same meaning in short and long runs.
 """
 
 import json
@@ -31,7 +31,7 @@ from samara.simulations.experiments.experiments import (
 )
 
 SHARE = "private-share"
-"""Key of a sweep-only setting: the private share of the budget of rounds."""
+"""Key of a setting that exists only in sweeps: the private share of the budget of rounds."""
 SWEEP_FILE = "sweep.json"
 
 Values = Annotated[list[Scalar], Field(min_length=1)]
@@ -41,11 +41,11 @@ class Sweep(BaseModel):
     """The content of a sweep file.
 
     Attributes:
-        methods: methods to search settings for.
-        trials: number of trials per method, or the size of its grid if that is smaller.
-        rungs: number of budgets of rounds, each half of the next; 1 means no halving.
-        settings: values to try of each setting, for every method that uses the setting.
-        only: values to try for one method alone, in addition to `settings` or in their place.
+        methods: methods whose settings are searched.
+        trials: number of trials per method; limited to the size of the method's grid.
+        rungs: number of budgets of rounds, each of which is half of the next; 1 means no halving.
+        settings: values of each setting, for all methods that use the setting.
+        only: values of settings for single methods, which extend or replace `settings`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -78,10 +78,10 @@ class Sweep(BaseModel):
             raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
 
     def trials_of(self, method: Method, seed: int) -> list[Choices]:
-        """Draw points of a method's grid; the same seed gives the same points.
+        """Return points of a method's grid, which are drawn by a seed.
 
-        No point is drawn twice. Each point prefers the values drawn least often so far, so that a
-        few trials use every value of a setting about equally often.
+        No point is drawn twice. Each draw prefers the values that were drawn least often, so that
+        even a few trials use all values of a setting about equally often.
         """
         values = {key: values for key, values in self.settings.items() if _reads(method, key)}
         values |= self.only.get(method, {})
@@ -98,7 +98,7 @@ class Sweep(BaseModel):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
+    """A run of a sweep.
 
     Attributes:
         method: method of the run.
@@ -122,26 +122,26 @@ class Trial:
 def sweep(
     base: RunConfig, plan: Sweep, run: Callable[[RunConfig], tuple[float, float]], out: Path
 ) -> Iterator[Trial]:
-    """Tune every method of a plan, and write sweep.json and one METHOD.toml per method.
+    """Search the settings of every method, and write sweep.json and one METHOD.toml per method.
 
-    Finished runs are not repeated, so the same command continues an interrupted sweep.
+    Finished runs are not repeated, so that the same command continues an interrupted sweep.
 
     Args:
         base: settings that are not searched, and the budget of rounds.
         plan: methods, and the values of settings to try.
-        run: function that trains, and returns accuracy and loss on validation examples
-            (`validation_figures`).
+        run: function that trains, and returns accuracy and loss on validation examples; see
+            `validation_figures`.
         out: folder of the sweep.
 
     Yields:
-        Every trial as it ends.
+        Each trial when it ends.
 
     Raises:
         SamaraError: if a setting does not exist, or a run fails.
     """
     tried: list[Trial] = []
     grids = {method: plan.trials_of(method, base.seed) for method in plan.methods}
-    for method, points in grids.items():  # report all mistakes before the first run
+    for method, points in grids.items():  # reports all mistakes before the first run
         for choices in points:
             _trial_config(base, method, choices, 1.0, out)
     for method, points in grids.items():
@@ -177,13 +177,14 @@ def validation_figures(result: RunResult) -> tuple[float, float]:
     """
     for evaluation in reversed(result.evaluations):
         if evaluation.split == "validation" and evaluation.columns:
-            *_, column = evaluation.columns.values()  # a personal model follows the global one
+            *_, column = evaluation.columns.values()  # a personal model follows the global model
             own = [its for client, its in column.clients.items() if client not in result.newcomers]
             if own:
                 accuracy = float(np.mean([figures.accuracy for figures in own]))
                 return accuracy, float(np.mean([figures.loss for figures in own]))
     raise SamaraError(
-        "no client has validation examples to choose settings by; give the data a validation split"
+        "no client has validation examples, by which a sweep chooses settings; use data with a "
+        "validation split"
     )
 
 
@@ -197,12 +198,20 @@ def _reads(method: Method, key: str) -> bool:
 def _trial_config(
     base: RunConfig, method: Method, choices: Choices, share: float, out: Path
 ) -> RunConfig:
-    """Return the settings of a trial with a share of the budget."""
+    """Return the settings of a trial.
+
+    Args:
+        base: settings that are not searched.
+        method: method of the trial.
+        choices: searched settings.
+        share: share of the budget of rounds.
+        out: folder of the run; without a name, the settings are those of the final run.
+    """
     given: dict[str, Any] = dict(choices)
     budget = max(2, round(share * (base.rounds + base.personal.rounds)))
     part = float(given.pop(SHARE, base.personal.rounds / (base.rounds + base.personal.rounds)))
     if not 0 <= part <= 1:
-        raise ConfigError(f"{SHARE}: {part} is not a share; give numbers from 0 to 1")
+        raise ConfigError(f"{SHARE}: {part} is not a share; use a number from 0 to 1")
     private = min(budget - 1, max(1, round(part * budget)))
     given |= {"rounds": budget - private, "personal.rounds": private}
     given |= {"method": method, "out": str(out.resolve()) if out.name else ""}

@@ -1,4 +1,4 @@
-"""The command `samara tune`: one run, or one per seed and grid point."""
+"""The command `samara tune`, which makes one run, or one run per seed and point of a grid."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,34 +21,38 @@ def tune(
     space: Annotated[
         str | None, typer.Option(help="lora-fa, lora, dora, vera, prefix, head, full, linear.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Shipped task, or a task file.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
-    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
+    task: Annotated[str | None, typer.Option(help="Name of a shipped task, or task file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, or model name on the hub.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or data set on the hub.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps; default 1,000.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate; default: automatic.")
+        float | None, typer.Option(help="Learning rate; by default chosen automatically.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed of the data draw, batches and directions.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds such as 0,1,2: one run for each, and a table.")
+        str | None, typer.Option(help="Run once per seed, such as 0,1,2, and show a table.")
     ] = None,
     sweep: Annotated[
-        Path | None, typer.Option(help="TOML file with lists of values; one run per combination.")
+        Path | None, typer.Option(help="TOML file with lists of values; run each combination.")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Devices such as cuda:0,cuda:1 for parallel runs.")
+        str | None, typer.Option(help="Devices for parallel runs, such as cuda:0,cuda:1.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of docs/reference/tune.md: key=value. Repeatable."),
+        typer.Option(
+            "--set", help="Override a setting (docs/reference/tune.md): key=value. Repeatable."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
 ) -> None:
-    """Tune a model on one device, or measure a baseline, with few examples drawn by a seed.
+    """Tune a model on one device, or measure a baseline, with few examples that a seed draws.
 
     Example: samara tune --optimizer mezo --task sst2 --model MODEL --data DATA
     """
@@ -76,7 +80,7 @@ def tune(
         _tune_grid(given, seeds, sweep, devices)
         return
     if devices:
-        raise ConfigError("--devices is for several runs; add --seeds or --sweep")
+        raise ConfigError("--devices: needs several runs; add --seeds or --sweep")
     wanted = TuneSettings.given(given, "tune")
     with stoppable():
         folder = run_tuning(wanted, watched_tuning())
@@ -107,13 +111,13 @@ def _tune_grid(
     from samara.simulations.progress.progress import stoppable, watched_tuning
 
     if seeds and "seed" in given:
-        raise ConfigError("--seeds names all seeds; leave --seed out")
+        raise ConfigError("--seeds: names all seeds; leave out --seed")
     chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
     grid = read_grid(sweep) if sweep is not None else [{}]
     out = str(given.pop("out", ""))
     places = [name.strip() for name in devices.split(",")] if devices else []
     if places and "model.torch-device" in given:
-        raise ConfigError("--devices names the devices of the runs; leave model.torch-device out")
+        raise ConfigError("--devices: names the devices of all runs; leave out model.torch-device")
     trials = make_trials(given, grid, chosen, out, places)
     for trial in trials:
         for settings in trial.runs.values():

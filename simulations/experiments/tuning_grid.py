@@ -33,10 +33,10 @@ Results = Mapping[str, Mapping[int, Result]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid, with a run for every seed.
+    """A point of a grid, with a run for every seed.
 
     Attributes:
-        name: the values that distinguish the trial; empty if it is the only one.
+        name: the values that distinguish the trial, as text; empty if there is only one trial.
         choices: values that distinguish the trial, by dotted key.
         runs: settings of the trial's runs, by seed.
     """
@@ -47,12 +47,12 @@ class Trial:
 
 
 def read_grid(file: Path) -> list[Choices]:
-    """Read the values of settings from a TOML file and return their combinations.
+    """Return all combinations of the settings' values in a TOML file.
 
     The file has a list of values for each key: ``learning-rate = [1e-4, 1e-3]``.
 
     Raises:
-        ConfigError: if the file cannot be read, or a key has no list of values.
+        ConfigError: if the file cannot be read, or the value of a key is not a list.
     """
     values = flattened(read_sweep_file(file))
     for key, options in values.items():
@@ -74,13 +74,13 @@ def make_trials(
         given: settings shared by all runs, by dotted key.
         grid: values of the settings of each trial.
         seeds: distinct seeds.
-        out: folder that will contain the runs' folders; empty means the default ones.
-        devices: torch devices, assigned to the runs in turn. The same command assigns each run the
-            same device again. Runs on the CPU share its cores. If empty, the runs use the
-            device in `given`.
+        out: folder that will contain the runs' folders; empty for the default folders.
+        devices: torch devices, which are assigned to the runs in turn. A repetition of the command
+            assigns the same device to each run. Runs on the CPU share its cores. If empty, the runs
+            use the device in `given`.
 
     Raises:
-        ConfigError: if a trial has an invalid setting, or a seed is duplicate.
+        ConfigError: if a trial has an invalid setting, or a seed occurs twice.
     """
     turns = itertools.cycle(devices)
     if "cpu" in devices:
@@ -102,7 +102,7 @@ def make_trials(
 
 
 def _folder(name: str) -> str:
-    """Return a folder name for a trial; a long one ends with a hash of the trial's name."""
+    """Return a folder name for a trial; a long name is cut and ends with a hash."""
     plain = re.sub(r"[^\w.=-]+", "_", name)
     if len(plain) <= LONGEST_NAME:
         return plain
@@ -125,7 +125,9 @@ def run_trials(
 
 
 def tuned_result(settings: TuneSettings) -> Result:
-    """Make a run in a separate process, print its folder, and return its result.
+    """Run `samara tune` with these settings, print the run's folder, and return its result.
+
+    This function runs in a separate process.
 
     Raises:
         SamaraError: if the run cannot start or continue.
@@ -133,12 +135,12 @@ def tuned_result(settings: TuneSettings) -> Result:
     from samara.client.tuning.run import read_result, tune
 
     folder = tune(settings)
-    print(f"{folder}: finished, on {settings.model.torch_device}", flush=True)
+    print(f"{folder}: finished on {settings.model.torch_device}", flush=True)
     return read_result(folder)
 
 
 def compare_in_tensorboard(trials: Sequence[Trial], results: Results, out: Path) -> None:
-    """Write settings and metrics of all runs for TensorBoard's comparison, if it is installed.
+    """Write settings and metrics of all runs for TensorBoard, if TensorBoard is installed.
 
     Args:
         trials: trials of one grid.
@@ -166,7 +168,7 @@ def compare_in_tensorboard(trials: Sequence[Trial], results: Results, out: Path)
 def grid_table(results: Results) -> Table:
     """Return a table of every trial's metric, mean ± standard deviation over the seeds.
 
-    The trial with the best mean on validation is bold: test results must not choose a trial.
+    The trial with the best mean on validation is bold, because test results must not choose it.
     """
     first = next(iter(results.values()))
     metric = next(iter(first.values()))["metric"]

@@ -1,1 +1,1 @@
-"""Exports of a run's models, and files that a run begins with."""
+"""Exports of a run's models, and measurements of files that a run needs."""

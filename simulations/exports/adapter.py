@@ -1,4 +1,4 @@
-"""Exports of a finished run's models, global or personal, and differences between two clients."""
+"""Exports of a finished run's global or personal models, and differences between two clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,15 +65,15 @@ class FinishedRun:
         return read_weight_map(self.config.adapter, self.layout)
 
     def check_model(self, base: BaseModel) -> None:
-        """Check that a base model is the run's.
+        """Check that a base model is the base model of the run.
 
         Raises:
             ModelError: if it is another model.
         """
         if base.model_id.hex() != self.result.model_id:
             raise ModelError(
-                f"{base.folder}: is not the model of {self.folder}. That model's id begins with "
-                f"{self.result.model_id[:12]}; restore the model's files"
+                f"{base.folder}: is not the base model of {self.folder}, whose id begins with "
+                f"{self.result.model_id[:12]}; restore the files of that model"
             )
 
     def global_state(self, client: int | None = None) -> State:
@@ -83,15 +83,16 @@ class FinishedRun:
             client: a client of the cluster, in a run with clusters.
 
         Raises:
-            SamaraError: if the ledger is damaged, or there are clusters and the client is in none.
+            SamaraError: if the ledger is damaged, or if the run has clusters and the client is in
+                none of them.
         """
         folder = self.folder
         groups = self.result.groups
         if groups:
             if client is None or client not in groups:
                 raise SamaraError(
-                    f"{folder}: the run has a model per cluster; name one of the clients "
-                    f"{', '.join(map(str, groups))}"
+                    f"{folder}: the run has one model per cluster; name a client of the cluster "
+                    f"with --client, one of {', '.join(map(str, groups))}"
                 )
             folder = cluster_folder(folder, groups[client])
         state = zero_state(self.layout.size)
@@ -131,7 +132,7 @@ class FinishedRun:
         )
 
     def own_words(self, client: int) -> OwnWords | None:
-        """Return a client's own words; None without any."""
+        """Return a client's own words; None if the client has none."""
         return OwnWordsFile(self._folder_of(client)).read()
 
     def personal_state(self, client: int) -> State:
@@ -144,10 +145,10 @@ class FinishedRun:
         return last.state
 
     def personal_file(self, client: int) -> PersonalFile | FitFile:
-        """Return a client's private rounds, or its fit, as a personal file.
+        """Return a client's private rounds, or its private fit, as a personal file.
 
         Raises:
-            LedgerError: if a personal file cannot hold the private part.
+            LedgerError: if there is no private part, or if a personal file cannot contain it.
         """
         ledger = self._personal_ledger(client)
         started = digest(self.layout.hash, self.global_state())
@@ -172,7 +173,7 @@ class FinishedRun:
                 raise LedgerError(f"it belongs to run {personal.header.run_id.hex()}")
             if personal.global_digest.hex() != self.result.final_digest:
                 raise LedgerError(
-                    "it started from another global model than the last one of the run"
+                    "it started from a global model that is not the final model of the run"
                 )
             return personal.state(self.layout)
         except OSError as error:
@@ -189,20 +190,20 @@ class FinishedRun:
         if client not in known:
             raise LedgerError(
                 f"client {client} does not exist: the run has {len(known)} clients; give the "
-                "number of one of them"
+                "number of a client of this run"
             )
         path = personal_ledger(self._folder_of(client))
         if not path.exists():
-            if client >= simulated:  # the index of a live client, derived from its key
+            if client >= simulated:  # a live client, whose index follows from its key
                 name = self.result.name_of(client)
                 raise LedgerError(
                     f"{self.folder}: the private rounds of {name} are only on its device; use "
                     f"`samara client ask` or `samara client export` there with --name {name}, or "
-                    "leave the client out for the global model"
+                    "leave out the client to get the global model"
                 )
             raise LedgerError(
-                f"{path}: client {client} has no private rounds here; set personal.rounds, or "
-                "leave the client out for the global model"
+                f"{path}: client {client} has no private rounds in this run; set personal.rounds, "
+                "or leave out the client to get the global model"
             )
         return path
 
@@ -222,8 +223,8 @@ def export(
     """Write the global model of a run, or a client's personal model.
 
     Adapters inside the model become a LoRA adapter for PEFT or llama.cpp, or are merged into a
-    complete model. A readout becomes a separate file. If a readout reads the output of a lower
-    block, the blocks above it are left out.
+    complete model. A readout becomes a separate file. If a readout uses the output of a lower
+    block, the blocks above this block are left out.
 
     Args:
         run: folder of a finished run.
@@ -234,7 +235,7 @@ def export(
         gguf: GGUF file of the base model, if the adapter is for llama.cpp.
 
     Returns:
-        Names of tensors that are left out, because no file format can hold them.
+        Values of the tensors that no file format can contain, by name; they are left out.
 
     Raises:
         SamaraError: if the run, the client's ledger or the base model cannot be used.
@@ -258,14 +259,14 @@ def export_ledger(run: Path, client: int, out: Path) -> int:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """The difference between two clients' private states, in one part or overall.
+    """The difference between two clients' private states, in one part or in all parts.
 
     Attributes:
-        name: name of the part: a tensor, or the coordinates in a basis.
+        name: name of a tensor or of the coordinates in a basis, or "all".
         one: Euclidean norm of the first state.
         other: Euclidean norm of the second state.
         distance: Euclidean norm of the difference of the two states.
-        cosine: cosine of the angle between the two states; NaN if either is zero.
+        cosine: cosine of the angle between the two states; NaN if one of them is zero.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Measurement of an informed basis, and writing of its file."""
+"""Measurement of an informed basis, which is written to a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ RANDOM_TOKENS = "random-tokens"
 
 
 def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
-    """Measure and write a basis for a run's model, adapter and task; yield lines for the user.
+    """Measure a basis for a run's model, adapter and task, and write it; yield lines to print.
 
     Args:
         config: settings of the run; its data are not read.
@@ -30,7 +30,7 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
         out: path of the basis file.
 
     Raises:
-        ModelError: if the basis captures too small a share of the gradients; nothing is written.
+        ModelError: if the basis captures too small a share of the gradients; no file is written.
         SamaraError: if model, task or texts cannot be used.
     """
     task = load_task(config.task)
@@ -50,14 +50,14 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
     layout = runtime.layout
     share = basis.origin.share
     yield (
-        f"{len(basis.scales)} of {layout.adapter_element_count:,} directions catch {share:.1%} of "
-        f"the squared gradients on {PROBE_TEXTS} other texts; effective rank "
+        f"{len(basis.scales)} of {layout.adapter_element_count:,} directions capture {share:.1%} "
+        f"of the squared gradients on {PROBE_TEXTS} other texts; effective rank "
         f"{measured.effective_rank:.1f}"
     )
     if share < LEAST_SHARE:
         raise ModelError(
-            f"the basis captures {share:.1%} of the gradients; below {LEAST_SHARE:.0%} isotropic "
-            "directions are better. Nothing was written: leave adapter.basis empty"
+            f"the basis captures {share:.1%} of the squared gradients; below {LEAST_SHARE:.0%}, "
+            "isotropic directions are better. No file was written; leave adapter.basis empty"
         )
     try:
         write_durably(out, basis.encoded)

@@ -1,4 +1,4 @@
-"""The commands `samara adapter`: export, apply and compare models, measure damping and basis."""
+"""The commands `samara adapter`, for models of runs and for measurements of damping and basis."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -13,7 +13,7 @@ from samara.shared.settings.scenarios import scenario_file
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = command_group("Inspect, export and apply models of runs.")
+app = command_group("Export, apply and compare models of runs; measure damping and basis.")
 
 
 class Form(StrEnum):
@@ -37,16 +37,16 @@ def export(
     form: Annotated[
         Form,
         typer.Option(
-            help="peft: an adapter; merged: the whole model, with the blocks that the run loads; "
-            "ledger: a client's private rounds as a small file."
+            help="peft: an adapter; merged: a complete model with the blocks that the run loads; "
+            "ledger: a small file with a client's private rounds."
         ),
     ] = Form.PEFT,
     gguf: Annotated[
         Path | None,
-        typer.Option(help="GGUF file of the base model, to write a LoRA for llama.cpp and Ollama."),
+        typer.Option(help="GGUF file of the base model: write a LoRA for llama.cpp and Ollama."),
     ] = None,
 ) -> None:
-    """Export a model of a run: an adapter for PEFT, a whole model, or a client's private rounds.
+    """Export a run's model as PEFT adapter or complete model, or a client's private rounds.
 
     Example: samara adapter export runs/first --client 3 --out adapters/third
     """
@@ -60,22 +60,24 @@ def export(
 
     console = Console()
     if gguf is not None and form is not Form.PEFT:
-        raise ConfigError("--gguf and --form: give one of them")
+        raise ConfigError("give only one of --gguf and --form")
     if is_tuning_folder(run):
         if client is not None or form is Form.LEDGER:
             raise ConfigError(
-                f"{run}: a run of samara tune has no clients; leave --client and --form ledger out"
+                f"{run}: a run of samara tune has no clients; leave out --client and --form ledger"
             )
         if form is Form.MERGED:
-            raise ConfigError(f"{run}: a run of samara tune has one form; leave --form out")
+            raise ConfigError(f"{run}: a run of samara tune has only one form; leave out --form")
         _print_left_out(export_tuned(run, out, gguf), console)
         _print_place("model", out, gguf, console)
         return
     if form is Form.LEDGER:
         if client is None:
-            raise ConfigError("--form ledger holds a client's private rounds: give --client")
+            raise ConfigError(
+                "--form ledger: exports a client's private rounds; name the client with --client"
+            )
         size = export_ledger(run, client_of(run, client), out)
-        console.print(f"{size:,} bytes are in {out}", markup=False, soft_wrap=True)
+        console.print(f"{out}: {size:,} bytes written", markup=False, soft_wrap=True)
         return
     own = None if client is None else client_of(run, client)
     is_merged = form is Form.MERGED
@@ -93,19 +95,19 @@ def _print_place(what: str, out: Path, gguf: Path | None, console: "Console") ->
 def _print_left_out(left_out: Mapping[str, Sequence[float]], console: "Console") -> None:
     for name, numbers in left_out.items():
         console.print(
-            f"Left out, because no file format can hold it: {name} {numbers}", markup=False
+            f"Left out, because no file format can contain it: {name} {numbers}", markup=False
         )
 
 
 @app.command()
 def basis(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or name of a shipped scenario.")],
     out: Annotated[Path, typer.Option("--out", help="File for the basis.")],
     source: Annotated[
-        str, typer.Option("--from", help="random-tokens, or a public file with a text per line.")
+        str, typer.Option("--from", help="random-tokens, or a file with one public text per line.")
     ] = "random-tokens",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting: key=value. Repeatable.")
+        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
     ] = None,
 ) -> None:
     """Measure an informed basis for a scenario's model, adapter and task, and write it.
@@ -117,7 +119,7 @@ def basis(
     from samara.shared.settings.config import load_scenario
     from samara.simulations.exports.basis_file import write_basis
 
-    # Layers that a scenario leaves open are resolved as for a run with a basis.
+    # the automatic value of adapter.layers depends on whether a run has a basis
     config = load_scenario(scenario_file(scenario), [*(settings or []), f"adapter.basis={out}"])
     for line in write_basis(config, source, out):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
@@ -136,7 +138,7 @@ def apply(
         typer.Option("--personal", help="Add the private rounds of an exported ledger file."),
     ] = None,
 ) -> None:
-    """Show the answers of the base, global and personal model, or the tuned one, to a text.
+    """Show the answers to a text of the base, global and personal model, or of a tuned model.
 
     Example: samara adapter apply runs/first "what a day" --client 3
     """
@@ -150,11 +152,11 @@ def apply(
     from samara.simulations.exports.quick_look import quick_look, tuned_look
 
     if client is not None and personal is not None:
-        raise ConfigError("--client and --personal: give one of them")
+        raise ConfigError("give only one of --client and --personal")
     if is_tuning_folder(run):
         if client is not None or personal is not None:
             raise ConfigError(
-                f"{run}: a run of samara tune has no clients; leave --client and --personal out"
+                f"{run}: a run of samara tune has no clients; leave out --client and --personal"
             )
         labels, models = tuned_look(run, text)
     else:
@@ -175,21 +177,21 @@ def apply(
 
 @app.command()
 def damping(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of a shipped one.")],
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or name of a shipped scenario.")],
     out: Annotated[Path, typer.Option("--out", help="Output file, for adapter.damping.")],
     texts: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="File with one text per line, or JSON lines; default: random tokens."
+            "--from", help="File of texts, one per line, or of JSON lines; default: random tokens."
         ),
     ] = None,
     count: Annotated[
-        int, typer.Option(help="Maximum number of texts; 0: all, or 256 random ones.")
+        int, typer.Option(help="Most texts to use; 0 for all, or for 256 random texts.")
     ] = 0,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="A setting of docs/reference/settings.md: key=value. Repeatable."
+            "--set", help="Override a setting (docs/reference/settings.md): key=value. Repeatable."
         ),
     ] = None,
 ) -> None:

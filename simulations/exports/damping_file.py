@@ -1,4 +1,4 @@
-"""Measurement of a readout's damping on texts, and its file."""
+"""Measurement of a readout's damping on texts, which is written to a file."""
 
 import json
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from samara.shared.tasks.rows import Example
 
 
 def write_damping(config: RunConfig, texts: Path | None, count: int, file: Path) -> float:
-    """Measure the damping of a model on texts, write it, and return its effective rank.
+    """Measure the damping of a model on texts, write it, and return the effective rank.
 
     Args:
         config: settings that name model and task.
-        texts: file with one text per line, or with JSON objects that have a ``text``; None means
-            random tokens.
-        count: maximum number of texts.
+        texts: file with one text per line, or with one JSON object with the key ``text`` per line;
+            None for random tokens.
+        count: largest number of texts; 0 for all texts of the file, or for 256 random texts.
         file: path of the file to write.
 
     Raises:
@@ -51,17 +51,25 @@ def write_damping(config: RunConfig, texts: Path | None, count: int, file: Path)
 
 
 def _example(task: Task, text: str) -> Example:
-    """Return a text as an example of a classification with one field."""
+    """Return a text as an example of a classification with one field.
+
+    Raises:
+        DataError: if the task is not a classification with one field.
+    """
     if not isinstance(task, ClassificationTask) or len(task.fields) != 1:
         raise DataError(
-            f"task {task.name!r} reads {', '.join(task.fields)}, and a line of texts is one field; "
-            "leave --from out for random tokens"
+            f"task {task.name!r} reads {', '.join(task.fields)}, but a line of --from is one "
+            "field; leave out --from to use random tokens"
         )
     return Example(task.render({task.fields[0]: text}), 0, "", "")
 
 
 def _read_texts(file: Path, count: int) -> Sequence[str]:
-    """Read at most `count` texts of a file; 0 reads all."""
+    """Return at most `count` texts of a file; 0 for all texts.
+
+    Raises:
+        DataError: if the file cannot be read or has fewer than two texts.
+    """
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -72,8 +80,8 @@ def _read_texts(file: Path, count: int) -> Sequence[str]:
             lines = [str(json.loads(line)["text"]) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{file}: a line is not a JSON object with a text: {error!r}; write one object per "
-                "line"
+                f"{file}: a line is not a JSON object with the key text: {error!r}; write one "
+                "object per line"
             ) from error
     if len(lines) < 2:
         raise DataError(

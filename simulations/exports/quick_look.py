@@ -1,4 +1,4 @@
-"""Answers to a text from a run's base, global and personal models, or from a tuned model."""
+"""Answers to a text by a run's base, global and personal models, or by a tuned model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ from samara.simulations.exports.adapter import FinishedRun
 
 Probabilities = NDArray[np.float64]
 Text = str | Mapping[str, object]
-"""A text, or the fields of a row for tasks that read several."""
+"""A text, or a mapping of fields for tasks that read several fields."""
 
 
 class LoadedModel:
-    """The base model of a finished run, which classifies texts under states of the run.
+    """The base model of a finished run, which classifies texts with weights of the run's adapter.
 
     Attributes:
         task: task of the run.
@@ -38,7 +38,7 @@ class LoadedModel:
         run: finished run.
 
     Raises:
-        SamaraError: if the model differs from the run's, or cannot be used.
+        SamaraError: if the model differs from the run's model, or cannot be used.
     """
 
     def __init__(self, run: FinishedRun) -> None:
@@ -58,10 +58,10 @@ class LoadedModel:
     def probabilities(
         self, texts: Sequence[Text], numbers: NDArray[np.float32]
     ) -> list[tuple[list[str], Probabilities]]:
-        """Return the labels of each text (words or candidates), and their probabilities.
+        """Return the labels of each text (label words or candidates), and their probabilities.
 
         Args:
-            texts: texts, or rows with the fields that the task reads.
+            texts: texts, or mappings with the fields that the task reads.
             numbers: weights of the adapter, float32 [elements].
 
         Raises:
@@ -82,19 +82,19 @@ class LoadedModel:
 def quick_look(
     run: Path, text: str, client: int | None = None, personal: Path | None = None
 ) -> tuple[list[str], dict[str, Probabilities]]:
-    """Return the labels and their probabilities under each model.
+    """Return the labels, and their probabilities under each model by its name.
 
     Args:
         run: folder of a finished run.
         text: the text; a JSON object if the task reads several fields.
-        client: client whose private rounds make the personal model.
+        client: client whose personal model is used; None for no personal model.
         personal: a personal file to use instead of the client's ledger.
 
     Raises:
         SamaraError: if the run, the model, the text or the private rounds cannot be used.
     """
     opened = FinishedRun.at(run)
-    _example(load_task(opened.config.task), text)  # fail before the model is loaded
+    _example(load_task(opened.config.task), text)  # fails before the model is loaded
     states = {}
     if client is None or not opened.result.groups:
         states["global"] = opened.model()
@@ -111,17 +111,17 @@ def quick_look(
 
 
 def tuned_look(run: Path, text: str) -> tuple[list[str], dict[str, Probabilities]]:
-    """Return the labels and their probabilities under a tuning run's base and best model.
+    """Return the labels, and their probabilities under a tuning run's base and best model.
 
     Args:
         run: folder of a finished run of `samara tune`.
-        text: the text; a JSON object where the task reads several fields.
+        text: the text; a JSON object if the task reads several fields.
 
     Raises:
         SamaraError: if the run, the model or the text cannot be used.
     """
     opened = FinishedTuning.at(run)
-    # before the model is loaded, to fail early
+    # fails before the model is loaded
     example = _example(load_task(opened.settings.task), text)
     setup = opened.load()
     base = setup.base
@@ -151,7 +151,7 @@ def _example(task: Task, text: Text) -> Example:
     """
     if isinstance(task, GenerationTask) or not task.labels:
         raise DataError(
-            f"task {task.name!r} has no fixed labels to show; name a run of a classification"
+            f"task {task.name!r} has no fixed labels; name a run of a classification task"
         )
     record: dict[str, object] = {}
     if isinstance(text, Mapping):
@@ -159,7 +159,9 @@ def _example(task: Task, text: Text) -> Example:
     elif len(task.fields) == 1:
         record[task.fields[0]] = text
     else:
-        wanted = f"task {task.name!r} reads {', '.join(task.fields)}: give a JSON object with them"
+        wanted = (
+            f"task {task.name!r} reads {', '.join(task.fields)}; give a JSON object with these keys"
+        )
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:

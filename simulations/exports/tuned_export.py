@@ -32,8 +32,8 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
     """Write the best state of a finished `samara tune` run to a new folder.
 
     Low-rank adapters and a prefix become PEFT adapters. A readout becomes a separate file. A
-    trained head, or trained parameters of the model itself, become a complete model; a classifier
-    that replaces label words becomes a file beside it.
+    trained head, or trained parameters of the model itself, become a complete model. A classifier
+    that replaces label words becomes a separate file in the model's folder.
 
     Args:
         folder: folder of the run.
@@ -41,7 +41,7 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
         gguf: GGUF file of the base model, to write a low-rank adapter for llama.cpp.
 
     Returns:
-        Names of tensors that are left out, because no file format can hold them.
+        Values of the tensors that no file format can contain, by name; they are left out.
 
     Raises:
         SamaraError: if the run or the base model cannot be used, or the folder cannot be written.
@@ -54,7 +54,7 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
         if gguf is not None and not isinstance(space, LoRASpace | LoRAFASpace):
             raise ModelError(
                 f"{folder}: llama.cpp loads only low-rank adapters (--space lora or lora-fa); "
-                "leave --gguf out"
+                "leave out --gguf"
             )
         if isinstance(space, HeadSpace):
             space.replace_head()
@@ -70,8 +70,8 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
         if isinstance(space, PrefixSpace):
             if setup.base.family == "masked":
                 raise ModelError(
-                    f"{folder}: PEFT supports prefixes only for causal LMs, so no folder for other "
-                    "software can be written; use the run with samara adapter apply"
+                    f"{folder}: cannot be exported, because PEFT supports prefixes only for causal "
+                    "language models; use the run with `samara adapter apply`"
                 )
             name = name_of_base(run.settings, setup.base)
             with space.computing_with(torch.from_numpy(theta)) as trained:
@@ -79,7 +79,7 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
             if len({part.shape for part in parts}) > 1:
                 raise ModelError(
                     f"{setup.base.folder}: its layers have keys of different sizes, which PEFT's "
-                    "prefix tuning does not support; use the run with samara adapter apply"
+                    "prefix tuning does not support; use the run with `samara adapter apply`"
                 )
             write_peft_prefix(setup.base, name, np.stack(parts), unfinished)
             _write_card(run, setup, unfinished, [WEIGHTS_FILE])
@@ -102,7 +102,10 @@ def export_tuned(folder: Path, out: Path, gguf: Path | None = None) -> LeftOut:
 def _split_a(
     space: LoRASpace, theta: NDArray[np.float32]
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.float32]]:
-    """Return A of every adapted layer, and the numbers in the order of the adapter's layout."""
+    """Return the matrix A of every adapted layer, and the other trained numbers.
+
+    The other numbers, float32 [elements], have the order of the adapter's layout.
+    """
     count = len(space.tensors) - len(space.adapter.layout.tensors)
     matrices = []
     first = 0

@@ -1,8 +1,8 @@
 """The clients of a fleet, which share weights, one session, and forward passes.
 
-All clients of a round start from one global state, so the whole fleet has one session. The session
-follows the ledger by the catch-ups that the server sends. A client's examples, seeds and index are
-looked up when needed. Only clients whose report is due have adapters in memory.
+All clients of a round start from one global state, so that the whole fleet needs only one session.
+The session follows the ledger by the server's catch-ups. A client's examples, seeds and index are
+looked up when they are needed. Only clients whose report is due have adapters in memory.
 """
 
 import threading
@@ -42,20 +42,20 @@ from samara.shared.terms.columns import GLOBAL
 from samara.simulations.fleet.device import Device
 
 MOST_ROWS = 512
-"""Maximum number of rows of several clients in one forward pass."""
+"""Most rows of several clients in one forward pass."""
 _EVALUATED_TOGETHER = 16
-"""Number of clients whose examples are sorted by length together for an evaluation."""
+"""Number of clients whose examples an evaluation sorts by length together."""
 
 
 class Clients:
-    """All clients of a fleet; threads of the pool carry out their instructions.
+    """All clients of a fleet, whose instructions are carried out by a pool of threads.
 
     Args:
         devices: devices of the fleet, one per client.
-        runtimes: model runtimes by the device's quantization.
+        runtimes: model runtimes by quantization of the devices.
         data: source of the clients' data.
         config: settings of the run.
-        pool: thread pool; each thread gets a copy of each runtime with the same weights.
+        pool: thread pool; each thread uses a copy of each runtime that shares the weights.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Clients:
         self._session = session
 
     def answer(self, number: int, task: Task) -> bytes:
-        """Return a client's reply to a task that it carries out alone."""
+        """Return a client's reply to a task that does not share forward passes."""
         return self._client(number).answer(task)
 
     def take(
@@ -93,8 +93,14 @@ class Clients:
     ) -> tuple[Task, bytes]:
         """Unpack a message to a client; the first message of an instruction updates the session.
 
+        Args:
+            number: client index.
+            message: the message.
+            kind: kind of the task.
+            personal: whether the task is the comparison of personal models.
+
         Returns:
-            The task, and the refusal of the task; empty bytes without a refusal.
+            The task, and the frame of its refusal; empty bytes without a refusal.
         """
         task = Task()
         last_round = self._session.position.round if self._session else 0
@@ -111,10 +117,10 @@ class Clients:
         return task, b""
 
     def session_for(self, instruction: TrainInstruction) -> Session:
-        """Return the session at an instruction's start.
+        """Return the session at the state from which an instruction starts.
 
         Raises:
-            CatchUpError: if the session is at another round or digest than the instruction's start.
+            CatchUpError: if the session has another round or digest than the instruction.
         """
         return session_at(self._session, self._runtime(0), instruction, CatchUp())
 
@@ -123,7 +129,7 @@ class Clients:
     ) -> list[list[int]]:
         """Return groups of clients that share forward passes, in the order of their first members.
 
-        The clients of a group have the same quantization, and together fit the row limit.
+        The clients of a group have the same quantization, and their rows do not exceed `MOST_ROWS`.
         """
         by_quantization: dict[str, list[int]] = {}
         for number in numbers:
@@ -139,7 +145,13 @@ class Clients:
     def reports(
         self, instruction: TrainInstruction, session: Session, groups: Sequence[Sequence[int]]
     ) -> dict[int, bytes]:
-        """Return the reports, or refusals, of groups of clients; groups train in parallel."""
+        """Return the frames of clients' reports or refusals, by client; groups train in parallel.
+
+        Args:
+            instruction: instruction of the round.
+            session: session from `session_for`.
+            groups: groups from `group_by_pass`.
+        """
         frame = instruction.encode()
         parts = composition(self._config.terms, self._runtime(0).layout)
         model = parts.model(session.state)
@@ -174,7 +186,7 @@ class Clients:
         }
 
     def evaluations(self, task: Task, numbers: Sequence[int]) -> list[bytes]:
-        """Return the evaluations, or refusals, of clients.
+        """Return the frames of clients' evaluations or refusals.
 
         Args:
             task: evaluate task.
@@ -193,7 +205,7 @@ class Clients:
         return [reply for frames in frames_of_groups for reply in frames]
 
     def _evaluate(self, frame: bytes, numbers: Sequence[int]) -> list[bytes]:
-        """Return evaluations of the global model, with all clients' examples in shared passes."""
+        """Return frames of evaluations of the global model; all clients share forward passes."""
         instruction = EvaluateInstruction.decode(frame)
         runtime = self._runtime(numbers[0])
         is_text = isinstance(runtime.task, GenerationTask)
@@ -248,14 +260,14 @@ def _own_update(
     model: State,
     mask: NDArray[np.bool_] | None,
 ) -> Report | SamaraError:
-    """Return a client's report of its own update's components, or the error that prevented it.
+    """Return a report of the components of a client's local update, or the error of its training.
 
     Args:
         runtime: model of the client.
         data: examples of the client.
         instruction: instruction of the round.
         model: int64 [d], the state at the start of the round.
-        mask: bool [d], true where numbers are trained; None trains all.
+        mask: bool [d], true for trained numbers; None to train all numbers.
     """
     try:
         return train_for_a_round(RuntimeLearner(runtime, data), instruction, model, mask)

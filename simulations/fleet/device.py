@@ -1,4 +1,4 @@
-"""The emulated devices of a fleet: profiles, the cost of a step, and the battery."""
+"""The emulated devices of a fleet: their profiles, costs of a step, and batteries."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.settings.fleet import DeviceGroup
 
 SHIFT_HOURS = 1.0
-"""Maximum shift in hours of a device's daily hours relative to its group's."""
+"""Most hours by which a device's daily hours are shifted from the daily hours of its group."""
 _SAMPLED_CLIENTS = 8
 _WHOLE_DAY = 24.0
 _HOUR = 3600.0
@@ -37,16 +37,16 @@ class Device:
 
     Attributes:
         number: index of the client on the device.
-        group: settings shared by the devices of its group.
+        group: settings of the device's group.
         profile: device profile in its power mode.
         link: link profile with this device's daily hours.
-        charging: daily hours at a charger.
+        charging: daily hours at a charger, as begin and end.
         estimate: time and memory of a step with one micro-batch.
         measuring: time and memory of a step with one micro-batch that also measures curvature.
         passes: number of micro-batches in a step.
-        charge: Wh in the battery at the start of the run.
-        first_pass_seconds: seconds of the pass over the client's examples before the first step of
-            a readout alone; 0 with adapters inside the model.
+        charge: battery charge at the start of the run, in Wh.
+        first_pass_seconds: for a run that trains only a readout, seconds of the pass over the
+            client's examples before the first step; 0 with adapters inside the model.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Device:
 
     @property
     def step_seconds(self) -> float:
-        """The duration in seconds of a step that measures no curvature."""
+        """The duration in seconds of a step that does not measure curvature."""
         return self._seconds(self.estimate)
 
     def work(self, steps: int, measuring: int) -> tuple[float, int]:
@@ -83,7 +83,12 @@ class Device:
         return self.profile.watts
 
     def is_free(self, at: float, charge: float) -> bool:
-        """Return whether the device can take part at a virtual time: connected and powered."""
+        """Return whether the device is connected and has enough power.
+
+        Args:
+            at: virtual time in seconds.
+            charge: battery charge at that time, in Wh.
+        """
         return is_available(self.link, at) and self._has_power(at, charge)
 
     def next_change(self, at: float, charge: float) -> float:
@@ -91,14 +96,20 @@ class Device:
 
         Args:
             at: virtual time in seconds, at which the device cannot take part.
-            charge: Wh in the battery at that time.
+            charge: battery charge at that time, in Wh.
         """
         there = next_available_time(self.link, at)
         power = at if self._has_power(at, charge) else next_time_within(self.charging, at)
         return inf if there is None or power is None else max(there, power)
 
     def charge_after(self, charge: float, begun: float, ended: float) -> float:
-        """Return the Wh in the battery after a period of charging and of the owner's use."""
+        """Return the battery charge in Wh after a period of charging and of the owner's use.
+
+        Args:
+            charge: battery charge at the start of the period, in Wh.
+            begun: start of the period, virtual time in seconds.
+            ended: end of the period, virtual time in seconds.
+        """
         clock = begun
         group = self.group
         for window in chain(time_windows(self.charging, begun), [(inf, inf)]):
@@ -119,7 +130,7 @@ class Device:
     def _seconds(self, step: StepEstimate) -> float:
         """Return the duration of a step with all its micro-batches.
 
-        Every micro-batch needs its own passes. Directions are drawn and applied once.
+        Every micro-batch needs separate passes. Directions are drawn and applied once per step.
 
         Args:
             step: estimate of a step with one micro-batch.
@@ -145,7 +156,7 @@ def fleet_of(
         profile_of: function that returns the profile for a device's name or file.
 
     Raises:
-        ConfigError: naming every unknown profile, link or power mode.
+        ConfigError: if a profile, link or power mode is unknown; the message names all of them.
         ModelError: if the model of `fleet.timed-as` cannot be read, or is too small.
     """
     groups = config.fleet.devices
@@ -201,8 +212,7 @@ def fleet_of(
 def _kept_examples(config: RunConfig, shares: Sequence[ClientData]) -> int:
     """Return the number of examples in a readout's step for a typical client.
 
-    Returns:
-        0 with adapters inside the model.
+    The number is 0 with adapters inside the model.
     """
     if config.adapter.inner_layers:
         return 0
@@ -249,7 +259,7 @@ def _trunk_bytes(
 
 
 def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
-    """Divide clients among groups by the largest remainder method."""
+    """Return the number of clients in each group, by the largest remainder method."""
     whole = sum(group.share for group in groups)
     exact = [clients * group.share / whole for group in groups]
     counts = [int(share) for share in exact]
@@ -260,7 +270,7 @@ def counts_of(clients: int, groups: Sequence[DeviceGroup]) -> list[int]:
 
 
 def _shifted(hours: Sequence[tuple[float, float]], shift: float) -> Iterator[tuple[float, float]]:
-    """Shift daily hours by some hours; a whole day stays a whole day."""
+    """Yield daily hours, shifted by a number of hours; a whole day is not shifted."""
     for begin, end in hours:
         whole = end - begin >= _WHOLE_DAY
         moved = begin if whole else (begin + shift) % _WHOLE_DAY
@@ -275,11 +285,13 @@ def _workload(
     group: DeviceGroup,
     own_shape: bool,
 ) -> tuple[Workload, int, int]:
-    """Return the workload of a micro-batch on a group's device, its longest sequence, and the
-    passes.
+    """Return the workload of a micro-batch on a group's device.
 
-    Time depends on the mean sequence length. Peak memory depends on the longest sequence, to which
-    the others of its batch are padded. Passes are the micro-batches of a step.
+    Time depends on the mean sequence length. Peak memory depends on the longest sequence, because
+    the other sequences of its batch are padded to this length.
+
+    Returns:
+        The workload, the length of the longest sequence, and the number of micro-batches per step.
     """
     clients = config.data.clients
     prompts = [
@@ -305,7 +317,7 @@ def _workload(
         rank=config.adapter.rank,
         supervised=round(sum(places) / len(places)),
     )
-    # A readout's step is a single product over all its examples.
+    # a readout's step is a single product over all its examples
     passes = -(-config.batch // examples) if config.adapter.inner_layers else 1
     work = replace(work, sequence=max(work.sequence, work.supervised))
     return work, max(work.sequence, *map(len, sequences)), passes

@@ -43,11 +43,11 @@ class _Due:
 
 
 class FleetGrid(LocalGrid):
-    """A grid that delivers training on the virtual clock, and all other messages at once.
+    """A grid that delivers train messages on the virtual clock, and all other messages at once.
 
-    A report is computed when the server fetches it. Reports that share its forward passes, or that
-    fill the other threads, are computed at the same time. Reports that miss a deadline are never
-    computed.
+    A report is computed when the server fetches it. Reports that share forward passes with it are
+    computed at the same time, as are reports that keep the other threads busy. Reports that miss a
+    deadline are never computed.
 
     Args:
         clock: virtual clock of the fleet.
@@ -77,11 +77,11 @@ class FleetGrid(LocalGrid):
         self._due: dict[str, _Due] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes; the clock decides which of them are reachable."""
+        """Return the ids of all nodes; the clock decides which nodes are reachable."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages of one type."""
+        """Send messages, which must have one type, and return their ids."""
         sent = {}
         for message in messages:
             identifier = str(next(self._numbers))
@@ -101,7 +101,7 @@ class FleetGrid(LocalGrid):
         return list(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the arrived replies to these messages; each reply is returned only once."""
+        """Return the replies to these messages that have arrived; each reply is returned once."""
         wanted = set(message_ids)
         now = self._clock.now()
         there = [i for i in self._due if i in wanted and self._due[i].job.ended <= now]
@@ -149,8 +149,9 @@ class FleetGrid(LocalGrid):
         self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
 
     def _report(self, due: _Due) -> bytes:
-        """Return a report; if needed, compute it with its group and one group for each other
-        thread.
+        """Return a report.
+
+        A missing report is computed together with its group and one group for each other thread.
         """
         asked = due.asked
         number = due.job.device
@@ -163,7 +164,7 @@ class FleetGrid(LocalGrid):
         return asked.reports[number]
 
     def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
-        """Evaluate, without virtual time; the received bytes are charged to the link later."""
+        """Answer evaluate messages in no virtual time; their bytes arrive with a later message."""
         asked: dict[str, int] = {}
         task = Task()
         for identifier, message in sent.items():
@@ -193,7 +194,7 @@ def _missed_bytes(task: Task) -> int:
 
 
 def _report_size(instruction: TrainInstruction) -> int:
-    """Return the size of a report's frame, which does not depend on its values."""
+    """Return the size of a report's frame in bytes, which does not depend on its values."""
     gradients = np.zeros((instruction.steps, instruction.queries), np.float32)
     pooled = instruction.seed_policy is SeedPolicy.POOL
     curvature = 0.0 if instruction.measured_directions(instruction.steps) else None

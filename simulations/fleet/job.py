@@ -23,13 +23,13 @@ class Job:
         ended: virtual time in seconds when the report arrived or the job failed.
         compute: seconds of computing.
         transfer: seconds of transfer on the link.
-        waited: seconds until the link was available.
+        waited: seconds of waiting for the link.
         bytes_down: bytes received over the link, with headers and repeated packets.
         bytes_up: bytes sent over the link, with headers and repeated packets.
         joules: upper bound of the computing energy; None if unknown.
         peak_bytes: peak memory of the process.
-        slow: whether other work slowed the steps down.
-        charge: Wh in the battery at the end.
+        slow: whether other work on the device slowed the steps down.
+        charge: battery charge at the end, in Wh.
     """
 
     device: int
@@ -58,7 +58,7 @@ def job(
     measuring: int = 0,
     first: bool = False,
 ) -> Job:
-    """Simulate a job: receive an instruction, take its steps, and send the report.
+    """Simulate a job, in which a device receives an instruction, takes its steps, and reports.
 
     Args:
         device: emulated device.
@@ -66,10 +66,10 @@ def job(
         down: bytes of instruction and catch-up.
         up: bytes of the report.
         steps: number of local steps.
-        charge: Wh in the battery at the start.
+        charge: battery charge at the start, in Wh.
         seed: seed of jitter, packet loss, dropout and slowness.
         measuring: number of steps that measure curvature.
-        first: whether, for a readout, the device has yet to run the model over its examples.
+        first: whether the device must first run the model on its examples, for a readout.
     """
     random = np.random.default_rng(seed)
     group = device.group

@@ -10,7 +10,12 @@ _DIGITS = 6
 
 
 def of_job(done: Job, now: float) -> dict[str, Any]:
-    """Return a device's entry in the event of a round that ends at a given time."""
+    """Return a device's entry in the event of a round.
+
+    Args:
+        done: job of the device.
+        now: end of the round, virtual time in seconds.
+    """
     late = done.outcome == "reported" and done.ended > now
     waited = done.waited
     if done.outcome == "reported" and not late:
@@ -32,7 +37,7 @@ def of_job(done: Job, now: float) -> dict[str, Any]:
 
 
 def of_devices(devices: Sequence[Device], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fleet's part of the result: its hours, and every device's totals.
+    """Return the fleet's part of the result: start and end of the run, and every device's totals.
 
     Args:
         devices: devices of the fleet.

@@ -62,8 +62,15 @@ def simulate_fleet(
 
 
 def _runtime(config: RunConfig, kind: str, first: ModelRuntime, folder: Path) -> ModelRuntime:
-    """Return the runtime for devices of a quantization; full-precision weights are shared with the
-    run.
+    """Return the runtime for devices of a quantization.
+
+    Devices with the run's own quantization share the weights of the first runtime.
+
+    Args:
+        config: settings of the run.
+        kind: quantization of the devices.
+        first: runtime of the run.
+        folder: folder of the run.
     """
     run_quantization = config.model.quantization
     quantization = kind if kind in ("int8", "nf4") else run_quantization

@@ -1,4 +1,4 @@
-"""The virtual clock of a fleet, which also tells which devices are reachable."""
+"""The virtual clock of a fleet, which also decides which devices are reachable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,13 @@ _HOUR = 3600.0
 
 @dataclass
 class _Battery:
-    """A device's battery charge in Wh at a time, and the time until which the device is busy."""
+    """The battery of a device.
+
+    Attributes:
+        charge: charge at the time `since`, in Wh.
+        since: virtual time in seconds.
+        busy: virtual time in seconds until which the device carries out an instruction.
+    """
 
     charge: float
     since: float
@@ -27,7 +33,7 @@ class VirtualClock:
     """A `Clock` and `Meter` of virtual seconds; second 0 is midnight.
 
     All times are a function of the seed and of the server's requests. Time passes only while the
-    server waits: the server's work, hellos and evaluations take no virtual time.
+    server waits. The server's work, hellos and evaluations take no virtual time.
 
     Args:
         devices: devices of the fleet; number i is client i.
@@ -69,7 +75,11 @@ class VirtualClock:
         return self._now
 
     def wait(self, most: float, waited: float = inf) -> None:
-        """Advance to the next report, to the time when a device becomes available, or to the limit.
+        """Advance to the next report, or to the next time at which a device becomes available.
+
+        Args:
+            most: most virtual seconds to advance.
+            waited: not used.
 
         Raises:
             TrainingError: if no device can ever take part again.
@@ -78,12 +88,12 @@ class VirtualClock:
         following = min(self._due) if self._due else self._next_change()
         if min(following, most) == inf:
             raise TrainingError(
-                "no device of the fleet will ever be free again; check fleet.devices"
+                "no device of the fleet can ever take part again; change fleet.devices"
             )
         self._now = min(following, self._now + most)
 
     def is_reachable(self, node: int) -> bool:
-        """Return whether a node is connected, powered and not busy."""
+        """Return whether the device of a node is connected, has enough power, and is not busy."""
         return self._is_free(node - FIRST_CLIENT_NODE)
 
     def owe(self, number: int, size: int) -> None:
@@ -99,7 +109,7 @@ class VirtualClock:
         steps: int,
         measuring: int = 0,
     ) -> Job:
-        """Start an instruction on a device now; see `samara.simulations.fleet.job.job`."""
+        """Start an instruction on a device at the current time; see `fleet.job.job`."""
         device = self._devices[number]
         battery = self._batteries[number]
         if not self._jobs:
@@ -119,10 +129,9 @@ class VirtualClock:
         return done
 
     def finish_round(self) -> dict[str, Any]:
-        """Advance to the earliest start of the next round, and return the fleet's part of the
-        event.
+        """Advance to the earliest start of the next round; return the fleet's part of the event.
 
-        The part records the start and end of the round, and the outcome for every asked device.
+        This part contains the start and end of the round, and the outcome for every asked device.
         """
         part = {
             "begun": self._begun,
@@ -152,7 +161,7 @@ class VirtualClock:
         return device.charge_after(battery.charge, battery.since, self._now)
 
     def _next_change(self) -> float:
-        """Return the next time at which an unavailable device may be able to take part."""
+        """Return the next virtual time at which an unavailable device may be able to take part."""
         moments = [
             max(self._batteries[number].busy, device.next_change(self._now, self._charge(number)))
             for number, device in enumerate(self._devices)

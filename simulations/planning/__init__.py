@@ -1,1 +1,1 @@
-"""The plan of a run: its form of a prompt, size and expected time."""
+"""The plan of a run: the form of its prompts, its size, and its expected duration."""

@@ -1,4 +1,4 @@
-"""The plan of a simulation: its data, clients and evaluations, and their expected duration."""
+"""The plan of a simulation: data, clients, evaluations, and expected duration."""
 
 import logging
 import math
@@ -36,12 +36,14 @@ def log_plan(
     folder: Path,
     form_seconds: float = 0.0,
 ) -> None:
-    """Log the lines of `describe_plan`, and the progress object built from the run's estimate.
-
-    The other arguments are those of `describe_plan`.
+    """Log the lines of `describe_plan`; the last record contains the run's `RunProgress`.
 
     Args:
-        form_seconds: processor seconds that the choice of the prompts' form took.
+        config: settings of the run.
+        runtime: loaded model.
+        shares: data of the clients.
+        folder: folder of the run.
+        form_seconds: processor seconds of the choice of the prompts' form.
     """
     size, cost = measured_cost(config, runtime, shares)
     cost = cost._replace(form=form_seconds)
@@ -74,7 +76,7 @@ def measured_cost(
 
     Args:
         config: settings of the run.
-        runtime: loaded model; some rows run through it for timing.
+        runtime: loaded model, which computes some rows for timing.
         shares: data of the clients.
     """
     size = run_size(config, runtime, shares)
@@ -99,7 +101,7 @@ def _lines(
         f"labels in training: {_labels(config, shares)}",
         f"clients: {len(shares)} with {_range(shares, Split.TRAIN)} training examples"
         + (f", of {users:,} users" if users else ""),
-        f"split: {config.data.split}, drawn by data.seed {config.data.seed}; each client has "
+        f"split: {config.data.split}, drawn with data.seed {config.data.seed}; each client has "
         f"{_range(shares, Split.VALIDATION)} validation and {_range(shares, Split.TEST)} test "
         "examples",
         f"model: {config.model.path}, adapter {config.adapter.layers}, "
@@ -115,37 +117,40 @@ def _lines(
     try:
         lines.append(_memory(config, runtime, size))
     except SamaraError as error:
-        lines.append(f"no estimate of memory: {error}")
+        lines.append(f"memory cannot be estimated: {error}")
     return [*lines, f"results: {folder.absolute()}"]
 
 
 def _trained(config: RunConfig, runtime: ModelRuntime) -> list[str]:
-    """Return a line about a readout's input, with the reason if the run chose it automatically."""
+    """Return a line about a readout's input, with the reason if it was chosen automatically."""
     if not config.adapter.has_readout:
         return []
     base = runtime.base
     line = "trained: weights on the last state"
     if base.depth:
         whole = count_blocks(base.folder)
-        line = f"trained: weights on the state after block {base.depth} of {whole}, the last loaded"
+        line = (
+            f"trained: weights on the state after block {base.depth} of {whole}; later blocks are "
+            "not loaded"
+        )
         if base.family != "encoder":
-            line += "; training begins with all labels as likely"
+            line += ". Training begins with all labels equally likely"
     reason = automatic_values(config.flat()).get("adapter.layers")
-    return [f"{line}. Why: {reason}" if reason else line]
+    return [f"{line}. Reason: {reason}" if reason else line]
 
 
 def known_of(shares: Sequence[ClientData]) -> dict[str, Any]:
-    """Return the keys of a result that depend only on the data of all clients."""
+    """Return the fields of a result that depend only on the data of all clients."""
     return {"shared_texts": asdict(_shared_texts(shares)), "names": _names_of(shares)}
 
 
 def _names_of(shares: Sequence[ClientData]) -> dict[str, str]:
-    """Return the users' names by client index, if each client has the data of exactly one user."""
+    """Return the users' names by client index; empty unless each client is exactly one user."""
     users = [{example.user for example in share.examples} for share in shares]
     if any(len(own) != 1 or "" in own for own in users):
         return {}
     names = [next(iter(own)) for own in users]
-    if len(set(names)) < len(names):  # one user's rows are dealt to several clients
+    if len(set(names)) < len(names):  # several clients share one user's rows
         return {}
     return {str(share.client): name for share, name in zip(shares, names, strict=True)}
 
@@ -177,7 +182,7 @@ def _range(shares: Sequence[ClientData], split: Split) -> str:
 
 
 def validations(config: RunConfig) -> int:
-    """Return the number of validations of the global model: at both ends, and in between."""
+    """Return the number of validations of the global model: before, during and after training."""
     rounds = config.federated_rounds
     every = config.evaluate.every
     return (2 if rounds else 1) + ((rounds - 1) // every if every and rounds else 0)
@@ -186,21 +191,21 @@ def validations(config: RunConfig) -> int:
 def _evaluations(config: RunConfig) -> str:
     gap = config.evaluate.every
     every = f", every {f'{gap} rounds' if gap > 1 else 'round'}" if gap else ""
-    text = f"validation before round 1{every} and after the last, {validations(config)} in all"
+    text = f"{validations(config)} validations: before round 1{every}, and after the last round"
     if config.evaluate.test:
-        text += "; test before round 1 and after the last"
+        text += "; tests before round 1 and after the last round"
     if config.evaluate.limit:
         text += f"; at most {config.evaluate.limit} examples of each split of a client"
     return text + ("; then every client's personal model" if config.makes_personal_models else "")
 
 
 def _describe_cost(size: RunSize, cost: RunCost) -> str:
-    """Return a line about the duration of a run, based on a row timed on this machine."""
+    """Return a line about the expected duration of a run on this machine."""
     before = size.validation + size.test
     parts = {
         "loading": cost.loading,
-        "the choice of the form": cost.form,
-        "a pass of every example": cost.passes,
+        "choice of the form": cost.form,
+        "one pass over all examples": cost.passes,
         "rounds": cost.rounds,
         "evaluations": cost.first_evaluations + cost.evaluations,
         "personal models": cost.personal,
@@ -210,17 +215,17 @@ def _describe_cost(size: RunSize, cost: RunCost) -> str:
     return (
         f"estimate: about {span_of(cost.total)} of processor time on this machine ({known}); "
         f"{span_of(cost.before_round_1)} of it before round 1 for {before:,} rows "
-        "(evaluate.limit takes fewer)"
+        "(evaluate.limit reduces them)"
     )
 
 
 def _memory(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> str:
     local = config.model.model_copy(update={"path": str(runtime.base.folder)})
-    batch = math.ceil(size.batch)  # a step's examples, not more than a client has
+    batch = math.ceil(size.batch)  # examples per step, at most those of a client
     profile = default_profile(local.torch_device)
     footprint = expected_footprint(
         config.model_copy(update={"model": local, "batch": batch}), profile
     )
     streamed = choose_tier(local) is not None
     memory = footprint.of_clients(clients_together(config), streamed) / 2**20
-    return f"memory: about {memory:,.0f} MiB on a machine like the profile {profile.name}"
+    return f"memory: about {memory:,.0f} MiB, estimated with device profile {profile.name}"

@@ -1,7 +1,6 @@
-"""Choice of the prompt form for an instruct model, by losses on training rows.
+"""Choice of the prompt form for an instruct model, by its losses on training rows.
 
-Only simulations and `samara new` choose a form in this way, because a federation's server has no
-rows.
+Only simulations and `samara new` choose a form in this way, because a live server has no rows.
 """
 
 import logging
@@ -42,13 +41,13 @@ from samara.shared.tasks.rows import Example
 log = logging.getLogger("samara.simulation")
 
 ROWS = 64
-"""Maximum number of training rows whose losses are compared."""
+"""Most training rows whose losses are compared."""
 FEWEST_ROWS = 10
-"""Minimum number of training rows whose losses are compared."""
+"""Fewest training rows whose losses are compared."""
 FOLDS = 5
 """Number of cross-validation folds."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1)
-"""Values of C to try."""
+"""Values of the regularization strength C that are tried."""
 _TOGETHER = 8
 
 
@@ -58,7 +57,7 @@ class FormChoice(NamedTuple):
     Attributes:
         form: the form.
         reason: reason for the choice.
-        seconds: processor seconds that the comparison took, without loading.
+        seconds: processor seconds of the comparison, without loading.
     """
 
     form: Form
@@ -69,17 +68,18 @@ class FormChoice(NamedTuple):
 def choose_form(config: RunConfig) -> FormChoice | None:
     """Choose the form of the prompts for a run's task.
 
-    The model reads the same training rows in both forms, and the form with the lower loss is
-    chosen. For a readout, the loss is that of a cross-validated logistic regression on the
-    readout's input. For adapters inside the model, it is the untrained model's loss at the
-    best-fitting label bias.
+    The model processes the same training rows in both forms, and the form with the lower loss is
+    chosen. For a readout, the loss is the loss of a cross-validated logistic regression on the
+    readout's input. For adapters inside the model, the loss is the untrained model's loss with the
+    best label bias.
 
     Args:
         config: settings of the run.
 
     Returns:
-        None if there is no choice: the run or the task sets the form, rows have their own
-        candidates, there are few training rows, or the model has no chat template or is streamed.
+        The choice; None if no form can be chosen. This is so if the run or the task sets the form,
+        if rows have separate candidates, if there are fewer than `FEWEST_ROWS` training rows, or if
+        the model is not causal, has no chat template or is streamed.
 
     Raises:
         SamaraError: if the model, the task or the data cannot be used.
@@ -99,7 +99,7 @@ def choose_form(config: RunConfig) -> FormChoice | None:
     if len(rows) < FEWEST_ROWS:
         return None
     rows = [rows[i] for i in np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(int)]
-    log.info("asking the model %d training rows in two forms", len(rows))
+    log.info("comparing two forms of the prompt on %d training rows", len(rows))
     torch.set_num_threads(config.threads or cores())
     base = load_model(config.model, config.adapter.depth).base
     begun = time.process_time()
@@ -131,19 +131,19 @@ def held_out_scores(
 ) -> NDArray[np.float32]:
     """Return each row's log-probabilities under a regression fitted without the row's fold.
 
-    Features are standardized. Among several regularization strengths, the one with the lowest loss
-    is used. A label's probability is at least 1 / (rows · labels), even where a fold lacks the
-    label.
+    Features are standardized. The function tries several regularization strengths and returns the
+    result with the lowest loss. A label's probability is at least 1 / (rows · labels), even if a
+    fold lacks the label.
 
     Args:
-        features: float32 [n, features].
-        labels: int64 [n].
+        features: float32 [rows, features].
+        labels: int64 [rows].
         width: number of labels.
 
     Returns:
-        float32 [n, width].
+        float32 [rows, width].
     """
-    # imported here, because most runs choose no form
+    # imported here, because most runs do not choose a form
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -168,7 +168,7 @@ def held_out_scores(
 
 
 def _describe(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
-    """Describe the number of correct rows and, for two labels, the AUC."""
+    """Return a text with the share of correct rows and, for two labels, the AUC."""
     right = f"{np.mean(scores.argmax(axis=1) == labels):.0%} right"
     if scores.shape[1] > 2 or np.ptp(labels) == 0:
         return right
@@ -178,14 +178,14 @@ def _describe(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
 def _read(
     base: BaseModel, task: ClassificationTask | ChoiceTask, most: int, rows: Sequence[Example]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the scores of rows, float32 [n, labels], and their representations [n, features]."""
+    """Return the scores [rows, labels] and representations [rows, features] of rows, float32."""
     with forward_pass(), torch.no_grad():
         body = PerturbedBody(base, 0)
         scorer = scorer_for(base, task, most, body)
         prompts = [scorer.prompt(row.text, row.answers, row.cut) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: len(prompts[i].sequences[0]))
         found: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(rows)
-        for start in range(0, len(rows), _TOGETHER):  # of similar length, with little padding
+        for start in range(0, len(rows), _TOGETHER):  # sorted by length, for little padding
             own = order[start : start + _TOGETHER]
             part = [prompts[i] for i in own]
             sequences = [ids for prompt in part for ids in prompt.sequences]

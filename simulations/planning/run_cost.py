@@ -1,8 +1,8 @@
 """The expected processor time of a run by part, computed before the first round.
 
-The time is derived from counts, such as rows and steps, and from rows timed in the model on this
-machine. The constants are the seconds of one core for all other work;
-`benchmarks/speed/run_cost.py` measures them, and the error of the estimates.
+The time follows from counts, such as rows and steps, and from timed rows of the model on this
+machine. The constants are the seconds of one core for all other work. The benchmark
+`benchmarks/speed/run_cost.py` measures the constants and the error of the estimates.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ LOADING = 5.8
 MODEL_NUMBER = 3e-9
 """Seconds for reading and hashing one number of the model."""
 EXAMPLE = 8e-5
-"""Seconds for reading an example and dealing it to a client."""
+"""Seconds for reading an example and assigning it to a client."""
 TOKEN = 4e-6
 """Seconds for producing one token by tokenization."""
 MESSAGE = 4e-3
-"""Seconds for a message to a client and its answer, including the server's work."""
+"""Seconds for a message to a client and the client's answer, including the server's work."""
 STEP = 6e-4
-"""Seconds for a local step, independent of its size."""
+"""Seconds for a local step that do not depend on the step's size."""
 SCORE = 1e-8
-"""Seconds for one readout score under one perturbation, including its part of the loss."""
+"""Seconds for one readout score under one perturbation, including its share of the loss."""
 PRODUCT = 2e-11
 """Seconds for one product of a feature and a readout weight under a perturbation."""
 FEATURE = 1e-9
@@ -29,7 +29,7 @@ FEATURE = 1e-9
 NUMBER = 1e-8
 """Seconds for drawing and replaying one number of a direction."""
 FIT = 0.1
-"""Seconds for fitting a private part, with tens of examples and hundreds of features."""
+"""Seconds for a private fit with tens of examples and hundreds of features."""
 REPORT = 0.7
 """Seconds for tables and curves after the last round."""
 
@@ -42,25 +42,26 @@ class RunSize:
         clients: number of clients.
         reports: number of round messages in the whole run.
         private_rounds: number of private rounds of all clients.
-        fits: number of private parts fitted by a solver, over all clients.
-        steps: local steps of a round.
-        perturbations: perturbed models of a step.
-        directions: directions of a step.
-        batch: mean examples of a step.
+        fits: number of private fits of all clients.
+        steps: number of local steps of a round.
+        perturbations: number of perturbed models of a step.
+        directions: number of directions of a step.
+        batch: mean number of examples of a step.
         labels: number of scores of a row.
-        features: number of features of a readout alone; 0 with adapters inside the model.
+        features: number of features if only a readout is trained; 0 with adapters inside the model.
         numbers: number d of trained numbers.
-        examples: examples of all clients and splits.
-        tokens: mean tokens of an example.
-        training: training examples of all clients in use.
-        validation: validation examples of all clients in use.
-        test: test examples of all clients in use.
-        validations: evaluations of the global model on validation examples.
-        tests: evaluations of the global model on test examples.
-        personal_columns: number of models compared on each example at the end, by split.
+        examples: number of examples of all clients and splits.
+        tokens: mean number of tokens of an example.
+        training: number of training examples of all clients that the run uses.
+        validation: number of validation examples of all clients that the run uses.
+        test: number of test examples of all clients that the run uses.
+        validations: number of evaluations of the global model on validation examples.
+        tests: number of evaluations of the global model on test examples.
+        personal_columns: number of models that are compared at the end, on validation examples and
+            on test examples.
         model_numbers: number of the model's weights.
-        damping_rows: tokens of the texts that the damping is measured on before the first example,
-            divided by the mean tokens of an example.
+        damping_rows: number of tokens of the texts on which the damping is measured, divided by the
+            mean number of tokens of an example.
     """
 
     clients: int
@@ -90,9 +91,10 @@ class RowCost(NamedTuple):
     """Mean seconds of one core for a row in the model.
 
     Attributes:
-        once: part of the model that runs once for every example of a run.
-        step: part that runs once for every example of a step or an evaluation.
-        again: part that runs for every perturbation of an example; 0 for a readout alone.
+        once: seconds of the part of the model that runs once for every example of a run.
+        step: seconds of the part that runs once for every example of a step or an evaluation.
+        again: seconds of the part that runs for every perturbation of an example; 0 if only a
+            readout is trained.
     """
 
     once: float
@@ -105,16 +107,16 @@ class RunCost(NamedTuple):
 
     Attributes:
         loading: libraries, model and data.
-        validation_pass: tokenization and the once-per-example model pass of validation examples,
-            and of the texts that a damping is measured on.
-        test_pass: tokenization and the once-per-example model pass of test examples.
-        training_pass: tokenization and the once-per-example model pass of training examples.
+        validation_pass: tokenization and first model pass of validation examples, and of the texts
+            on which a damping is measured.
+        test_pass: tokenization and first model pass of test examples.
+        training_pass: tokenization and first model pass of training examples.
         first_evaluations: other work of the evaluations before round 1.
         evaluations: later evaluations of the global model.
         rounds: other work of the federation's rounds.
         personal: private rounds and fits, and the comparison of personal models.
         report: result and tables.
-        form: choice of the prompts' form, which comes before the plan.
+        form: choice of the prompts' form before the plan.
     """
 
     loading: float
@@ -140,7 +142,7 @@ class RunCost(NamedTuple):
 
     @property
     def passes(self) -> float:
-        """The seconds of work that happens once per example."""
+        """The seconds of work that is done once per example."""
         return self.validation_pass + self.test_pass + self.training_pass
 
 
@@ -149,7 +151,7 @@ def run_cost(size: RunSize, row: RowCost) -> RunCost:
 
     Args:
         size: counts of the run.
-        row: cost of a row in its model.
+        row: cost of a row in the run's model.
     """
     step = size.steps * _step_cost(size, row)
     compared = sum(
@@ -176,7 +178,7 @@ def run_cost(size: RunSize, row: RowCost) -> RunCost:
 
 
 def _evaluation_cost(size: RunSize, kept: float, validations: int, tests: int) -> float:
-    """Return the seconds of the global model's evaluations, given `kept` seconds per row."""
+    """Return the seconds of evaluations of the global model; a row takes `kept` seconds."""
     rows = validations * size.validation + tests * size.test
     return (validations + tests) * size.clients * MESSAGE + rows * kept
 
@@ -192,5 +194,5 @@ def _step_cost(size: RunSize, row: RowCost) -> float:
 
 
 def _kept_row_cost(size: RunSize) -> float:
-    """Return the seconds of computing an example's scores from its cached pass."""
+    """Return the seconds for an example's scores from the cached output of its first pass."""
     return size.labels * (SCORE + PRODUCT * size.features) + FEATURE * size.features

@@ -1,4 +1,4 @@
-"""The elapsed share of a run's expected time, derived from answered messages."""
+"""The elapsed part of a run's expected time, derived from answered messages."""
 
 from collections import Counter
 
@@ -8,11 +8,11 @@ from samara.simulations.planning.run_cost import RunCost, RunSize
 PERSONAL = f"evaluate.{PERSONAL_ACTION}"
 """Type of the messages that compare personal models."""
 PLAN = "plan"
-"""Name of the log event that carries a `RunProgress` object."""
+"""Name of the log event that contains a `RunProgress` object."""
 
 
 class RunProgress:
-    """The elapsed part of a run's expected seconds, from the plan on.
+    """The elapsed part of a run's expected seconds.
 
     Args:
         size: counts of the run.
@@ -32,7 +32,7 @@ class RunProgress:
         self._answered: Counter[tuple[str, int]] = Counter()
 
     def answer(self, message_type: str, client: int) -> float:
-        """Count an answered message, and return `done`."""
+        """Count an answered message of a client, and return `done`."""
         cost = self.cost
         if message_type == PERSONAL:
             self.done = max(self.done, self.total - cost.report - cost.personal)
@@ -44,7 +44,7 @@ class RunProgress:
     def end_round(self, number: int, rounds: int) -> float:
         """Record the end of a round, and return `done`.
 
-        The round may have ended before the run was continued.
+        The function is also called for rounds that ended before the run was continued.
         """
         cost = self.cost
         reached = (
@@ -54,8 +54,11 @@ class RunProgress:
         return self.done
 
     def _share(self, message_type: str, before: int) -> float:
-        """Return the expected seconds of a client's message, given the number of earlier ones of
-        its type.
+        """Return the expected seconds of a client's message.
+
+        Args:
+            message_type: type of the message.
+            before: number of the client's earlier messages of this type.
         """
         size = self._size
         cost = self.cost

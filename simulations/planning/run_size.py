@@ -1,4 +1,4 @@
-"""The counts from which a run's duration is estimated, and the timing of a row in its model."""
+"""The counts from which a run's duration is estimated, and the timing of a row in the model."""
 
 import math
 import time
@@ -20,14 +20,12 @@ _MOST_TIMED = 32
 _TOGETHER = 8
 _TIMED_SECONDS = 0.7
 _SHARE = 20.0
-"""Ratio of a run's time to its measurement's time: the measurement takes at most a twentieth of the
-run, judging by one row.
-"""
+"""Least ratio of a run's expected time to the time of the measurement."""
 _MOST_QUERIES = 16
 _TYPICAL = 256
 
 _Pass = Callable[[Sequence[Prompt], int], None]
-"""A pass of prompts under the perturbations of a number of directions."""
+"""A function that scores prompts under the perturbations of a number of directions."""
 
 
 def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData]) -> RunSize:
@@ -66,7 +64,7 @@ def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientDa
     return RunSize(
         clients=clients,
         reports=reports,
-        # finetune also takes them starting from zero
+        # finetune also takes private rounds that start from zero
         private_rounds=terms.private_rounds * clients * (1 + (config.method == "finetune")),
         fits=fits,
         steps=config.steps,
@@ -90,14 +88,14 @@ def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientDa
 
 
 def _perturbations(config: RunConfig, size: int) -> int:
-    """Return the number of models, in the mean, with which a step scores its examples."""
+    """Return the mean number of models with which a step scores its examples."""
     if config.gradients == "exact":
         return 3
     if config.differences == "components":
         return 2 * min(config.queries, size)
     if config.differences != "forward":
         return 2 * config.queries
-    measured = 0.0  # share of the steps that measure the curvature, which takes both signs
+    measured = 0.0  # share of the steps that measure curvature, for which both signs are needed
     if config.learning_rate == "auto":
         interval = curvature_interval(config.queries, config.differences)
         measured = math.ceil(config.steps / interval) / config.steps
@@ -105,7 +103,7 @@ def _perturbations(config: RunConfig, size: int) -> int:
 
 
 def clients_together(config: RunConfig) -> int:
-    """Return the number of clients that train at the same time: one per core, or one on a GPU."""
+    """Return the number of clients that train at the same time; on a GPU, it is 1."""
     if config.model.torch_device != "cpu":
         return 1
     cohort = math.ceil(config.cohort.fraction * config.data.clients)
@@ -115,16 +113,16 @@ def clients_together(config: RunConfig) -> int:
 def measured_row(
     runtime: ModelRuntime, shares: Sequence[ClientData], size: RunSize, together: int
 ) -> RowCost:
-    """Measure the cost of a row in the model, in a time that is short compared with the run.
+    """Measure the cost of a row in the model, in a small part of the run's expected time.
 
-    Some examples of typical lengths run as in a step; the results are discarded.
+    The model scores some examples of typical lengths as in a step. The scores are discarded.
 
     Args:
         runtime: loaded model.
         shares: data of the clients.
         size: counts of the run.
         together: number of clients that compute at the same time. The same number of passes is
-            timed at once, because two threads of one core cost more processor time than one.
+            timed in parallel, because two threads of one core need more processor time than one.
     """
     typical = sorted(_typical(shares), key=_tokens)
     middle = [typical[len(typical) // 2]]
@@ -137,7 +135,7 @@ def measured_row(
             return [each.make_pass() for each in runtimes]
 
         kept = fresh()
-        one = _seconds_of(pool, kept, middle, 0)  # the first pass also allocates
+        one = _seconds_of(pool, kept, middle, 0)  # the first pass also allocates memory
         if one < _TIMED_SECONDS:
             one = _seconds_of(pool, fresh(), middle, 0)
         again = 0.0
@@ -145,7 +143,7 @@ def measured_row(
         if not runtime.has_readout_alone:
             again = one * runtime.adapted_block_count / len(runtime.base.blocks)
         by_one = RowCost(one - again, 0.0, again)
-        if one >= _TIMED_SECONDS:  # a large model: an estimate is not worth more rows
+        if one >= _TIMED_SECONDS:  # for a large model, more rows would take too long
             return by_one
         expected = run_cost(size, by_one)
         own = expected.total - expected.loading - expected.report
@@ -155,14 +153,14 @@ def measured_row(
         count = max(1, int(most))
         chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
         parts = math.ceil(count / _TOGETHER)
-        if runtime.has_readout_alone:  # passes have rows of similar length; steps do not
+        if runtime.has_readout_alone:  # passes have rows of similar length, steps have not
             groups = [chosen[part * _TOGETHER : (part + 1) * _TOGETHER] for part in range(parts)]
         else:
             groups = [chosen[part::parts] for part in range(parts)]
         scale = _mean_tokens(typical) / sum(map(_tokens, chosen))
 
         def seconds(queries: int) -> float:
-            """Return the processor seconds of a row, the minimum of two measurements."""
+            """Return the processor seconds of a row, as the minimum of two measurements."""
             return scale * sum(
                 min(_seconds_of(pool, kept, prompts, queries) for _ in range(2))
                 for prompts in groups
@@ -185,14 +183,14 @@ def measured_row(
 def _seconds_of(
     pool: ThreadPoolExecutor, passes: Sequence[_Pass], prompts: Sequence[Prompt], queries: int
 ) -> float:
-    """Return the mean processor seconds of one of several parallel passes."""
+    """Return the mean processor seconds of several parallel passes."""
     begun = time.process_time()
     list(pool.map(lambda run: run(prompts, queries), passes))
     return (time.process_time() - begun) / len(passes)
 
 
 def _typical(shares: Sequence[ClientData]) -> list[Prompt]:
-    """Return some training examples of all clients in the form that the model reads."""
+    """Return prompts of some training examples of all clients."""
     most = math.ceil(_TYPICAL / len(shares))
     return [prompt for share in shares for prompt in share.some_prompts(Split.TRAIN, most)]
 

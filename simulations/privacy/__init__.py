@@ -1,1 +1,1 @@
-"""The price of differential privacy, before a run."""
+"""The cost of differential privacy, computed before a run."""

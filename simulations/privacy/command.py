@@ -9,7 +9,7 @@ import typer
 def privacy(
     scenario: Annotated[
         Path | None,
-        typer.Argument(help="Scenario to plan for: a name, or a TOML file."),
+        typer.Argument(help="Scenario to plan: name of a shipped scenario, or file."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="Rounds of the run; 40 by default.")
@@ -30,20 +30,20 @@ def privacy(
         str | None, typer.Option(help="central, local or distributed; central by default.")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="ε of the whole run; by default 8, 2 and 0.5.")
+        float | None, typer.Option(help="ε of the whole run; by default compare 8, 2 and 0.5.")
     ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise multiplier, instead of an ε.")
+        float | None, typer.Option(help="Noise multiplier, in place of --epsilon.")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ of the whole run; 1e-5 by default.")
     ] = None,
     honest_share: Annotated[
         float | None,
-        typer.Option(help="Share of a round's clients whose noise counts, for distributed."),
+        typer.Option(help="Share of a round's clients that are honest; for mode distributed."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a scenario's setting: key=value.")
+        list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
     ] = None,
 ) -> None:
     """Show the noise that a run needs for an ε, before the run starts.
@@ -66,7 +66,7 @@ def privacy(
 
     if scenario is None:
         if settings:
-            raise ConfigError("--set overrides the settings of a scenario; name the scenario")
+            raise ConfigError("--set: overrides settings of a scenario; name the scenario")
         run = PlannedRun(40, 64, 256, minimum=clients or 64)
     else:
         run = plan_of_scenario(scenario_file(scenario), settings or ())

@@ -1,4 +1,4 @@
-"""The plan of a run's privacy: the cost of its rounds, and the effect of noise on the update."""
+"""The plan of a run's privacy: the cost of the rounds, and the noise in their updates."""
 
 import math
 from collections.abc import Iterable
@@ -28,11 +28,11 @@ class PlannedRun:
     Attributes:
         rounds: number of releases, one per round.
         clients: number of clients in a sum.
-        scalars: number of projected gradients of a client in a round, K · q.
+        scalars: number of projected gradients of a client in a round, steps · queries.
         mode: source of the noise, ``privacy.mode``.
         epsilon: upper bound of the ε of all rounds; None to derive it from the noise multiplier.
         noise_multiplier: noise multiplier; None to derive it from ε.
-        delta: δ.
+        delta: δ of the whole run.
         honest_share: share of honest clients in the smallest sum, for distributed noise.
         minimum: minimum number of clients in a sum.
         adaptive_clip: whether the clip follows the clients' norms.
@@ -55,7 +55,7 @@ class PlannedRun:
 
     @property
     def terms(self) -> list[PrivacyTerms]:
-        """The privacy terms to compare: the given ones, or those of the usual ε.
+        """The privacy terms to compare: one for the given ε or multiplier, or one per usual ε.
 
         Raises:
             ConfigError: if both ε and a noise multiplier are given, or a number is out of range.
@@ -86,8 +86,9 @@ class PlannedRun:
         ]
 
     def noise_of_a_scalar(self, terms: PrivacyTerms) -> float:
-        """Return the standard deviation of a mean projected gradient's noise, in units of
-        the clip.
+        """Return the standard deviation of the noise of a mean projected gradient.
+
+        The unit is the clip.
         """
         buckets = max(1, self.clients // self.bucket) if self.bucket else 1
         each = self.clients / buckets
@@ -97,22 +98,24 @@ class PlannedRun:
         return gradient_noise(self.adaptive_clip) * noise
 
     def noise_of_a_round(self, terms: PrivacyTerms) -> float:
-        """Return the norm of a round's noise in units of the clip, which bounds the mean's norm."""
+        """Return the norm of a round's noise, in units of the clip.
+
+        The clip is also the largest norm of the mean.
+        """
         return self.noise_of_a_scalar(terms) * math.sqrt(self.scalars)
 
     def noise_of_all_rounds(self, terms: PrivacyTerms) -> float:
-        """Return the norm of all rounds' noise, relative to the largest possible sum of their
-        means.
+        """Return the norm of all rounds' noise, divided by the largest norm of the sum of means.
 
-        The means of the rounds, of norm at most one clip, add up linearly. Independent noise adds
-        up in squares.
+        The mean of a round has at most the norm of the clip, and these norms add up. For
+        independent noise, the squares of the norms add up.
         """
         return self.noise_of_a_round(terms) / math.sqrt(self.rounds)
 
     def _check(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ConfigError(
-                "--epsilon and --noise-multiplier: each follows from the other; give only one of "
+                "--epsilon and --noise-multiplier: one follows from the other; give only one of "
                 "them"
             )
         if self.mode not in TRUST:
@@ -133,7 +136,7 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
 
     Args:
         file: scenario file.
-        assignments: settings that override the scenario's, each ``key=value``.
+        assignments: settings that override settings of the scenario, each as ``key=value``.
 
     Raises:
         ConfigError: if the file cannot be read, or the settings are invalid; the message lists
@@ -151,7 +154,9 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
         minimum=cohort.minimum,
     )
     if not run.rounds:
-        raise ConfigError(f"{file}: method {config.method} has no rounds with others to plan")
+        raise ConfigError(
+            f"{file}: method {config.method} has no federated rounds; set another method"
+        )
     if not privacy.is_on:
         return run
     return replace(
@@ -193,7 +198,7 @@ def plan_table(run: PlannedRun) -> Table:
 
 
 def warn_of_plan(run: PlannedRun) -> str:
-    """Return a warning if an ε leaves the rounds hardly any signal; otherwise "".
+    """Return a warning if the noise of an ε exceeds the signal; otherwise empty.
 
     Readouts whose total noise exceeded the largest possible signal gained at most a third of their
     noiseless gain (docs/measurements/privacy-costs.md).
@@ -204,8 +209,8 @@ def warn_of_plan(run: PlannedRun) -> str:
     epsilons = " and ".join(f"{terms.epsilon:.3g}" for terms in noisy)
     times = " and ".join(f"{run.noise_of_all_rounds(terms):.2g}" for terms in noisy)
     return (
-        f"With ε = {epsilons} the total noise of all rounds is {times} times the largest possible "
-        "signal: such runs learn little or nothing. More clients, a larger ε, or fewer scalars "
+        f"With ε = {epsilons}, the noise of all rounds is {times} times the largest possible "
+        "signal. Such runs learn little or nothing. More clients, a larger ε, or fewer scalars "
         "reduce the noise."
     )
 
@@ -216,15 +221,15 @@ def describe_plan(run: PlannedRun) -> str:
     honest = ""
     if run.mode == "distributed":
         (first, *_) = run.terms
-        honest = f"The noise of {first.mechanism.honest:,} clients is enough. "
+        honest = f"The noise of {first.mechanism.honest:,} honest clients suffices. "
     if run.bucket:
         honest += (
-            f"Sums are of buckets of {run.bucket:,} or one more; the noise is that of their "
-            "trimmed mean, or of a plain sum of fewer than five. "
+            f"Each bucket has {run.bucket:,} or {run.bucket + 1:,} clients; the noise is that of "
+            "the buckets' trimmed mean, or of their sum if there are fewer than five buckets. "
         )
     return (
-        f"{run.mode}: {trust[run.mode]}. {honest}{run.rounds:,} rounds, {run.clients:,} clients in "
-        f"each, {run.scalars:,} scalars of each; δ = {run.delta:g}. A client's scalars have a norm "
-        "of at most one clip, so a mean has too: noise of more than that hides it. Every client is "
-        "in every round here; no amplification by sampling is claimed."
+        f"{run.mode}: {trust[run.mode]}. {honest}The run has {run.rounds:,} rounds of "
+        f"{run.clients:,} clients with {run.scalars:,} scalars each; δ = {run.delta:g}. The norm "
+        "of a mean is at most one clip, so that larger noise hides the mean. Every client is "
+        "assumed to be in every round, without amplification by sampling."
     )

@@ -1,1 +1,1 @@
-"""The progress of a run, on a terminal or in a notebook."""
+"""Displays of a run's progress, on a terminal or in a notebook."""

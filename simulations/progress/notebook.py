@@ -1,4 +1,4 @@
-"""Progress of a run in a notebook: one line below the cell, updated in place."""
+"""The display of a run's progress in a notebook: one line below the cell, updated in place."""
 
 import time
 from types import TracebackType
@@ -11,9 +11,9 @@ _LINE = TaskID(0)
 
 
 class NotebookProgress:
-    """A progress line that implements the part of rich's `Progress` interface used for runs.
+    """A progress line with the methods of rich's `Progress` that displays of runs use.
 
-    rich's own notebook display needs ipywidgets, and leaves a widget in the notebook's file.
+    The notebook display of rich needs ipywidgets and leaves a widget in the notebook's file.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class NotebookProgress:
             self._line.update({"text/plain": ""}, raw=True)
 
     def add_task(self, text: str, total: float | None = None) -> TaskID:
-        """Show the line."""
+        """Show the line, and return the id of its task."""
         from IPython.display import display
 
         self._text = text
@@ -53,7 +53,7 @@ class NotebookProgress:
         completed: float | None = None,
         total: float | None = None,
     ) -> None:
-        """Change the line's content; it is redrawn at most a few times a second."""
+        """Change the line's content; the line is redrawn at most five times a second."""
         self._text = self._text if description is None else description
         self._done = self._done + advance if completed is None else completed
         self._total = self._total if total is None else total

@@ -1,4 +1,4 @@
-"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
+"""The display of a run's progress: a live bar on a terminal, and otherwise plain lines."""
 
 import logging
 import math
@@ -30,13 +30,13 @@ log = logging.getLogger("samara.simulation")
 
 
 class _Lines(logging.Handler):
-    """A log handler that prints a run's log lines and labels the bar with the latest event.
+    """A log handler that prints a run's log lines, and labels the bar with the latest event.
 
     Args:
         console: console for the lines.
         say: function that sets the bar's label.
         brief: whether to show only the bar and warnings.
-        on_event: function that is called with the event of each log line that has one.
+        on_event: function that is called with the event of each log line; empty without an event.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, int], None]]:
-    """Show the progress of a run, and yield the function that the engine calls per message.
+    """Show the progress of a run; yield a function that the engine calls for each message.
 
-    The bar shows the expected time of the run; it starts with the plan and is corrected on the way.
+    The bar shows the elapsed part of the run's expected time. It starts with the plan and is
+    corrected during the run.
 
     Args:
         config: settings of the run.
-        brief: whether to show only the bar and warnings, where no other output goes.
+        brief: whether to show only the bar and warnings, on standard error.
     """
     passed = _Passed(config)
 
@@ -114,7 +115,7 @@ def watched(config: RunConfig, brief: bool = False) -> Iterator[Callable[[str, i
 
 @contextmanager
 def logged(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
-    """Log the progress of a run without a display, if its log lines are wanted.
+    """Log the progress of a run at each tenth; yield a function to call for each message.
 
     Args:
         config: settings of the run.
@@ -129,7 +130,7 @@ def logged(config: RunConfig) -> Iterator[Callable[[str, int], None]]:
         if done is not None and (tenths := int(10 * done / passed.total)) > said:
             said = tenths
             left = (time.monotonic() - begun) * (passed.total - done) / done
-            log.info("%d %% done, about %.0f s left", 10 * tenths, left)
+            log.info("%d %% completed, about %.0f s left", 10 * tenths, left)
 
     class _Events(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -162,7 +163,7 @@ class _Passed:
         self._lock = threading.Lock()  # clients answer in threads
 
     def read(self, event: dict[str, Any]) -> float | None:
-        """Return the elapsed expected seconds after a log line's event, if it carries them."""
+        """Return the elapsed expected seconds after an event; None for events without progress."""
         with self._lock:
             if event.get("event") == PLAN:
                 progress: RunProgress = event["progress"]
@@ -184,13 +185,13 @@ class _Passed:
 def stoppable(
     message: str = "samara: stopped; the same command continues the run",
 ) -> Iterator[None]:
-    """On Ctrl-C, print how to continue, and exit with status 130.
+    """Print a message after Ctrl-C, and exit with status 130.
 
     Args:
-        message: message to print.
+        message: message to print, with the way to continue.
 
     Raises:
-        SystemExit: instead of KeyboardInterrupt.
+        SystemExit: in place of KeyboardInterrupt.
     """
     try:
         yield
@@ -201,7 +202,7 @@ def stoppable(
 
 @contextmanager
 def watched_tuning(brief: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of a run of `samara tune`; yield the function that it calls per step.
+    """Show the progress of a run of `samara tune`; yield a function to call for each step.
 
     Args:
         brief: whether to show only the bar and warnings.
@@ -214,7 +215,7 @@ def watched_tuning(brief: bool = False) -> Iterator[Callable[[int, int], None]]:
 def _shown(
     loggers: Sequence[str], brief: bool, on_event: Callable[[dict[str, Any]], None]
 ) -> Iterator[tuple[Console, Progress | NotebookProgress, TaskID]]:
-    """Show a bar below the log lines of some loggers; a brief bar goes to standard error."""
+    """Show a bar below the log lines of some loggers; a brief bar is shown on standard error."""
     console = Console(stderr=brief)
     if console.is_jupyter:
         progress: Progress | NotebookProgress = NotebookProgress()

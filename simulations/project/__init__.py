@@ -1,1 +1,1 @@
-"""Creation of a project: a task file and a scenario drafted from the user's data."""
+"""Creation of a project: a task file and a scenario that are drafted from the user's data."""

@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 @dataclass
 class Answers:
-    """The answers so far; in a terminal, missing options are asked for.
+    """The answers to a project's questions; in a terminal, a dialog asks for missing options.
 
     Attributes:
         given: values by option.
-        asks: whether to ask.
-        used: options that were given or asked for, with their values, in order.
+        asks: whether to ask for missing options.
+        used: values of the options that were given or asked for, by option, in order.
     """
 
     given: Mapping[str, str]
@@ -29,16 +29,16 @@ class Answers:
     used: dict[str, str] = field(default_factory=dict)
 
     def one(self, option: str, question: str, default: str | None, check: Callable[[str], T]) -> T:
-        """Return a checked answer; in a terminal, ask again after a wrong one.
+        """Return a checked answer; in a terminal, ask again after a wrong answer.
 
         Args:
             option: name of the option, for example ``data``.
             question: text of the question, which explains the option.
-            default: answer if none is given; None if an answer is required.
+            default: answer without the option; None if an answer is required.
             check: function that converts the text to the answer, or raises a `SamaraError`.
 
         Raises:
-            SamaraError: if a given answer is wrong, or a required one is missing.
+            SamaraError: if a given answer is wrong, or a required answer is missing.
         """
         if option not in self.given and not self.asks:
             if default is None:
@@ -48,7 +48,7 @@ class Answers:
             text = (self.given[option] if option in self.given else _ask(question, default)).strip()
             try:
                 if not text:
-                    raise ConfigError(f"--{option}: an answer is needed, not an empty text")
+                    raise ConfigError(f"--{option}: the answer is empty; give an answer")
                 answer = check(text)
             except SamaraError as error:
                 if option in self.given:
@@ -67,7 +67,7 @@ class Answers:
         default: Sequence[str] | None,
         check: Callable[[Sequence[str]], T],
     ) -> T:
-        """Return a checked answer of several texts, separated by commas; otherwise as `one`."""
+        """Return a checked answer of several texts, separated by commas, as `one` does."""
         shown = None if default is None else ",".join(default)
         if default is not None and option not in self.given and not self.asks:
             return check(default)
@@ -82,7 +82,7 @@ class Answers:
 
 
 def _ask(question: str, default: str | None) -> str:
-    """Return the typed text; the end of the input stops the command, like Ctrl-C."""
+    """Return the typed text; the end of the input stops the command, as Ctrl-C does."""
     try:
         return Prompt.ask(escape(question), default=default) or ""
     except EOFError:

@@ -1,4 +1,4 @@
-"""Baselines before a run: the most frequent label, and the untrained model's answers."""
+"""Baselines that are known before a run: the most frequent label, and the untrained model."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from samara.shared.tasks.label_scores import Confusion, auc
 from samara.shared.tasks.metrics import label_metric
 
 ZERO_SHOT_ROWS = 200
-"""Maximum number of rows whose answers are computed."""
+"""Most rows whose answers by the untrained model are computed."""
 
 
 def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> list[str]:
@@ -33,7 +33,7 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
     split = Split.VALIDATION
     answers = np.concatenate([share.labels(split) for share in shares])
     if not len(answers):
-        return ["no baselines: there are no validation rows"]
+        return ["no baselines: the data have no validation rows"]
     usual = whole.most_common(1)[0][0]
     of_users = np.concatenate(
         [np.full(len(share.labels(split)), _most_frequent(share, usual)) for share in shares]
@@ -49,7 +49,7 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
     ]
     if any(example.user for share in shares for example in share.examples):
         lines.append(f"each user's most frequent label: {metric(answers, of_users):.1%}")
-    if isinstance(runtime.scorer, HeadlessScorer):  # its labels all have equal scores
+    if isinstance(runtime.scorer, HeadlessScorer):  # all labels have equal scores before training
         return lines
     prompts, right = _spread(shares)
     scores = runtime.base_scores(prompts)
@@ -58,11 +58,11 @@ def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> l
     interval = f"95 % interval {low:.0%} to {high:.0%}"
     lines.append(f"zero-shot: {reached:.1%} on {len(right):,} of them ({interval})")
     if width == 2 and not isnan(area := auc(scores, right)):
-        lines[-1] += f", AUC {area:.3f}, which no label bias changes"
+        lines[-1] += f", AUC {area:.3f} (independent of a label bias)"
     if high < metric(right, np.full_like(right, usual)):
         lines.append(
-            "note: zero-shot is below the most frequent label; other words, or another question in "
-            "the task file, may suit the model better"
+            "note: zero-shot is below the most frequent label; try other words or another question "
+            "in the task file"
         )
     return lines
 
@@ -71,7 +71,7 @@ def _describe_texts(runtime: ModelRuntime, shares: Sequence[ClientData]) -> str:
     """Return a line about the base model's loss on validation texts."""
     prompts, _ = _spread(shares)
     if not prompts:
-        return "no baselines: there are no validation rows"
+        return "no baselines: the data have no validation rows"
     tokens = [len(prompt.targets[0]) for prompt in prompts]
     nats = -float(runtime.base_scores(prompts)[:, 0] @ tokens)
     bits = nats / log(2) / sum(prompt.target_bytes for prompt in prompts)
@@ -91,13 +91,18 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def _most_frequent(share: ClientData, usual: int) -> int:
-    """Return a client's most frequent training label; in a tie, that of all clients."""
+    """Return a client's most frequent training label; in a tie, prefer `usual`.
+
+    Args:
+        share: data of the client.
+        usual: most frequent label of all clients.
+    """
     counts = Counter(int(label) for label in share.labels(Split.TRAIN))
     return max(counts, key=lambda label: (counts[label], label == usual), default=usual)
 
 
 def _spread(shares: Sequence[ClientData]) -> tuple[list[Prompt], NDArray[np.int64]]:
-    """Return prompts and labels of validation rows, spread evenly over all clients' rows."""
+    """Return prompts and labels of validation rows, taken evenly from all clients' rows."""
     prompts = [p for share in shares for p in share.tokenized(Split.VALIDATION).prompts]
     labels = np.concatenate([share.labels(Split.VALIDATION) for share in shares])
     count = min(ZERO_SHOT_ROWS, len(prompts))

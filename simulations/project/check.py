@@ -1,4 +1,4 @@
-"""Check of a drafted project: whether its command will work, and how long it will take."""
+"""Checks of a drafted project, which load the model and estimate the duration of the run."""
 
 import shlex
 import tempfile
@@ -32,16 +32,18 @@ from samara.simulations.simulate import LoadedSimulation, load_simulation
 _COUNTED_TEXTS = 2_000
 EMBEDDED_CLIENTS = 8
 TUNED_ROWS = 100
-"""Number of examples per split on which a task for `samara tune` is tried."""
+"""Number of examples per split with which a task for `samara tune` is tested."""
 
 
 def checked_files(
     choices: ProjectChoices, task_text: str, folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, str], str]:
-    """Return the files of a project by name, tested in a temporary folder, and the next command.
+    """Return the files of a project by name, and the command that runs it.
+
+    The files are tested in a temporary folder.
 
     Args:
-        choices: choices that define the project.
+        choices: choices for the project.
         task_text: text of the task file.
         folder: absolute path of the project's folder.
         say: function that shows a line about a run's expected cost or a baseline.
@@ -80,19 +82,19 @@ def _asking(choices: ProjectChoices, task: Path) -> RunConfig:
 
 
 def with_form(task_text: str, chosen: FormChoice) -> str:
-    """Return a task file's text with its form at the top, before any table."""
+    """Return a task file's text with the chosen form, which comes first because of TOML tables."""
     return f"# {chosen.reason}\nform = {quoted(chosen.form)}\n{task_text}"
 
 
 def is_federated(task: Task, users: int) -> bool:
     """Return whether a project of a task is a federation rather than `samara tune`.
 
-    A federation needs the same labels in all rows. Texts are dealt only to users, because the aim
-    is to learn each user's style.
+    A federation needs equal labels in all rows. A federation on texts needs several users, because
+    its aim is to learn each user's style.
 
     Args:
         task: task of the project.
-        users: number of users who can be clients.
+        users: number of users that can be clients.
     """
     if isinstance(task, GenerationTask):
         return users > 1
@@ -102,13 +104,13 @@ def is_federated(task: Task, users: int) -> bool:
 def check_scenario(
     scenario: Path, task: Path, folder: Path, places: Sequence[str]
 ) -> Iterator[str]:
-    """Yield lines about the expected cost of a drafted scenario's run, and its baselines.
+    """Yield lines about the expected cost of a drafted scenario's run, and about its baselines.
 
     Args:
         scenario: scenario file in a temporary folder.
-        task: task file beside it.
+        task: task file in the same folder.
         folder: final folder of both files.
-        places: assignments of the data's and the model's paths, which replace the scenario's.
+        places: assignments that replace the scenario's paths of data and model.
 
     Raises:
         SamaraError: as in `simulate`.
@@ -116,30 +118,28 @@ def check_scenario(
     drafted = load_scenario(scenario, [f"task={task}", f"out={scenario.parent / 'run'}", *places])
     loaded = load_simulation(drafted)
     yield from describe_plan(drafted, loaded.runtime, loaded.shares, folder / "run")
-    # for texts, the plan has counted tokens
+    # for texts, the plan already contains the number of tokens
     if not isinstance(loaded.runtime.task, GenerationTask):
         yield _tokens(loaded)
     yield from describe_baselines(loaded.runtime, loaded.shares)
 
 
 def _tokens(loaded: LoadedSimulation) -> str:
-    """Return a line about the lengths of some training texts, and how much of them the
-    model reads.
-    """
+    """Return a line about the lengths of some training texts, and about texts that are cut."""
     base = loaded.runtime.base
     texts = [example.text for share in loaded.shares for example in share.in_split(Split.TRAIN)]
     texts = texts[:: max(1, len(texts) // _COUNTED_TEXTS)]
     lengths = np.array([len(base.tokenizer(text)["input_ids"]) for text in texts])
     most = min(loaded.of_client.model.max_length, base.context)
-    line = f"tokens: {np.median(lengths):.0f} in the median, longest {lengths.max():,}"
+    line = f"tokens of a row: median {np.median(lengths):.0f}, at most {lengths.max():,}"
     long = float(np.mean(lengths > most))
     if long:
-        line += f"; {long:.1%} of the rows are longer than {most:,} and are cut (model.max-length)"
+        line += f"; {long:.1%} of the rows are cut to {most:,} tokens (model.max-length)"
     return line
 
 
 def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
-    """Yield the zero-shot result on a drafted task, and the expected time of `samara tune` on it.
+    """Yield lines about the zero-shot result on a drafted task, and the duration of `samara tune`.
 
     Raises:
         SamaraError: as in `tune`.
@@ -162,16 +162,16 @@ def check_tuning(choices: ProjectChoices, task: Path) -> Iterator[str]:
     )
     if isinstance(setup.task, ChoiceTask):
         chance = np.mean([1 / len(example.answers) for example in split.examples])
-        yield f"a guess: {chance:.1%}"
+        yield f"random answers: {chance:.1%}"
     rows = 2 * whole.queries * whole.batch * whole.steps
     yield (
-        f"{whole.steps:,} steps of {whole.batch} rows and {whole.queries} directions: at most "
-        f"about {span_of(rows * row)} by the time of these rows"
+        f"{whole.steps:,} steps of {whole.batch} rows and {whole.queries} directions take at most "
+        f"about {span_of(rows * row)}, estimated from these rows"
     )
 
 
 def _size_of(choices: ProjectChoices, task: Path) -> DataSize:
-    """Return the size of the data.
+    """Return the numbers of users and rows in the data.
 
     Raises:
         SamaraError: if the data do not fit the task.

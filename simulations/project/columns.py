@@ -1,4 +1,4 @@
-"""Analysis of the columns of records, to guess which are texts, label, user and candidates."""
+"""Analysis of the columns of records, which guesses the roles of the columns in a task."""
 
 import re
 from collections import Counter
@@ -36,9 +36,9 @@ class Column:
         name: name of the column.
         rows: number of records with a value in the column.
         values: count of each distinct value, as text; empty for lists and objects.
-        words: mean number of words of the texts; 0 if the column holds no texts.
-        is_list: whether the column holds lists.
-        is_object: whether the column holds objects.
+        words: mean number of words of the texts; 0 if the column contains no texts.
+        is_list: whether the column contains lists.
+        is_object: whether the column contains objects.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Column:
 
     @property
     def may_be_label(self) -> bool:
-        """Return whether the values repeat like labels."""
+        """Return whether the values repeat as often as labels do."""
         return 0 < len(self.values) <= MOST_LABELS and self.distinct <= 0.5
 
     @property
     def may_be_user(self) -> bool:
-        """Return whether the values repeat like users with several rows each."""
+        """Return whether the values repeat as often as users with several rows do."""
         return 1 < len(self.values) <= 0.5 * self.rows and self.words < 3
 
     @property
@@ -78,7 +78,7 @@ class Roles:
         texts: columns with texts, in order.
         label: column with the right answer.
         candidates: columns with one candidate each, or one column with lists of candidates.
-        user: column with the user of a row; empty if there is none.
+        user: column with the user of a row; empty without such a column.
     """
 
     kind: Kind
@@ -96,7 +96,7 @@ def is_missing(value: object) -> bool:
 
 
 def describe_columns(records: Sequence[Record]) -> dict[str, Column]:
-    """Return statistics of each column of some records, by name, in order of appearance."""
+    """Return statistics of each column of records, by name, in order of appearance."""
     names = dict.fromkeys(name for record in records for name in record)
     return {name: _describe(name, [record.get(name) for record in records]) for name in names}
 
@@ -116,7 +116,7 @@ def _describe(name: str, cells: Sequence[object]) -> Column:
 
 
 def guess_roles(columns: dict[str, Column]) -> Roles:
-    """Guess the columns that a task reads; texts and label may be empty."""
+    """Return the likely columns of a task; texts and label may be empty."""
     candidates = tuple(
         name for name in columns if _CANDIDATES.fullmatch(name.lower()) and columns[name].words
     )
@@ -134,9 +134,9 @@ def guess_roles(columns: dict[str, Column]) -> Roles:
 
 
 def task_of_texts(columns: dict[str, Column]) -> str:
-    """Return the shipped task for plain texts if the columns hold such; otherwise empty.
+    """Return the shipped task for chats, prompts with responses, or plain texts; otherwise empty.
 
-    Plain texts have a column ``text``, and no other columns but user and time.
+    Plain texts have a column ``text``, and no other columns except user and time.
     """
     if "messages" in columns and columns["messages"].is_list:
         return "chat"
@@ -155,13 +155,15 @@ def _guess_label(columns: dict[str, Column], others: set[str]) -> str:
         for name, column in columns.items()
         if column.may_be_label and column.words < 3 and name not in others
     ]
-    # among several unnamed columns, none is more likely than the others
+    # among several columns without a usual name, no column is more likely than the others
     found = repeating or named or (unnamed if len(unnamed) == 1 else [])
     return found[0] if found else ""
 
 
 def guess_texts(columns: dict[str, Column], others: set[str]) -> tuple[str, ...]:
-    """Return the columns with texts: one with a usual name, or all whose values rarely repeat.
+    """Return the columns with texts.
+
+    These are the column with a usual name, or all columns whose values are long and rarely repeat.
 
     Args:
         columns: statistics of the columns.
@@ -172,13 +174,13 @@ def guess_texts(columns: dict[str, Column], others: set[str]) -> tuple[str, ...]
     if usual:
         return (usual[0],)
     long = [n for n, c in free.items() if c.words >= 3 and c.distinct > 0.2]
-    if len(long) > 3:  # if there are more, they are notes about the row rather than its text
+    if len(long) > 3:  # more columns are likely to be notes about the row, and not its text
         long = [name for name in long if name.lower() in _TEXT_NAMES] or long[:1]
     return tuple(long)
 
 
 def _guess_user(columns: dict[str, Column]) -> str:
-    """Return the column ``user``, or the only repeating column with another usual name."""
+    """Return the column ``user``, or the only other column with a usual name for users."""
     likely = [
         name
         for name, column in columns.items()
@@ -192,6 +194,6 @@ def _guess_user(columns: dict[str, Column]) -> str:
 
 
 def label_order(value: str) -> tuple[bool, float, str]:
-    """Return the sort key of a label value: numbers first, in numerical order."""
+    """Return the sort key of a label value; numbers come first, in numerical order."""
     number = re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
     return not number, float(value) if number else 0.0, value

@@ -8,15 +8,19 @@ import typer
 
 
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; empty or new.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder to create; empty or missing.")
+    ],
     data: Annotated[
         str | None,
-        typer.Option(help="File, folder, name on the hub, or messages for generated ones."),
+        typer.Option(help="File, folder, data set on the hub, or messages (generated)."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, or model name on the hub.")
+    ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Shipped task (samara simulate --list) whose wording fits the data."),
+        typer.Option(help="Shipped task with suitable wording (samara simulate --list)."),
     ] = None,
     kind: Annotated[
         str | None, typer.Option(help="classification, choice, or generation (tune only).")
@@ -26,7 +30,7 @@ def new(
         str | None, typer.Option(help="Columns with texts, separated by commas.")
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Column with the user of a row, or none.")
+        str | None, typer.Option(help="Column with the user of a row; none for no column.")
     ] = None,
     candidates: Annotated[
         str | None,
@@ -34,12 +38,12 @@ def new(
     ] = None,
     words: Annotated[
         str | None,
-        typer.Option(help="A word for each label, separated by commas, in the labels' order."),
+        typer.Option(help="One word per label, in the labels' order, separated by commas."),
     ] = None,
 ) -> None:
     """Analyze your data, and write a scenario and a task file for them.
 
-    In a terminal, the command asks for missing options. The files are checked and tried on some
+    In a terminal, the command asks for missing options. The files are checked and tested on some
     rows before they are written.
 
     Example: samara new reviews --data reviews.csv --model MODEL --words bad,good
@@ -69,13 +73,13 @@ def new(
         style = "yellow" if line.startswith("note:") else None
         console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    with stoppable("samara: stopped; nothing is written"):
+    with stoppable("samara: stopped; no file is written"):
         check_folder(folder)
-        say(f"looking at {data}" if data else "looking at the data")
+        say(f"reading {data}" if data else "reading the data")
         choices, task_text = choose(answers, folder, say)
         if answers.asks:
-            say(f"the same without questions: {answers.command(str(folder))}")
-        say("loading the model and trying it")
+            say(f"the same command without questions: {answers.command(str(folder))}")
+        say("loading and testing the model")
         from samara.simulations.project.check import checked_files
 
         files, command = checked_files(choices, task_text, folder.absolute(), say)

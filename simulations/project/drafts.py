@@ -1,4 +1,4 @@
-"""Drafts of a task file and of a scenario, with comments beside values that users may change."""
+"""Drafts of a task file and of a scenario, with comments on values that users may change."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PROJECT_RUN = "run"
 _MOST_CLIENTS = 120
 _CLIENTS = 8
 _MOST_EVALUATED = 4_000
-"""Maximum number of validation and test rows in a scenario that uses all of them."""
+"""Most validation and test rows for which a scenario sets no limit."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class ProjectChoices:
     """The choices that determine a project's files.
 
     Attributes:
-        data: path of the data, or name on the hub.
-        model: path of the model, or name on the hub.
+        data: path of the data, or their name on the hub.
+        model: path of the model, or its name on the hub.
         roles: columns that the task reads.
         values: label values of a classification.
         words: label word of each value.
-        task: shipped task whose wording is used; empty writes a new one.
+        task: shipped task whose wording is used; empty to draft a new task.
     """
 
     data: str
@@ -49,7 +49,7 @@ class DataSize:
     """The numbers that a scenario depends on.
 
     Attributes:
-        users: number of users who can be clients; 0 if there are none or they are ignored.
+        users: number of users that can be clients; 0 if the data have no users or ignore them.
         training: number of training rows.
         evaluated: number of validation and test rows.
     """
@@ -69,7 +69,7 @@ def _list(entries: Sequence[str]) -> str:
 
 
 def _value(value: str) -> str:
-    """Return a label value as TOML, as an integer if it is one."""
+    """Return a label value as TOML, either as an integer or as a string."""
     return value if re.fullmatch(r"0|-?[1-9]\d{0,17}", value) else quoted(value)
 
 
@@ -84,43 +84,43 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
     roles = choices.roles
     template = "\n".join(f"{{{column}}}" for column in roles.texts)
     lines = [
-        "# The fields read from a row, the wording of the question, and the answers.",
+        "# The fields of a row, the wording of the question, and the answers.",
         f"name = {quoted(name)}",
     ]
     if roles.kind == "classification":
         question = QUESTIONS.get(language, "\nLabel: {word}")
         lines += [
-            "# Names of columns stand in braces; text around them is part of the prompt.",
+            "# Column names are in braces; the text around them is part of the prompt.",
             f"text = {quoted(template)}",
-            "# The question follows the text, and {word} stands once for each of the words.",
+            "# The question follows the text; each word in turn replaces {word}.",
             f"question = {quoted(question)}",
-            "# words[i] is the answer where the label is labels[i]; [1, 2] stands for both values.",
+            "# words[i] is the answer for the label labels[i]; [1, 2] means label 1 or 2.",
             f"words = {_list([quoted(word) for word in choices.words])}",
             f"labels = {_list([_value(value) for value in choices.values])}",
         ]
         if len(choices.words) > 2:
-            lines.append("# or macro-f1, which weighs rare labels like frequent ones")
+            lines.append("# or macro-f1, which gives all labels equal weight")
         lines.append('metric = "accuracy"')
     elif roles.kind == "choice":
         before = " ".join(f"{{{column}}}" for column in roles.texts)
         lines += [
             'kind = "choice"',
-            "# {candidate} stands where each of the candidates goes.",
+            "# Each candidate in turn replaces {candidate}.",
             f"text = {quoted(f'{before} {{candidate}}'.strip())}",
         ]
         braced = [quoted(f"{{{column}}}") for column in roles.candidates]
         lines.append(f"candidates = {braced[0] if len(braced) == 1 else _list(braced)}")
         if choices.values:
             lines += [
-                "# the value of the label that stands for each candidate",
+                "# The label value of each candidate, in order.",
                 f"labels = {_list([_value(value) for value in choices.values])}",
             ]
     else:
         lines += [
             'kind = "generation"',
-            "# {answer} marks the place of the answer; the text after it ends an answer.",
+            "# {answer} is the place of the answer; the text after it ends an answer.",
             f"text = {quoted(f'{template}' + chr(10) + '{answer}' + chr(10))}",
-            "# maximum tokens of an answer",
+            "# most tokens of an answer",
             "tokens = 32",
             "# or exact-match",
             'metric = "token-f1"',
@@ -130,21 +130,21 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
     lines += user_line(roles)
     if roles.texts and roles.kind != "generation":
         lines += [
-            "# column to shorten if a row is too long for the model",
+            "# column that is shortened if a row is too long for the model",
             f"cut = {quoted(roles.texts[0])}",
         ]
     return "\n".join(lines) + "\n"
 
 
 def user_line(roles: Roles) -> list[str]:
-    """Return the lines of a task file that name the user column, if needed."""
+    """Return the lines of a task file that name the user column; empty if none is needed."""
     if roles.user in ("", USER_FIELD):
         return []
     return ["# column with the user of a row", f"user = {quoted(roles.user)}"]
 
 
 def _seen_from(folder: str, path: str) -> str:
-    """Return a path relative to a project's folder if it lies inside or beside that folder."""
+    """Return a path relative to a project's folder if it is inside or beside that folder."""
     place = Path(path)
     parent = Path(folder).parent
     if not place.is_absolute() or not place.is_relative_to(parent) or parent == Path("/"):
@@ -169,25 +169,25 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     lines = [
         f"# {Path(folder).name}: simulated clients with data and a model of your own.",
         f"# samara simulate {SCENARIO_FILE}",
-        "# Paths that begin with ./ or ../ begin in the folder of this file, which can be moved.",
-        "# Any setting of docs/reference/settings.md may be added; the others have their defaults.",
+        "# Paths that begin with ./ or ../ are relative to this file's folder, which can be moved.",
+        "# Add any setting of docs/reference/settings.md; other settings have their defaults.",
         "",
         f"task = {quoted(f'./{TASK_FILE}')}",
-        "# The same command continues the run in this folder; another setting needs another one,",
-        "# as --out gives it.",
+        "# The same command continues the run in this folder. With other settings, give another",
+        "# folder with --out.",
         f'out = "./{PROJECT_RUN}"',
     ]
     is_text = choices.roles.kind == "generation"
     if by_user and is_text:
         lines += [
-            "# A global model, and for each client private rounds on top of it; ditto, mixture,",
-            "# partial, local, global and cluster are other ways.",
+            "# A global model, and private rounds of each client on top of it. Other methods are",
+            "# ditto, mixture, partial, local, global and cluster.",
             'method = "finetune"',
         ]
     elif by_user:
         lines += [
-            "# A global model, and for each client a private part that is fitted to its own rows;",
-            "# finetune, ditto, mixture, partial, local, global and cluster are other ways.",
+            "# A global model, and a private part of each client that is fitted to its rows. Other",
+            "# methods are finetune, ditto, mixture, partial, local, global and cluster.",
             'method = "readout"',
         ]
     lines += [
@@ -203,14 +203,14 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         lines += ["# Each client is a generated writer.", 'partition = "user"']
     elif by_user:
         lines += [
-            f"# Each user is a client: {size.users:,} have enough rows, and those with the most",
-            "# rows are used.",
+            f"# Each user is a client. {size.users:,} users have enough rows; the users with the",
+            "# most rows are used.",
             'partition = "user"',
         ]
     else:
         lines += [
-            "# The rows are dealt to clients who differ in their labels: the smaller alpha, the",
-            '# more. "iid" deals them evenly.',
+            "# The rows are divided so that clients differ in their labels; a smaller alpha makes",
+            '# them differ more. "iid" divides the rows evenly.',
             'partition = "dirichlet"',
             "alpha = 5.0",
         ]
@@ -220,24 +220,24 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
         return "\n".join(lines) + "\n"
     lines += [
         "[adapter]",
-        "# A readout on one representation: the model runs once for each row. top:1 has adapters",
-        "# in the last block instead, which cost more passes and may gain more.",
+        "# A readout on one representation, so that the model runs once for each row. top:1 trains",
+        "# adapters in the last block instead, which need more passes and may gain more.",
         'layers = "readout:auto"',
     ]
     if by_user:
         lines += [
-            "# an intercept for each label, which can learn a user's habit",
+            "# one intercept per label, which can represent a user's habit",
             "label-bias = true",
         ]
     lines += [
         "",
         "[evaluate]",
-        "# maximum validation rows and maximum test rows of a client; 0: all",
+        "# most validation rows and most test rows of a client; 0 for all rows",
         f"limit = {limit}",
         "",
         "[personal]",
-        "# rounds that each client takes alone at the end, for a personal model"
-        + (" (the method fits one)" if by_user else "; 5 is usual"),
+        "# private rounds of each client at the end, for a personal model"
+        + (" (this method fits one without them)" if by_user else "; 5 is usual"),
         "rounds = 0",
     ]
     return "\n".join(lines) + "\n"
@@ -247,24 +247,24 @@ def _last_sections_of_texts(choices: ProjectChoices, limit: int) -> list[str]:
     """Return the last lines of a scenario whose clients learn to write in their style."""
     lines = [
         "[adapter]",
-        "# Adapters in the last block of the model; top:2 has more, and every step costs more.",
+        "# Adapters in the last block of the model; top:2 trains two blocks with costlier steps.",
         'layers = "top:1"',
         "",
         "[evaluate]",
-        "# maximum validation rows and maximum test rows of a client; 0: all",
+        "# most validation rows and most test rows of a client; 0 for all rows",
         f"limit = {limit}",
     ]
     if choices.roles.texts != (choices.roles.label,):
         lines += [
-            "# in-context examples for the base model, as a baseline; 0: none",
+            "# in-context examples for the base model, as a baseline; 0 for none",
             "retrieved = 4",
         ]
     return [
         *lines,
         "",
         "[personal]",
-        "# rounds that each client takes alone at the end, for a personal model",
+        "# private rounds of each client at the end, for a personal model",
         "rounds = 10",
-        "# whether words of the client's own texts are mixed into it, if its validation texts gain",
+        "# whether words of a client's texts are mixed in, if that helps on its validation texts",
         "own-words = true",
     ]

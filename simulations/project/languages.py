@@ -1,4 +1,4 @@
-"""Language detection for texts and label words, by words that are frequent in a language."""
+"""Language detection for texts and label words, by the frequent words of a language."""
 
 import re
 import unicodedata
@@ -36,7 +36,9 @@ _LEAST_SHARE = 0.02
 
 
 def language_of(texts: Iterable[str]) -> str:
-    """Return the likely language of texts; a script such as "Cyrillic"; or "" if unclear.
+    """Return the likely language of texts; empty if unclear.
+
+    For other scripts than Latin, the result is the name of the script, such as "Cyrillic".
 
     Args:
         texts: texts, of which the first few hundred are used, or label words.

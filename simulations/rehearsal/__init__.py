@@ -1,1 +1,1 @@
-"""A rehearsal: a real server and real clients on this machine, each held to its device's limits."""
+"""A rehearsal: real processes of server and clients, within the limits of their devices."""

@@ -29,9 +29,9 @@ def server_arguments(
 
 
 def served_settings(settings: Mapping[str, Scalar], dilation: float) -> dict[str, str]:
-    """Return the settings for a rehearsal's server, in the form taken by `--set`.
+    """Return the settings for a rehearsal's server, as values for `--set` by key.
 
-    They are the settings that the server decides, with timeouts extended by the dilation.
+    These are the settings that a server decides. The timeout is multiplied by the dilation.
     """
     described = describe(RunConfig)
     served: dict[str, Scalar] = {
@@ -72,10 +72,10 @@ def client_arguments(
 
 
 def as_toml(value: Scalar) -> str:
-    """Return a value in the form that `--set` reads."""
+    """Return a value in the form that `--set` accepts."""
     return json.dumps(value)
 
 
 def stored_as(kind: str) -> str:
-    """Return the model.quantization value for the storage type of a fleet's devices."""
+    """Return the value of `model.quantization` for the quantization of a group of devices."""
     return kind if kind in ("int8", "nf4") else "none"

@@ -1,4 +1,4 @@
-"""The command `samara rehearse`, which runs a server and clients within devices' limits."""
+"""The command `samara rehearse`, which runs server and clients within the limits of devices."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,19 +7,17 @@ import typer
 
 
 def rehearse(
-    scenario: Annotated[
-        Path, typer.Argument(help="Scenario file with fleet.devices, as for samara simulate.")
-    ],
-    model: Annotated[str | None, typer.Option(help="Model folder, or name on the hub.")] = None,
-    data: Annotated[str | None, typer.Option(help="File, folder, or name on the hub.")] = None,
+    scenario: Annotated[Path, typer.Argument(help="Scenario file with fleet.devices.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, or model name on the hub.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, or data set on the hub.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: key=value. Repeatable.")
     ] = None,
     dilation: Annotated[
         float,
-        typer.Option(
-            min=1, help="Seconds on this machine per second of the devices, if they are faster."
-        ),
+        typer.Option(min=1, help="Seconds on this machine per second of the devices."),
     ] = 1.0,
     out: Annotated[
         Path | None, typer.Option("--out", help="New folder for run, clients and report.")
@@ -27,7 +25,7 @@ def rehearse(
 ) -> None:
     """Run a server and its clients as real processes within their devices' limits; needs root.
 
-    Memory, speed and links follow the profiles in fleet.devices; rehearsal.faults adds faults.
+    The profiles in fleet.devices set memory, speed and links; rehearsal.faults adds faults.
 
     Example: samara rehearse field.toml --dilation 12 --out runs/rehearsal
     """
@@ -48,11 +46,11 @@ def rehearse(
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with stoppable("samara: stopped; nothing of the rehearsal is left running"):
+    with stoppable("samara: stopped; all processes of the rehearsal have ended"):
         report, folder = run(config, dilation, out, say)
     file = write_report(report, folder)
     console.print(report_table(report))
     for fault in report.faults:
         say(fault.describe())
-    say(f"the same as JSON: {file}")
+    say(f"the report as JSON: {file}")
     raise typer.Exit(0 if report.is_good else 1)

@@ -1,4 +1,4 @@
-"""A run's examples, written to a folder for each live client."""
+"""Files of a rehearsal's task and of each client's examples."""
 
 import json
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ TASK_FILE = "task.toml"
 
 
 def write_task(task: Task, file: Path) -> None:
-    """Write the task file for dealt examples, whose text is already rendered.
+    """Write the task file for the clients' examples, whose texts are already rendered.
 
     Raises:
         ConfigError: if the task is not a classification, or has no question.
     """
     if not isinstance(task, ClassificationTask):
         raise ConfigError(
-            f"task {task.name!r} is a {task.kind}: a rehearsal deals out examples of "
-            "classifications only; choose a classification, or give each client its data yourself "
-            "(samara server up, samara client up)"
+            f"task {task.name!r} is a {task.kind}, but a rehearsal supports only classifications; "
+            "choose a classification, or give each client its data yourself (samara server up, "
+            "samara client up)"
         )
     if task.word_is_inside:
         raise ConfigError(
-            f"task {task.name!r} has its label word inside the text, but in a rehearsal a question "
-            "must follow the text; choose a task with a question"
+            f"task {task.name!r} has its label word inside the text, but a rehearsal needs a "
+            "question after the text; choose a task with a question"
         )
     written = {
         "name": task.name,

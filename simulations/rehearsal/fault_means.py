@@ -1,4 +1,4 @@
-"""Mechanisms for a client's faults: a separate disk, a wrong clock, a memory shortage."""
+"""Mechanisms for a client's faults: a separate disk, a wrong clock, and a memory shortage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,7 @@ from samara.shared.settings.rehearsal import Fault, FaultKind
 CLOCK_SHIFT = -86_400.0
 """Shift of a faulty clock in seconds: a day back, before the server's certificate is valid."""
 SLOW_DISK = 20_000.0
-"""Rate in bytes/s at which a slow disk reads, and at which it writes."""
+"""Rate in bytes/s of a slow disk, for reads and for writes."""
 _TRIED_LIMIT = 2**30
 
 
@@ -27,7 +27,7 @@ class FaultMeans:
         memory: memory limit of the client's processes.
         clock: clock of the client; None without a clock fault.
         disk: disk with the client's folder; None without a disk fault.
-        disk_limit: rate limit of that disk; None without such a fault.
+        disk_limit: rate limit of the disk; None without a fault of a slow disk.
         dilation: seconds on this machine per second of the device.
     """
 
@@ -56,31 +56,31 @@ class FaultMeans:
         return self._disk_limit.command(command) if self._disk_limit else list(command)
 
     def set_clock(self) -> None:
-        """Set the clock back."""
+        """Set the client's clock back."""
         assert self._clock is not None, "its fault was prepared"
         self._clock.shift(CLOCK_SHIFT)
 
     def correct_clock(self) -> None:
-        """Correct the clock."""
+        """Correct the client's clock."""
         assert self._clock is not None, "its fault was prepared"
         self._clock.shift(0.0)
 
     def fill_disk(self) -> None:
-        """Fill the disk."""
+        """Fill the client's disk."""
         assert self._disk is not None, "its fault was prepared"
         self._disk.fill()
 
     def free_disk(self) -> None:
-        """Release the space that filled the disk."""
+        """Release the space that `fill_disk` has filled."""
         assert self._disk is not None, "its fault was prepared"
         self._disk.free()
 
     def slow_disk(self) -> None:
-        """Slow the disk down."""
+        """Limit the rate of the client's disk."""
         self._set_disk_rate(SLOW_DISK / self._dilation)
 
     def hasten_disk(self) -> None:
-        """Restore the disk's full speed."""
+        """Remove the rate limit of the client's disk."""
         self._set_disk_rate(None)
 
     def take_memory(self) -> None:
@@ -89,7 +89,7 @@ class FaultMeans:
         self._shortage = MemoryShortage(self._memory)
 
     def give_memory(self) -> None:
-        """Release that memory."""
+        """Release the memory that `take_memory` has taken."""
         if self._shortage is not None:
             self._shortage.end()
             self._shortage = None
@@ -109,8 +109,8 @@ def fault_means(
     Args:
         kinds: kinds of the client's faults.
         memory: memory limit of the client's processes.
-        home: folder of the client; a disk is mounted there if a fault needs one.
-        dilation: seconds here per second of the device.
+        home: folder of the client, where a disk is mounted if a fault needs a disk.
+        dilation: seconds on this machine per second of the device.
 
     Raises:
         DeviceError: if this machine does not permit one of the faults.
@@ -131,10 +131,10 @@ def fault_means(
 
 
 def check_means(faults: Sequence[Fault]) -> None:
-    """Check that this machine permits all kinds of faults, before anything starts.
+    """Check that this machine permits all kinds of faults, before a process starts.
 
     Raises:
-        ConfigError: naming each fault that this machine does not permit.
+        ConfigError: if this machine does not permit a fault; the message names all such faults.
     """
     mistakes = []
     for kind, check in _CHECKS.items():
@@ -158,7 +158,7 @@ def _check_shortage() -> None:
     with memory_limit(_TRIED_LIMIT) as memory:
         if not isinstance(memory, CgroupLimit):
             raise DeviceError(
-                "a memory fault needs a control group, which only root can make; run as root"
+                "a memory fault needs a control group, which only root can create; run as root"
             )
 
 

@@ -1,4 +1,4 @@
-"""The faults of a rehearsal: when they start and end, and their effect on clients."""
+"""The faults of a rehearsal: their times, their actions on clients, and their outcomes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class FaultReport:
         seconds: duration of the fault in seconds of the device.
         began_after: last round before the fault began; None if the run ended earlier.
         ended_after: last round before the fault ended; None if no round followed.
-        back_in: first later round with the client's report; None if there was none.
+        back_in: first round after the fault with the client's report; None without such a report.
     """
 
     kind: str
@@ -48,37 +48,36 @@ class FaultReport:
 
     @property
     def is_survived(self) -> bool:
-        """Return whether the client has reported again after the fault; true while the
-        fault lasts.
-        """
+        """Return whether the client has reported after the fault; true if no round followed."""
         return self.ended_after is None or self.back_in is not None
 
     def describe(self) -> str:
-        """Describe the outcome of the fault in a sentence."""
+        """Return the outcome of the fault as text."""
         what = f"{self.kind} of client {self.client}"
         if self.began_after is None:
-            return f"{what}: the run ended before it began"
-        begun = f"{what}: after round {self.began_after}, for {self.seconds:g} s of the device"
+            return f"{what}: the run ended before the fault began"
+        begun = f"{what}: began after round {self.began_after}, for {self.seconds:g} device seconds"
         if self.ended_after is None:
-            return f"{begun}; no round came after it"
+            return f"{begun}; no round followed the fault"
         back = f"reported again in round {self.back_in}" if self.back_in else "never reported again"
-        return f"{begun}, until after round {self.ended_after}; {back}"
+        return f"{begun}; ended after round {self.ended_after}; the client {back}"
 
 
 def check_faults(faults: Sequence[Fault], clients: int) -> None:
-    """Refuse faults of unknown clients, and simultaneous faults of one kind on a client.
+    """Check that faults name existing clients, and that equal faults of a client do not overlap.
 
     Raises:
-        ConfigError: naming each such fault.
+        ConfigError: if a fault does not; the message names all such faults.
     """
     mistakes = [
-        f"rehearsal.faults.{number}: client {fault.client}: clients are 0 to {clients - 1}"
+        f"rehearsal.faults.{number}: client {fault.client} does not exist; clients are 0 to "
+        f"{clients - 1}"
         for number, fault in enumerate(faults)
         if fault.client >= clients
     ]
     mistakes += [
-        f"rehearsal.faults.{second}: begins before rehearsal.faults.{first} has ended, also a "
-        f"{one.kind} of client {one.client}; move one of them"
+        f"rehearsal.faults.{second}: overlaps with rehearsal.faults.{first}, which is also a "
+        f"{one.kind} of client {one.client}; change the time of one of them"
         for (first, one), (second, other) in combinations(enumerate(faults), 2)
         if (one.kind, one.client) == (other.kind, other.client)
         and max(one.at, other.at) < min(one.at + one.seconds, other.at + other.seconds)
@@ -88,11 +87,11 @@ def check_faults(faults: Sequence[Fault], clients: int) -> None:
 
 
 def timeline(faults: Sequence[Fault], dilation: float) -> list[Moment]:
-    """Return the start and end moments of faults in order; at equal times, ends come first.
+    """Return the starts and ends of faults in order; at equal times, ends come first.
 
     Args:
         faults: the faults.
-        dilation: seconds here per second of the devices.
+        dilation: seconds on this machine per second of the devices.
     """
     moments = []
     for number, fault in enumerate(faults):
@@ -102,12 +101,12 @@ def timeline(faults: Sequence[Fault], dilation: float) -> list[Moment]:
 
 
 def begin(fault: Fault, client: RehearsedClient) -> None:
-    """Start a fault."""
+    """Start a fault of a client."""
     _actions(client)[fault.kind][0]()
 
 
 def end(fault: Fault, client: RehearsedClient) -> None:
-    """End a fault."""
+    """End a fault of a client."""
     _actions(client)[fault.kind][1]()
 
 
@@ -125,7 +124,7 @@ def _actions(client: RehearsedClient) -> dict[FaultKind, tuple[Action, Action]]:
 
 
 def first_report(name: str, after: int, reporters: Mapping[int, Sequence[str]]) -> int | None:
-    """Return the first round after a given one in which a client reported, or None.
+    """Return the first round after a given round with a client's report; None without one.
 
     Args:
         name: name of the client.

@@ -1,4 +1,4 @@
-"""Measurements before a rehearsal, in processes started in the same way as a client's."""
+"""Measurements before a rehearsal, in processes that start in the same way as a client's."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ _SECONDS = 1_800.0
 
 
 def measure(module: str, arguments: Sequence[str], what: str) -> list[float]:
-    """Run a module in one process per argument, all at once; return each process's last number.
+    """Run a module in one process per argument, in parallel; return each process's last number.
 
     Args:
         module: module that prints a number.

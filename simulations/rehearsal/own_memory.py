@@ -1,8 +1,9 @@
 """The memory of a client's processes without the model, measured before a rehearsal.
 
-A client is three processes: `samara client up`, Flower's SuperNode and the trainer. They load this
-machine's libraries and not the device's: a Jetson has CUDA versions of some. So the memory of the
-three processes is measured, and a formula adds the model's.
+A client consists of three processes: `samara client up`, Flower's SuperNode, and the trainer. The
+processes load the libraries of this machine, which differ from the device's libraries; for example,
+a Jetson has CUDA versions. The memory of the three processes is therefore measured, and a formula
+adds the memory of the model.
 """
 
 import re
@@ -26,7 +27,7 @@ _MODULES = {
     _SUPERNODE: ("samara.devices.live.connection.supernode", "samara.shared.flower_compat"),
     _TRAINER: ("samara.devices.live.trainer_process",),
 }
-"""Modules imported by each of the processes."""
+"""Modules that each of the processes imports."""
 
 
 def runtime_bytes() -> int:
@@ -46,12 +47,12 @@ def runtime_bytes() -> int:
 
 
 def model_bytes(footprint: MemoryFootprint) -> int:
-    """Return the formula's bytes without those of interpreter, libraries and device contexts."""
+    """Return the formula's bytes without interpreter, libraries and device contexts."""
     return footprint.total - footprint.runtime
 
 
 def _load_trainer() -> int:
-    """Take a round's steps with the shipped model; return the formula's bytes for them."""
+    """Take a round's steps with the shipped model; return the formula's bytes for the model."""
     from samara.client.training.model_runtime import load_run
     from samara.shared.settings.config import RunConfig
     from samara.simulations.fleet.device import fleet_of
@@ -67,11 +68,11 @@ def _load_trainer() -> int:
 
 
 def main() -> None:
-    """Print the anonymous memory in bytes of the kind of process named by the argument."""
+    """Print the anonymous memory, in bytes, of the kind of process that the argument names."""
     kind = sys.argv[1]
     modules = [import_module(module) for module in _MODULES[kind]]
     if kind == _SUPERNODE:
-        modules[-1].flower_supernode  # noqa: B018 - Flower's parts are imported when asked for
+        modules[-1].flower_supernode  # noqa: B018 - the attribute access imports this part of Flower
     of_model = _load_trainer() if kind == _TRAINER else 0
     found = _ANONYMOUS.search(Path("/proc/self/status").read_text())
     print((int(found[1]) * 1024 if found else 0) - of_model)

@@ -1,7 +1,7 @@
 """The processor seconds of a round's steps on this machine, measured before a rehearsal.
 
 The clients of a rehearsal compute on all cores at the same time, and share caches and memory. The
-measurement does the same: it runs one process per core, each started like a trainer.
+measurement therefore runs one process per core, which starts in the same way as a trainer.
 """
 
 import json
@@ -25,7 +25,7 @@ def own_seconds(config: RunConfig) -> float:
     """Measure the processor seconds of a client's round on one of this machine's busy cores.
 
     Args:
-        config: settings of the run, of one thread.
+        config: settings of the run, with one thread.
 
     Raises:
         DeviceError: if a process fails.
@@ -39,12 +39,12 @@ def own_seconds(config: RunConfig) -> float:
 def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) -> float:
     """Measure the processor seconds of a round's steps in one thread.
 
-    The result is the median over a run's first rounds, each taken once. Their texts differ in
-    length, and the layers below the adapters run for examples that no earlier round had.
+    The result is the median over a run's first rounds. Their texts differ in length, and the layers
+    below the adapters also run for examples that are new in a round.
 
     Args:
         config: settings of the run.
-        runtime: model runtime of one thread.
+        runtime: model runtime with one thread.
         data: examples of a client.
 
     Raises:
@@ -72,12 +72,12 @@ def round_seconds(config: RunConfig, runtime: ModelRuntime, data: ClientData) ->
         take_local_steps(runtime, data, instruction, state)
         return time.process_time() - begun
 
-    seconds_of(_ROUNDS + 1)  # compiles, and lets the libraries initialize
+    seconds_of(_ROUNDS + 1)  # compiles functions, and initializes the libraries
     return median(seconds_of(number) for number in range(1, _ROUNDS + 1))
 
 
 def main() -> None:
-    """Print the seconds of a round of the first client, for the settings in the argument."""
+    """Print the processor seconds of a round of the first client, for the argument's settings."""
     config = RunConfig.of(json.loads(sys.argv[1]), "the measurement of seconds")
     run = load_run(config)
     print(round_seconds(config, run.runtime, run.data.share_of(0, config.data.clients)))

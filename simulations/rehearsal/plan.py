@@ -1,4 +1,4 @@
-"""The plan of a rehearsal: each client's limits, and the formula's predictions for it."""
+"""The plan of a rehearsal: the limits of each client, and predictions by a formula."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from samara.shared.settings.rehearsal import Fault
 from samara.simulations.fleet.device import Device
 
 CLIENTS_SHARE = 0.8
-"""Share of this machine's cores for the steps of all clients. The rest is for the server, the
-connections, and other programs.
+"""Share of this machine's cores for the steps of all clients.
+
+The server, the connections and other programs use the other cores.
 """
 
 _PATIENCE_SECONDS = 300.0
@@ -41,15 +42,15 @@ class PlannedClient:
 
     @property
     def fits(self) -> bool:
-        """Return whether the predicted memory is at most the device's."""
+        """Return whether the predicted memory is within the device's limit."""
         return self.memory_bytes <= self.hold.limit_bytes
 
 
 def cores_of(own_seconds: float, device_seconds: float) -> float:
-    """Return the number of this machine's cores that together match a device's speed.
+    """Return the number of this machine's cores that together are as fast as a device.
 
     Args:
-        own_seconds: processor seconds of some work on one core of this machine.
+        own_seconds: processor seconds of a piece of work on one core of this machine.
         device_seconds: seconds of the same work on the device.
     """
     return own_seconds / device_seconds
@@ -59,18 +60,18 @@ def least_dilation(shares: Sequence[float], machine_cores: int) -> float:
     """Return the smallest time dilation at which this machine is as fast as all devices together.
 
     Args:
-        shares: for each client, the number of this machine's cores that match its device. A client
-            computes in one thread, so it gets at most one core.
+        shares: for each client, the number of this machine's cores that are as fast as its device.
+            A client computes in one thread and therefore gets at most one core.
         machine_cores: number of this machine's cores.
     """
     return max(1.0, *shares, sum(shares) / (CLIENTS_SHARE * machine_cores))
 
 
 def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int) -> None:
-    """Refuse a time dilation at which this machine is slower than the devices.
+    """Check that this machine is as fast as all devices together at a time dilation.
 
     Raises:
-        ConfigError: naming a sufficient dilation.
+        ConfigError: if it is slower; the message names a sufficient dilation.
     """
     least = least_dilation(shares, machine_cores)
     if dilation < least:
@@ -85,16 +86,17 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
 def patience(
     clients: Sequence[PlannedClient], faults: Sequence[Fault], first_pass: float, dilation: float
 ) -> float:
-    """Return the seconds on this machine without news after which a rehearsal is given up.
+    """Return the seconds on this machine without news after which a rehearsal is abandoned.
 
-    They are the sum of five minutes (in which processes restart and Flower notices lost ones), the
-    longest fault, and five times the predicted duration of the slowest client's first round.
+    The result is the sum of three times: five minutes, in which processes restart and Flower
+    detects lost processes; the longest fault; and five times the predicted duration of the slowest
+    client's first round.
 
     Args:
         clients: the clients.
         faults: the faults.
-        first_pass: seconds that the slowest device needs to run the model once over its examples.
-        dilation: seconds here per second of the devices.
+        first_pass: seconds that the slowest device needs for one pass over its examples.
+        dilation: seconds on this machine per second of the devices.
     """
     slowest = first_pass + max(client.seconds for client in clients)
     longest = max((fault.seconds for fault in faults), default=0.0)
@@ -104,7 +106,7 @@ def patience(
 def core_shares(
     devices: Sequence[Device], own_seconds: Mapping[str, float], steps: int
 ) -> list[float]:
-    """Return the number of this machine's cores that match each device's speed.
+    """Return, for each device, the number of this machine's cores that are as fast as the device.
 
     Args:
         devices: emulated devices.
@@ -130,11 +132,11 @@ def plan_clients(
 
     Args:
         devices: emulated devices.
-        shares: number of this machine's cores that match each device's speed.
+        shares: number of this machine's cores that are as fast as each device.
         memory_bytes: predicted peak memory of each client on this machine.
         steps: local steps of a round.
         dilation: seconds on this machine per second of the devices.
-        shapes_links: whether this machine permits link shaping; otherwise clients have no links.
+        shapes_links: whether this machine permits link shaping; otherwise links are not limited.
     """
     return [
         PlannedClient(

@@ -26,16 +26,14 @@ from samara.simulations.rehearsal.plan import (
 )
 
 _MOST_PATH = 60
-"""Maximum length of the path of the results' folder, because Unix sockets in it need short
-paths.
-"""
+"""Most characters in the path of the results' folder, because paths of Unix sockets are short."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a rehearsal, with the paths inside it."""
+    """The folder of a rehearsal, with the paths in this folder."""
 
     folder: Path
 
@@ -54,7 +52,7 @@ class Place:
         return self.folder / "clients" / str(client.number)
 
     def said(self, name: str) -> Path:
-        """Return the file for a process's output."""
+        """Return the file for the output of a process."""
         return self.folder / f"{name}.log"
 
 
@@ -64,7 +62,7 @@ class Plan:
 
     Attributes:
         clients: the clients with their limits.
-        patience: seconds on this machine without news after which the rehearsal is given up.
+        patience: seconds on this machine without news after which the rehearsal is abandoned.
     """
 
     clients: list[PlannedClient]
@@ -75,10 +73,10 @@ def new_place(out: Path | None) -> Place:
     """Return the folder of the results, which must be new.
 
     Args:
-        out: path of the folder; None creates one in `runs`.
+        out: path of the folder; None for a folder in `runs`.
 
     Raises:
-        ConfigError: if the folder is not empty, cannot be written, or has too long a path.
+        ConfigError: if the folder is not empty or cannot be written, or if its path is too long.
     """
     folder = (out or Path(f"{RUNS_FOLDER}/rehearsal-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -97,7 +95,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
 
     Args:
         config: settings of the run.
-        dilation: seconds here per second of the devices.
+        dilation: seconds on this machine per second of the devices.
         shapes_links: whether this machine permits link shaping.
         place: folder of the results.
         say: function that is called with a line about each measurement.
@@ -113,7 +111,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
     shares = core_shares(devices, own, config.steps)
     check_dilation(dilation, shares, cores())
     runtime = runtime_bytes()
-    say(f"a client's processes take {runtime / 2**20:,.0f} MiB on this machine without the model")
+    say(f"memory of a client's processes without the model: {runtime / 2**20:,.0f} MiB")
 
     def as_here(name: str) -> DeviceProfile:
         """Return a profile with the libraries of this machine, which multiply in float32."""
@@ -140,7 +138,7 @@ def _own_seconds(config: RunConfig, kinds: set[str], say: Say) -> dict[str, floa
         model = config.model.model_copy(update={"quantization": stored_as(kind)})
         own[kind] = own_seconds(config.model_copy(update={"model": model}))
         say(
-            f"a round's steps take {own[kind]:.2f} s of one core of this machine while "
-            f"all cores take them ({kind})"
+            f"a round's steps ({kind}) take {own[kind]:.2f} s on one core of this machine while "
+            "all cores are busy"
         )
     return own

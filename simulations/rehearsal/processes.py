@@ -1,4 +1,4 @@
-"""The processes of a rehearsal: `samara server up`, and `samara client up` held to a device."""
+"""The processes of a rehearsal: `samara server up`, and `samara client up` within limits."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from samara.simulations.rehearsal.fault_means import FaultMeans
 from samara.simulations.rehearsal.plan import PlannedClient
 
 END_SECONDS = 30.0
-"""Seconds that a process is given to end after SIGTERM."""
+"""Seconds within which a process must end after SIGTERM."""
 _TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
 _ANSWERED = "samara.device: answered: "
 _READY = "trainer ready"
@@ -29,14 +29,14 @@ _TRAINER = "samara.devices.live.trainer_process"
 
 
 def samara_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command line of a samara command from this installation."""
+    """Return the command line that runs ``samara`` of this installation with some arguments."""
     return [sys.executable, "-m", "samara", *arguments]
 
 
 def start_process(
     command: Sequence[str], said: Path, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
-    """Start a process whose output is appended to a file, and which Ctrl-C does not reach."""
+    """Start a process that ignores Ctrl-C in this terminal, and append its output to a file."""
     with said.open("ab") as file:
         return subprocess.Popen(
             list(command),
@@ -50,7 +50,7 @@ def start_process(
 
 
 def end_process(process: "subprocess.Popen[str]") -> None:
-    """End a process by SIGTERM; kill it and its children if it does not end in time."""
+    """Send SIGTERM to a process; kill the process and its children if it does not end in time."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -61,7 +61,7 @@ def end_process(process: "subprocess.Popen[str]") -> None:
 
 
 def kill_family(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process and its children at once, like a power cut, and wait for them to end."""
+    """Kill a process and its children at once, as a power cut does, and wait for their end."""
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
@@ -88,7 +88,7 @@ class RehearsedClient:
         limits: active limits.
         means: mechanisms for the client's faults.
         arguments: arguments of `samara client up`.
-        died: reason why the client ended before the run; empty if it has not.
+        died: reason why the client ended before the run; empty otherwise.
         has_power: whether the client is not in a power cut.
     """
 
@@ -132,17 +132,17 @@ class RehearsedClient:
         if trainer is None or self.limits.processor is None:
             return
         self._slowed = loaded
-        with suppress(OSError):  # it may have ended meanwhile
+        with suppress(OSError):  # the trainer may have ended
             self.limits.processor.add(trainer)
 
     def check(self) -> bool:
-        """Return whether the client has died; if so, end its remaining processes."""
+        """Return whether the client has died; end the other processes of a dead client."""
         memory = self.limits.memory
         status = self._process.poll() if self._process is not None else None
         has_lacked = self._lacks_memory or memory.kills() == self._kills_of_faults
         if not has_lacked and not self.trained_seconds() and (status or _KILLED in self._text()):
             self.died = (
-                "is too small: the kernel killed it at its limit of "
+                "has too little memory: the kernel killed it at its limit of "
                 f"{memory.limit_bytes / 2**20:,.0f} MiB before its first report"
             )
             self.end()
@@ -172,8 +172,9 @@ class RehearsedClient:
         self.means.take_memory()
 
     def give_memory(self) -> None:
-        """Release the memory, and restart the client if it was killed, as a service manager
-        does.
+        """Release the memory that `take_memory` has taken.
+
+        A client that was killed is restarted, as a service manager would do.
         """
         self.means.give_memory()
         self._lacks_memory, self._kills_of_faults = False, self.limits.memory.kills()
@@ -198,7 +199,7 @@ class RehearsedClient:
 
     @property
     def received(self) -> int:
-        """The bytes received over the client's link; 0 if it has none."""
+        """The bytes received over the client's link; 0 without a link."""
         return self.limits.link.traffic()[1] if self.limits.link else 0
 
     @property

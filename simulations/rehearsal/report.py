@@ -1,4 +1,4 @@
-"""The report of a rehearsal: predictions and results, client by client."""
+"""The report of a rehearsal, with predictions and results for each client."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -29,17 +29,17 @@ class ClientReport:
         fits: whether the model was predicted to fit.
         limit_bytes: limit of the memory in bytes.
         predicted_memory: predicted peak memory in bytes.
-        memory: measured peak of all the client's processes in bytes.
+        memory: measured peak memory of all processes of the client, in bytes.
         predicted_seconds: predicted seconds of the device for a round's steps.
-        seconds: median duration of the answers to train messages, in device seconds (after division
-            by the dilation); None without answers.
+        seconds: median duration of the answers to train messages, divided by the dilation and
+            therefore in device seconds; None without answers.
         answers: number of answers to train messages.
         frames_up: mean bytes of frames sent per round.
         frames_down: mean bytes of frames received per round.
         up: all bytes sent over the link; None if links are not shaped.
         down: all bytes received over the link; None if links are not shaped.
-        round: last round in the client's state; 0 before the first.
-        digest: digest of the client's state in hex; empty if there is none.
+        round: last round in the client's state; 0 before the first round.
+        digest: digest of the client's state in hex; empty without a state.
         agrees: whether the ledger has the digest `digest` after the round `round`.
         died: reason for an early end; empty if the client is alive.
     """
@@ -85,8 +85,8 @@ class RehearsalReport:
     def is_good(self) -> bool:
         """Return whether the rehearsal succeeded.
 
-        The run must have finished, all digests must agree, all faults must have been survived, and
-        no client that was predicted to fit may have died.
+        The run must have finished, all digests must agree, and all clients must have survived their
+        faults. No client that was predicted to fit may have died.
         """
         expected = [client for client in self.clients if client.fits]
         agree = all(client.agrees for client in self.clients if client.round)
@@ -96,7 +96,7 @@ class RehearsalReport:
 
 
 def relative_error(predicted: float, happened: float | None) -> float | None:
-    """Return (measured − predicted) / predicted, or None if either is missing."""
+    """Return (measured − predicted) / predicted; None if one of the numbers is missing."""
     return None if happened is None or not predicted else (happened - predicted) / predicted
 
 
@@ -165,7 +165,7 @@ def write_report(report: RehearsalReport, folder: Path) -> Path:
 
 
 def _digests(run: Path) -> dict[int, str]:
-    """Return the digest after each round of a ledger, by replay; empty if there is no ledger."""
+    """Return the digest after each round of a ledger, by replay; empty without a ledger."""
     if not ledger_of(run).is_dir():
         return {}
     layout = read_layout(run)
@@ -173,7 +173,7 @@ def _digests(run: Path) -> dict[int, str]:
 
 
 def _position(home: Path) -> tuple[int, str]:
-    """Return the round and the digest of a client's session; 0 and "" before the first round."""
+    """Return round and digest of a client's session; 0 and an empty text before the first round."""
     found = [decode_session(file.read_bytes()) for file in home.glob("runs/*/session")]
     last = max(found, key=lambda session: session.position.round, default=None)
     return (last.position.round, last.digest.hex()) if last else (0, "")

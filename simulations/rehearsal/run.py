@@ -39,7 +39,7 @@ from samara.simulations.rehearsal.report import RehearsalReport, make_report
 
 _POLL_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0
-"""Seconds without news after which a line names the clients that are waited for."""
+"""Seconds without news after which a line names the clients for which the rehearsal waits."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -51,7 +51,7 @@ def rehearse(
     Args:
         config: settings of the run, with `fleet.devices`.
         dilation: seconds on this machine per second of the devices.
-        out: folder of the results; None creates one in `runs`.
+        out: folder of the results; None for a folder in `runs`.
         say: function that is called with a line about each event.
 
     Returns:
@@ -63,7 +63,8 @@ def rehearse(
     check_dilation_is_number(dilation)
     if not config.fleet.devices:
         raise ConfigError(
-            "a rehearsal needs the devices of its clients; add [[fleet.devices]] to the scenario"
+            "fleet.devices: a rehearsal needs the devices of its clients; add [[fleet.devices]] to "
+            "the scenario"
         )
     check_faults(config.rehearsal.faults, config.data.clients)
     check_means(config.rehearsal.faults)
@@ -82,11 +83,11 @@ def rehearse(
 
 
 def _shapes_links(say: Say) -> bool:
-    """Return whether links can be shaped here; if not, print a line."""
+    """Return whether this machine permits link shaping; if not, call `say` with the reason."""
     try:
         check_shaping()
     except DeviceError as error:
-        say(f"links are not limited; clients reach the server over the loopback interface: {error}")
+        say(f"links are not limited, and clients use the loopback interface: {error}")
         return False
     return True
 
@@ -163,13 +164,13 @@ class _Rehearsal:
         return limits.link.address if limits.link else _LOOPBACK
 
     def watch(self) -> None:
-        """Watch the run until its server ends, or until there has been no news for too long."""
+        """Watch the run until its server ends, or until the planned patience is exceeded."""
         assert self._server is not None, "it was started"
         self._news = self._said = time.monotonic()
         while self._server.poll() is None:
             self._tend()
             if time.monotonic() > self._news + self._plan.patience:
-                self._say(f"given up: {self._silence()}; see the .log files in the folder")
+                self._say(f"abandoned: {self._silence()}; see the .log files in the folder")
                 return
             time.sleep(_POLL_SECONDS)
         self._tend()
@@ -204,21 +205,22 @@ class _Rehearsal:
             self._say(f"  {self._silence()}")
 
     def _silence(self) -> str:
-        """Describe the clients that the rehearsal waits for: since when, and their last output."""
+        """Return a text about the clients for which the rehearsal waits, with their last output."""
         alive = [client for client in self.clients if not client.died]
         fewest = min((client.answers for client in alive), default=0)
         awaited = "; ".join(
-            f"{client.plan.name}, {client.received / 1e6:.1f} MB down, whose last line is: "
-            f"{client.last_words}"
+            f"client {client.plan.name} ({client.received / 1e6:.1f} MB received, last line: "
+            f"{client.last_words})"
             for client in alive
             if client.answers == fewest
         )
         seconds = time.monotonic() - self._news
-        return f"{seconds:.0f} s without news; fewest answers of {awaited or 'nobody'}"
+        return f"{seconds:.0f} s without news; waiting for {awaited or 'no client'}"
 
     def _note_round(self, event: Mapping[str, Any]) -> None:
-        """Record the clients that reported in a round; the first round starts the faults'
-        timeline.
+        """Record the clients that reported in a round.
+
+        The first round is the origin of the faults' times.
         """
         names = sorted(self._names.get(int(client), client) for client in event["clients"])
         self._reporters[event["round"]] = names
@@ -253,7 +255,7 @@ class _Rehearsal:
             name = self.clients[fault.client].plan.name
             began, ended = (self._acted.get((number, begins)) for begins in (True, False))
             back = None if ended is None else first_report(name, ended, self._reporters)
-            if ended == last:  # no later round was left for a report
+            if ended == last:  # no later round followed for a report
                 ended = None
             reports.append(FaultReport(fault.kind, name, fault.seconds, began, ended, back))
         return reports

@@ -7,8 +7,8 @@ from samara.simulations.rehearsal.report import ClientReport, RehearsalReport, r
 
 def report_table(report: RehearsalReport) -> Table:
     """Return the table of a rehearsal, with one row per client."""
-    table = Table(title=f"{report.rounds} rounds; predicted → happened")
-    for column in ("client", "MiB", "s of a round", "bytes up", "bytes down", "state"):
+    table = Table(title=f"{report.rounds} rounds; predicted → measured")
+    for column in ("client", "MiB", "s per round", "bytes up", "bytes down", "state"):
         table.add_column(column, justify="left" if column in ("client", "state") else "right")
     for client in report.clients:
         table.add_row(
@@ -39,7 +39,7 @@ def _state(client: ClientReport) -> str:
     if client.died:
         return client.died
     if not client.round:
-        return "took no part"
+        return "did not take part"
     return f"{client.digest[:8]} after round {client.round}" + (
-        "" if client.agrees else ", which the ledger does not have"
+        "" if client.agrees else ", but the ledger has another digest"
     )

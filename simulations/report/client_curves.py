@@ -11,9 +11,9 @@ from samara.shared.storage.events import read_events
 
 
 def write_curves(folder: Path) -> None:
-    """Write the curves of a run's metrics; without TensorBoard, log that there are none.
+    """Write the curves of a run's metrics, if TensorBoard is installed.
 
-    A number that occurs only once in the run, such as a baseline's accuracy, makes no curve.
+    A number that occurs only once in the run, such as a baseline's accuracy, has no curve.
 
     Raises:
         SamaraError: if the metrics are damaged.
@@ -26,7 +26,7 @@ def write_curves(folder: Path) -> None:
             if event["loss"] is not None:
                 points["loss"].append((event["loss"], number))
             for client, own in event["clients"].items():
-                if "loss" in own:  # hidden in a run with differential privacy
+                if "loss" in own:  # a run with differential privacy hides the loss
                     points[f"client {client}/loss"].append((own["loss"], number))
             continue
         for name, column in event["columns"].items():

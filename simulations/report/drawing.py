@@ -1,6 +1,4 @@
-"""Drawing of a figure with one pair of axes as inline SVG that uses the page's colours and
-fonts.
-"""
+"""Drawing of figures with one pair of axes, as inline SVG with the page's colours and fonts."""
 
 import io
 import re
@@ -18,10 +16,12 @@ try:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator as MaxNLocator
 except ImportError as missing:
-    raise SamaraError("a report needs matplotlib: pip install 'samara-fl[report]'") from missing
+    raise SamaraError(
+        "a report needs matplotlib; install it with: pip install 'samara-fl[report]'"
+    ) from missing
 
-_WIDTH = 5.2  # inches of 72 units: letters of 11.5 units stay legible on a phone
-# Placeholders for the page's own light or dark colours.
+_WIDTH = 5.2  # inches of 72 units, so that letters of 11.5 units are legible on a phone
+# Placeholders for the page's light or dark colours.
 _COLOURS = {
     "ink": "#010101",
     "muted": "#020202",
@@ -71,7 +71,7 @@ class Figure:
     Attributes:
         name: identifier, unique on the page.
         title: title of the figure.
-        caption: explanation of how to read the figure.
+        caption: explanation of the figure.
         svg: inline SVG element with an accessible name.
     """
 
@@ -94,7 +94,7 @@ def draw_figure(
     Args:
         name: identifier, unique on the page.
         title: title of the figure.
-        caption: explanation of how to read the figure.
+        caption: explanation of the figure.
         description: accessible name for readers who cannot see the figure.
         draw: function that draws on the axes.
         height: height in inches.

@@ -1,4 +1,4 @@
-"""The figures of a comparison."""
+"""Functions that draw the figures of a comparison."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,7 @@ from samara.simulations.report.drawing import (
 _STYLES = ("-", "--", ":", "-.")
 """The line styles of variants."""
 DRAWN_CLIENTS = 300
-"""Maximum number of clients drawn; beyond it, clients are selected evenly by rank."""
+"""Most clients that a figure shows; of more clients, an even selection by rank is drawn."""
 
 
 def figures_of(comparison: Comparison) -> list[Figure]:
@@ -87,19 +87,21 @@ def _slopes(comparison: Comparison, variant: Variant) -> Figure:
     )
     return draw_figure(
         f"slopes{variant.label}",
-        f"Every client's way{of}",
-        f"{_title(measure)}. A line is a client, rust where {names[-1]} is worse than {names[-2]}; "
-        f"the bold one is the mean.{thinned}",
+        f"Every client's model by stage{of}",
+        f"{_title(measure)}. A line is a client; it is rust if {names[-1]} is worse than "
+        f"{names[-2]}. The bold line is the mean.{thinned}",
         f"Slope chart of {measure.name} for {len(gains)} clients. Means: {means}. "
-        f"{int((~gains).sum())} clients fall at the last step.",
+        f"{int((~gains).sum())} clients lose at the last stage.",
         draw,
         3.6,
     )
 
 
 def _stop_name(comparison: Comparison, variant: Variant, column: str) -> str:
-    """Return the name of a column; next to the method `global`, other global models are
-    "shared".
+    """Return the displayed name of a column.
+
+    In a comparison of methods, the global model of a personal method is its "shared model", because
+    `global` is also a method.
     """
     if comparison.runs.compares_methods and column == GLOBAL and variant.personal:
         return "its shared model"
@@ -126,14 +128,14 @@ def _differences(comparison: Comparison) -> Figure:
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.grid(axis="x")
-        axes.set_xlabel(f"{comparison.measure.gained}, better to the right")
+        axes.set_xlabel(f"{comparison.measure.gained} (right is better)")
 
     (title, *more) = comparison.by_title()
     description = "; ".join(_describe(name, tested, comparison.measure) for name, tested in rows)
     return draw_figure(
         "differences",
-        "Who gains, against what" if more else f"{title[0].upper()}{title[1:]} …",
-        "A dot is a client, rust where it loses; bold are mean and 95 % interval.",
+        "Gains and losses of clients" if more else f"{title[0].upper()}{title[1:]} …",
+        "A dot is a client; it is rust if the client loses. Mean and 95 % interval are bold.",
         f"Differences of {comparison.measure.name} by client. {description}.",
         draw,
         1.0 + 0.46 * len(rows),
@@ -171,8 +173,8 @@ def _distribution(comparison: Comparison) -> Figure:
     )
     return draw_figure(
         "distribution",
-        "How evenly clients are served",
-        "A dot is a client; the bold mark is their mean.",
+        "Distribution over clients",
+        "A dot is a client; the bold mark is the mean over clients.",
         f"Distribution of {measure.name} over clients. {description}.",
         draw,
         1.0 + 0.4 * len(lines),
@@ -211,7 +213,7 @@ def _learning(comparison: Comparison) -> Figure:
     alone = len(comparison.runs.variants) == 1
     return draw_figure(
         "learning",
-        "The global model learns",
+        "The global model by round",
         f"{_title(measure)} on validation examples, mean over clients"
         + ("; thin lines are clients." if alone else "."),
         f"Validation {measure.name} of the global model by round. {description}.",
@@ -264,8 +266,8 @@ def _loss(comparison: Comparison) -> Figure:
     )
     return draw_figure(
         "loss",
-        "Loss while training",
-        "Mean over the clients of a round, on their own batches.",
+        "Training loss",
+        "Mean over the clients of a round, on the clients' batches.",
         f"Training loss by round. {description}.",
         draw,
         3.0,
@@ -291,7 +293,7 @@ def _cost(comparison: Comparison) -> Figure:
         _label_ends(axes, comparison, ends, -1)
         axes.axvline(adapter, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
         axes.annotate(
-            "adapter, once",
+            "one adapter",
             (adapter, 1),
             (0, 3),
             xycoords=("data", "axes fraction"),
@@ -302,7 +304,7 @@ def _cost(comparison: Comparison) -> Figure:
             fontsize=10.5,
         )
         axes.grid(axis="y")
-        axes.set_xlabel("KiB per client, up and down")
+        axes.set_xlabel("KiB per client, sent and received")
         axes.margins(x=0.04)
 
     description = "; ".join(
@@ -313,9 +315,9 @@ def _cost(comparison: Comparison) -> Figure:
     )
     return draw_figure(
         "cost",
-        f"{measure.name[0].upper()}{measure.name[1:]} for bytes",
+        f"{measure.name[0].upper()}{measure.name[1:]} by traffic",
         f"Validation {measure.heading}, against traffic in training. "
-        "Dashed: the bytes of one transfer of the adapter's numbers.",
+        "The dashed line is the size of one transfer of the adapter.",
         f"Validation {measure.name} of the global model against bytes per client. {description}.",
         draw,
         3.0,
@@ -323,7 +325,7 @@ def _cost(comparison: Comparison) -> Figure:
 
 
 def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> None:
-    """Draw a dot per client around a line, scattered with a fixed seed."""
+    """Draw one dot per client around a horizontal line, scattered with a fixed seed."""
     chosen = _chosen(values)
     lift = np.random.default_rng(0).uniform(-0.24, 0.24, len(chosen))
     for colour in dict.fromkeys(colours):
@@ -342,13 +344,13 @@ def _dots(axes: Axes, values: Numbers, place: float, colours: Sequence[str]) -> 
 def _label_ends(
     axes: Axes, comparison: Comparison, ends: Mapping[str, tuple[float, float]], side: int
 ) -> None:
-    """Label the variants where their lines end; lines that end together share a label.
+    """Write the variants' labels at the ends of their lines; equal ends share one label.
 
     Args:
         axes: axes of the figure.
-        comparison: comparison with several variants; a single one gets no label.
-        ends: x and y of the end of each line.
-        side: 1 to put a label above a line from which others continue, −1 below.
+        comparison: comparison; without several variants, no label is written.
+        ends: coordinates x and y of the end of each line, by variant.
+        side: position of labels at ends before the last x: 1 above the line, −1 below it.
     """
     if len(comparison.runs.variants) == 1:
         return
@@ -369,13 +371,13 @@ def _series(comparison: Comparison, label: str) -> str:
 
 
 def _style(comparison: Comparison, label: str) -> str:
-    """Return the line style of a variant, chosen so that overlapping curves stay visible."""
+    """Return the line style of a variant; styles differ so that overlapping curves are visible."""
     labels = [variant.label for variant in comparison.runs.variants]
     return _STYLES[labels.index(label) % len(_STYLES)]
 
 
 def _chosen(values: Numbers) -> list[int]:
-    """Return the indices of the clients to draw: all, or an even selection by rank."""
+    """Return the indices of the clients to draw: all clients, or an even selection by rank."""
     order = np.argsort(values, kind="stable")
     count = min(len(values), DRAWN_CLIENTS)
     return sorted(order[np.linspace(0, len(values) - 1, count).astype(int)].tolist())

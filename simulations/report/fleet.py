@@ -1,4 +1,4 @@
-"""Statistics of a fleet's devices by kind, for tables and figures."""
+"""Statistics of a fleet's devices for each kind of device, for tables and figures."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ class Kind:
         energy_joules: energy in joules; None if unknown.
         bytes_up: bytes sent over the link.
         bytes_down: bytes received over the link.
-        peak_memory_bytes: the largest peak memory of any device.
-        outcomes: total count of each outcome over all devices.
+        peak_memory_bytes: largest peak memory of a device.
+        outcomes: number of rounds by outcome, over all devices.
     """
 
     name: str
@@ -93,12 +93,12 @@ HOUR = Unit("hour", "h", 3600.0)
 
 
 def unit_for(seconds: float) -> Unit:
-    """Return the largest unit in which a time is at least two; seconds if there is none."""
+    """Return hours or minutes if a time is at least two of them; otherwise seconds."""
     return next((unit for unit in (HOUR, MINUTE) if seconds >= 2 * unit.seconds), SECOND)
 
 
 def unit_of_parts(kinds: Sequence[Kind]) -> Unit:
-    """Return the unit for the parts of a device's time: minutes, or seconds if they are short."""
+    """Return the unit for the parts of a device's time: minutes, or seconds for short times."""
     longest = max(max(kind.compute_seconds, kind.waiting_seconds) for kind in kinds)
     return SECOND if unit_for(longest) is SECOND else MINUTE
 

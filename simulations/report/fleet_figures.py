@@ -1,4 +1,4 @@
-"""The figures of a fleet: rounds and stragglers, daily activity, and the parts of its time."""
+"""The figures of a fleet: rounds and stragglers, daily activity, and parts of devices' time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ from samara.simulations.report.fleet import (
 )
 
 DRAWN_DEVICES = 60
-"""Maximum number of devices with separate lines; beyond it, devices are selected evenly by kind."""
+"""Most devices with separate lines; of more devices, an even selection of each kind is drawn."""
 _SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
-"""Colours of kinds of devices; the other colours of the series mark failures."""
+"""Colours of kinds of devices."""
 _MARKERS = "os^D"
-"""Markers of kinds for which no colours are left."""
+"""Markers of kinds, which distinguish kinds with the same colour."""
 _LABEL_LINES = 2
 """Number of lines for a kind's name above its devices."""
 _MANY_TIMES = 20
-"""Ratio of the longest to the shortest report above which the scale is logarithmic."""
+"""Ratio of the longest to the shortest time of a report above which the scale is logarithmic."""
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """The axis of virtual time: hours of the day, or elapsed time for a short run."""
+    """The axis of virtual time: hours since the first midnight, or elapsed time of a short run."""
 
     origin: float
     unit: Unit
@@ -47,16 +47,16 @@ class _Clock:
         begun = rounds[0].begun
         unit = unit_for(rounds[-1].ended - rounds[0].begun)
         if unit is HOUR:
-            return cls(0.0, unit, "hour, from the first midnight on")
+            return cls(0.0, unit, "hours since the first midnight")
         return cls(begun, unit, f"{unit.name}s after the run began")
 
     def position(self, second: float) -> float:
-        """Return the position on the axis of a virtual time, in seconds."""
+        """Return the position on the axis of a virtual time in seconds."""
         return (second - self.origin) / self.unit.seconds
 
 
 def fleet_figures(letter: str, result: RunResult) -> list[Figure]:
-    """Return the figures of a run with a fleet; none for other runs.
+    """Return the figures of a run with a fleet; empty for other runs.
 
     Args:
         letter: label of the run on its page.
@@ -74,7 +74,7 @@ def fleet_figures(letter: str, result: RunResult) -> list[Figure]:
 def accuracy_over_time(result: RunResult) -> list[tuple[float, float]]:
     """Return the virtual time of each validation in seconds, with the clients' mean accuracy.
 
-    A validation after a round that reverts others has the time of the preceding round.
+    A validation after a round without virtual time has the end of the last round before it.
     """
     ends = {event.round: event.fleet.ended for event in result.rounds if event.fleet is not None}
     begun = [event.fleet.begun for event in result.rounds if event.fleet is not None]
@@ -104,8 +104,8 @@ def _accuracy(
     return draw_figure(
         f"reached{letter}",
         "Accuracy of the fleet over time",
-        "Accuracy of the global model on validation examples, %, mean over clients; of texts it is "
-        "that of tokens.",
+        "Accuracy of the global model on validation examples, %, mean over clients. For texts, it "
+        "is the accuracy of tokens.",
         f"Validation accuracy over virtual time: from {before:.1%} to {after:.1%} in "
         f"{span_of(last - first)}.",
         draw,
@@ -151,7 +151,7 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
             "_",
             color=INK,
             markersize=7,
-            label="the round ends",
+            label="end of the round",
         )
         if times and max(times) > _MANY_TIMES * min(times):
             axes.set_yscale("log")
@@ -167,9 +167,9 @@ def _rounds(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) ->
     return draw_figure(
         f"rounds{letter}",
         "Rounds and stragglers",
-        "A dot is a report, in the colour of its kind of device; a cross came after the round, "
-        "at the upper edge if much later. A stroke is when a round ended.",
-        f"Reports by the time they took, in {len(rounds)} rounds: {len(in_time)} in time, "
+        "A dot is a report, in the colour of its kind of device. A cross is a report after the end "
+        "of its round; a much later report is at the upper edge. A stroke is the end of a round.",
+        f"Durations of reports in {len(rounds)} rounds: {len(in_time)} in time, "
         f"{len(late)} late; the longest round took {span_of(longest)}.",
         draw,
         3.8 + 0.18 * len(kinds),
@@ -236,9 +236,10 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
     thinned = len(lines) < sum(kind.count for kind in kinds)
     return draw_figure(
         f"days{letter}",
-        "When devices were at work",
-        "A line is a device; a dot is when it was asked, a bar reaches to its report. A cross is "
-        "where it failed or came late." + (f" {len(lines)} devices are drawn." if thinned else ""),
+        "Activity of devices",
+        "A line is a device. A dot is the time of an instruction, and a bar extends to the report. "
+        "A cross is a failure or a late report."
+        + (f" {len(lines)} devices are drawn." if thinned else ""),
         f"Timeline of {len(lines)} devices over {len(rounds)} rounds.",
         draw,
         1.6 + 0.075 * (len(lines) + _LABEL_LINES * len(kinds)),
@@ -276,8 +277,8 @@ def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
     return draw_figure(
         f"split{letter}",
         "Parts of a device's time",
-        "Mean over the devices of a kind. Waiting is for the link, and for others once a report "
-        "is in.",
+        "Mean over the devices of a kind. Waiting is waiting for the link, and for other devices "
+        "after the report.",
         f"{unit.name.capitalize()}s of a device by kind. {event}.",
         draw,
         1.4 + 0.5 * len(kinds),
@@ -289,7 +290,7 @@ def _colours(kinds: Sequence[Kind]) -> dict[str, str]:
 
 
 def _some(kind: Kind, kinds: Sequence[Kind]) -> list[int]:
-    """Return the devices of a kind that get a line: a proportional share, at least one."""
+    """Return the devices of a kind that are drawn: a proportional share, and at least one."""
     whole = sum(other.count for other in kinds)
     wanted = max(1, round(kind.count * min(1.0, DRAWN_DEVICES / whole)))
     chosen = np.linspace(0, kind.count - 1, wanted).astype(int)

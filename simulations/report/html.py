@@ -25,7 +25,9 @@ from samara.simulations.report.writing import read_writing, shown_share
 try:
     from jinja2 import Environment, StrictUndefined
 except ImportError as missing:
-    raise SamaraError("a report needs jinja2: pip install 'samara-fl[report]'") from missing
+    raise SamaraError(
+        "a report needs jinja2; install it with: pip install 'samara-fl[report]'"
+    ) from missing
 
 _KEY_CHARACTERS = 24
 _VALUE_CHARACTERS = 120
@@ -35,7 +37,13 @@ _ALIKE = {"fingerprints", "examples", "split_examples", SPLIT_TOKENS, SPLIT_BYTE
 
 @dataclass(frozen=True)
 class Kind:
-    """A group of clients with equal device information."""
+    """A group of clients with equal device information.
+
+    Attributes:
+        who: indices of the clients as ranges, such as 0–3, 7.
+        count: number of clients.
+        facts: information about the device, by name.
+    """
 
     who: str
     count: int
@@ -43,7 +51,7 @@ class Kind:
 
 
 def page_of(comparison: Comparison) -> str:
-    """Render the page of a comparison.
+    """Return the HTML page of a comparison.
 
     Raises:
         SamaraError: if matplotlib or jinja2 is not installed.
@@ -100,7 +108,7 @@ def page_of(comparison: Comparison) -> str:
 
 
 def scenario(config: Mapping[str, bool | int | float | str]) -> str:
-    """Return the non-default settings as TOML that `samara simulate` reads."""
+    """Return the non-default settings as TOML that `samara simulate` accepts."""
     defaults = RunConfig().flat()
     changed = {
         key: value
@@ -111,7 +119,7 @@ def scenario(config: Mapping[str, bool | int | float | str]) -> str:
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
-    """Return every setting with its value per variant, and whether any differs from the default."""
+    """Return each setting, its value per variant, and whether a value differs from the default."""
     defaults = RunConfig().flat()
     configs = [variant.first.config for variant in comparison.runs.variants]
     keys = sorted({key for config in configs for key in config} - _NO_SETTINGS)

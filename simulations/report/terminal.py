@@ -32,10 +32,10 @@ from samara.simulations.report.fleet import clock_of, kinds_of, span_of, unit_of
 from samara.simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
-"""Maximum number of clients that are listed one by one."""
+"""Most clients for which the table has one row per client."""
 _NAME_WIDTH = 12
 _OF_LABELS = ("accuracy", "macro-f1", "f1", "matthews", "pearson")
-"""Metrics of tasks whose answers are labels or candidates, which `adapter apply` can show."""
+"""Metrics of tasks with labels or candidates, for which `samara adapter apply` works."""
 _LABEL_HEADINGS = ("examples", "loss", "accuracy", "macro-F1")
 _FigureRow = tuple[str, Callable[[ClientMetrics], float], str]
 _LABEL_ROWS: tuple[_FigureRow, ...] = (
@@ -46,11 +46,11 @@ _TEXT_ROWS: tuple[_FigureRow, ...] = (
     ("mean", lambda own: figures_of(own).second, "{:.2f}"),
     ("bits/byte", lambda own: -figures_of(own).quality, "{:.3f}"),
 )
-"""The last rows of the table of clients: title, metric of a client, and format of the mean."""
+"""The last rows of the clients' table: title, function of a client's metrics, and number format."""
 
 
 def print_result(folder: Path, result: RunResult, console: Console | None = None) -> None:
-    """Print a run's result: whole splits, every client, the cost, and the path of the result."""
+    """Print a run's result: splits, clients, costs, and the path of the result."""
     console = console or Console()
     if result.evaluations:
         console.print(splits_table(result, has_texts(result)))
@@ -71,12 +71,12 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
     clients = int(result.config["data.clients"])
     seed = int(result.config["data.seed"])
     is_generated = result.config["data.path"] == EMBEDDED_DATA and not has_texts(result)
-    # The best common rule needs every writer's vote on every message of all writers.
+    # the best common rule needs every writer's vote on every message, which takes long
     if is_generated and clients <= _CLIENTS_SHOWN:
         limits = embedded_ceilings(clients, seed)
         console.print(
-            f"ceilings: {limits.common_rule:.1%} for the best common rule, "
-            f"{limits.own_rule:.1%} for every writer's own",
+            f"highest possible accuracy: {limits.common_rule:.1%} with the best common rule, "
+            f"{limits.own_rule:.1%} with every writer's own rule",
             highlight=False,
         )
     if writing := read_writing(folder, result):
@@ -98,7 +98,7 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
     )
     if result.automatic:
         chosen = describe_choices(result.automatic, result.config)
-        console.print(f"{chosen}; why: {RESULT_FILE}, under automatic", highlight=False)
+        console.print(f"{chosen}; reasons: {RESULT_FILE}, key automatic", highlight=False)
     traffic = traffic_of(result)
     console.print(traffic_table(traffic))
     for sentence in traffic.sentences():
@@ -109,7 +109,7 @@ def print_result(folder: Path, result: RunResult, console: Console | None = None
     agree = "all digests agree"
     if refusing:
         clients_text = "1 client" if len(refusing) == 1 else f"{len(refusing)} clients"
-        agree = f"{clients_text} refused to evaluate, see the result"
+        agree = f"{clients_text} refused to evaluate; see the result"
     console.print(
         f"after {_last_state(result)}: {result.final_digest[:16]}, {agree}",
         highlight=False,
@@ -144,7 +144,13 @@ def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | Non
 
 
 def print_next(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the commands that use a tuned model; nothing if there is none or it was not rebuilt."""
+    """Print the commands that use a tuned model; print nothing without a model that they can use.
+
+    Args:
+        folder: folder of the run.
+        result: content of the run's result.json.
+        console: console to print on; None for standard output.
+    """
     config = result["config"]
     is_rounded = config.get("stream-compression", "none") != "none"
     has_classifier = config.get("classifier", "label-words") != "label-words"
@@ -159,9 +165,7 @@ def print_next(folder: Path, result: Mapping[str, Any], console: Console | None 
 
 
 def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
-    """Return a table of every column's mean quality over seeds, with its interval and each seed's
-    value.
-    """
+    """Return a table of every column's mean quality over seeds, its interval, and single seeds."""
     first = next(iter(intervals.values()))
     seeds = list(first.by_seed)
     measure = first.measure
@@ -183,7 +187,7 @@ def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
 
 
 def traffic_table(traffic: Traffic) -> Table:
-    """Return a table that compares a run's bytes with those of FedAvg."""
+    """Return a table that compares a run's bytes with the bytes of FedAvg."""
     (first, *headings), *rows = traffic.table()
     table = Table(title=traffic.title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(first, no_wrap=True)
@@ -200,7 +204,7 @@ def fleet_table(fleet: Fleet) -> Table:
     table.add_column("kind", no_wrap=True)
     kinds = kinds_of(fleet)
     unit = unit_of_parts(kinds)
-    # Short headings, so that all columns fit in 80 characters.
+    # short headings, so that all columns fit in 80 characters
     for column in (
         "",
         "step\ns",
@@ -235,9 +239,7 @@ def _federated_rounds(result: RunResult) -> int:
 
 
 def _last_state(result: RunResult) -> str:
-    """Return the name of the last state; a number above the last round marks the common
-    intercept.
-    """
+    """Return the name of the last state: the last round, and the common intercept if added."""
     rounds = _federated_rounds(result)
     return f"round {min(result.final_round, rounds)}" + (
         " and the common intercept" if result.final_round > rounds else ""
@@ -247,7 +249,7 @@ def _last_state(result: RunResult) -> str:
 def splits_table(result: RunResult, is_text: bool = False) -> Table:
     """Return a table of the global model before and after the rounds.
 
-    Numbers are means over clients; in a generation, they cover all clients' tokens together.
+    Numbers are means over clients. For a generation, they are computed over all clients' tokens.
 
     Args:
         result: result of a run.
@@ -255,7 +257,7 @@ def splits_table(result: RunResult, is_text: bool = False) -> Table:
     """
     evaluations = result.evaluations
     first = first_column(result)
-    who = "all clients' tokens together" if is_text else "mean of the clients"
+    who = "over all clients' tokens" if is_text else "mean over the clients"
     table = Table(title=f"Global model, {who}")
     table.add_column("state")
     headings = ("tokens", "loss", "perplexity", "tokens predicted") if is_text else _LABEL_HEADINGS
@@ -263,7 +265,7 @@ def splits_table(result: RunResult, is_text: bool = False) -> Table:
         table.add_column(column, justify="right")
     last = max(event.round for event in evaluations)
     for event in evaluations:
-        # The personal comparison on test examples has its own table.
+        # the personal comparison on test examples has a separate table
         is_comparison = event.split == "test" and len(event.columns) > 1
         if event.round in (0, last) and GLOBAL in event.columns and not is_comparison:
             whole = event.columns[GLOBAL]
@@ -278,7 +280,7 @@ def splits_table(result: RunResult, is_text: bool = False) -> Table:
 
 
 def short_name(name: str) -> str:
-    """Return a client's name without control characters, truncated to a column's width."""
+    """Return a client's name without control characters, cut to the width of a column."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name)
     return plain if len(plain) <= _NAME_WIDTH else f"{plain[: _NAME_WIDTH - 1]}…"
 
@@ -286,7 +288,7 @@ def short_name(name: str) -> str:
 def clients_table(columns: Mapping[str, Figures], name_of: Callable[[int], str] = str) -> Table:
     """Return a table of every client's accuracy by column, with means of accuracy and macro-F1.
 
-    Where clients know their AUC, the table has its mean. For a generation, the table shows
+    If clients report an AUC, the table also shows the mean AUC. For a generation, the table shows
     perplexity, with means of perplexity and bits per byte.
 
     Args:
@@ -305,7 +307,7 @@ def clients_table(columns: Mapping[str, Figures], name_of: Callable[[int], str] 
     table.add_column("client", justify="right")
     table.add_column("tokens" if is_text else "examples", justify="right")
     for name in columns:
-        # Short names, so that all columns fit in 80 characters.
+        # short names, so that all columns fit in 80 characters
         heading = name.replace("personalized", "personal").replace(" ", "\n")
         table.add_column(heading, justify="right")
     clients = sorted({client for figures in columns.values() for client in figures})

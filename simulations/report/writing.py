@@ -1,4 +1,4 @@
-"""Display of a run's passages: scores on the terminal, and texts side by side on the page."""
+"""Scores and texts of a run's passages, for the terminal and the page."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -25,8 +25,8 @@ class Writing:
         scores: scores by model.
         shown: passages of the first clients, by client.
         count: number of passages that continue beginnings of test texts.
-        ceilings: highest shares of complete styles that a model can reach without and with knowing
-            the writer; None unless the clients are the writers of generated styles.
+        ceilings: for writers of generated styles, the largest possible shares of texts in complete
+            style, for a common model and for personal models; None for other clients.
     """
 
     scores: dict[str, WritingScores]
@@ -40,19 +40,22 @@ class Writing:
         return list(next(iter(self.scores.values())).agreement)
 
     def note(self) -> str:
-        """Return an explanation of the scores, and the ceilings of styles."""
+        """Return an explanation of the scores, with the largest possible shares of styles."""
         text = (
-            f"greedy texts after {self.count:,} beginnings; reproduced: training texts of which "
-            f"the next {REPRODUCED_WORDS} words are written, and the most words of one"
+            f"greedy texts after {self.count:,} beginnings; reproduced: share of training texts "
+            f"whose next {REPRODUCED_WORDS} words a model writes; longest: most such words"
         )
         if self.ceilings is None:
             return text
         common, own = self.ceilings
-        return f"{text}; whole style: at most {common:.1%} by one model, {own:.0%} by own ones"
+        return (
+            f"{text}; whole style: at most {common:.1%} with a common model, {own:.0%} with "
+            "personal models"
+        )
 
 
 def read_writing(folder: Path, result: RunResult) -> Writing | None:
-    """Return the passages written by a run's models; None if none were stored.
+    """Return the passages of a run's models and their scores; None if the run has no passages.
 
     Raises:
         SamaraError: if the run's file cannot be read.
@@ -77,7 +80,7 @@ def read_writing(folder: Path, result: RunResult) -> Writing | None:
 
 def writing_table(writing: Writing) -> Table:
     """Return a table of every model's scores."""
-    table = Table(title="What the models write", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title="Texts of the models", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("model", no_wrap=True)
     for heading in (*writing.headings, "reproduced", "longest"):
         table.add_column(heading.replace(" ", "\n", 1), justify="right")
@@ -88,5 +91,5 @@ def writing_table(writing: Writing) -> Table:
 
 
 def shown_share(share: float) -> str:
-    """Format a share in percent; empty if there is none."""
+    """Format a share in percent; empty for NaN."""
     return "" if isnan(share) else f"{share:.1%}"

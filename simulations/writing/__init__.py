@@ -1,1 +1,1 @@
-"""Passages: texts written by a run's models, beside those of their clients."""
+"""Passages: texts of a run's models and their scores."""

@@ -1,4 +1,4 @@
-"""File format of a run's passages, which continue the beginnings of clients' texts."""
+"""The file format of a run's passages, which continue the beginnings of clients' texts."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ class Passage:
     """Texts that models write after the same beginning.
 
     Attributes:
-        client: index of the client whose text it is.
+        client: index of the client whose text begins the passage.
         split: ``test``, or ``train`` for a text that the client has trained on.
         prompt: beginning of the text: a prompt, or the first words of a plain text.
         accepted: accepted answers; for a plain text, its continuation.
@@ -45,7 +45,7 @@ class Passage:
         )
         accepted = tuple(map(str, event["accepted"]))
         if not accepted:
-            raise ValueError("accepts no answer")
+            raise ValueError("accepted is empty")
         where = int(event["client"]), str(event["split"]), str(event["prompt"])
         return cls(*where, accepted, greedy, sampled)
 
@@ -78,5 +78,6 @@ def read_passages(folder: Path) -> list[Passage]:
         raise SamaraError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SamaraError(
-            f"{file}: damaged: {error!r}; delete it and repeat the command, which writes it anew"
+            f"{file}: damaged: {error!r}; delete the file and repeat the run's command, which "
+            "writes a new file"
         ) from error

@@ -15,19 +15,20 @@ EXACT_MATCH = "exact match"
 TOKEN_F1 = "token F1"
 ROUGE_L = "ROUGE-L"
 REPRODUCED_WORDS = 8
-"""Number of words after its beginning from which on a training text counts as reproduced."""
+"""Number of words that a model must write for a training text to count as reproduced."""
 
 
 @dataclass(frozen=True)
 class WritingScores:
-    """The scores of a model, as means over clients of the means over each client's texts.
+    """The scores of a model.
 
     Attributes:
         agreement: exact match, token F1 and ROUGE-L (Lin, 2004) between greedy and true texts; for
-            generated styles, the share of greedy texts in each part of the writer's style.
+            generated styles also the share of greedy texts with each part of the writer's style.
+            Each score is the mean over clients of the mean over a client's texts.
         reproduced: share of training texts whose next `REPRODUCED_WORDS` words the model writes
-            after their beginning; NaN if none is long enough.
-        longest: maximum number of a training text's words that the model writes after its
+            after the beginning; NaN if no training text is long enough.
+        longest: largest number of a training text's words that the model writes after the
             beginning.
     """
 
@@ -48,7 +49,7 @@ def writing_scores(passages: Sequence[Passage], has_styles: bool) -> dict[str, W
 
 
 def reproduced_words(passage: Passage, model: str) -> int:
-    """Return the number of words that a model writes before departing from the true text."""
+    """Return the number of words at the start of a model's text that equal the true text."""
     true = words_of(passage.accepted[0])
     written = words_of(passage.greedy[model])
     count = 0
@@ -103,9 +104,7 @@ def _mean_over_clients(values: Sequence[Sequence[float]]) -> float:
 
 
 def _rouge_l() -> Callable[[str, Sequence[str]], float] | None:
-    """Return a function for the F-measure of the longest common subsequence; None without the
-    library.
-    """
+    """Return a function that computes ROUGE-L; None if the library is not installed."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:

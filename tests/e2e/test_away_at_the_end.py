@@ -44,7 +44,7 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
         live.wait(lambda: has_ended("garden"), "the departure")
         live.wait(has_ended, "the end of the run")
         live.wait(lambda: has_ended("kitchen"), "the end of kitchen")
-        assert "away when the run ended: garden; the same command serves until" in live.said()
+        assert "not informed of the run's end: garden; run the same command to wait" in live.said()
         assert "has not answered" not in status()
 
         live.start_client("garden", None, "--set", "threads=1")
@@ -53,8 +53,8 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
         assert f"the server {address} has not answered since 2" in status()
 
         live.start_server()
-        live.wait(lambda: "waiting until garden have heard" in live.said(), "the server")
-        assert "kitchen" not in live.said().split("waiting until")[1]
+        live.wait(lambda: "waiting to inform garden of the run's end" in live.said(), "the server")
+        assert "kitchen" not in live.said().split("waiting to inform")[1]
         live.start_client("garden", None, "--set", "threads=1")
         live.wait(lambda: has_ended("garden"), "the end of garden")
         assert live.clients["garden"].returncode == 0
@@ -62,5 +62,5 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
         live.wait(has_ended, "the end of the server")
         assert live.server is not None
         assert live.server.returncode == 0
-        assert "garden: heard that the run is finished" in live.said()
+        assert "informed of the run's end: garden" in live.said()
         assert f"the run is finished, as the server {address} said on 2" in status()

@@ -70,4 +70,4 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
         wait_for_end(moved)
         assert moved.check() == ROUNDS
     assert read_result(elsewhere)["final_digest"] == original
-    assert "this run was restored from a backup that lacks it" in moved.said()
+    assert "this run was restored from a backup without that round" in moved.said()

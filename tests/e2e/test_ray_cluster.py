@@ -180,7 +180,7 @@ def test_a_cluster_without_room_or_files_is_refused_before_the_first_round() -> 
         settings_of = {"model.path": MODEL, "task": TASK, "data.path": str(hidden)}
         for settings, message in (
             ({"model.torch-device": "cuda"}, "no node of the Ray cluster has room for a client"),
-            (settings_of, f"node {OTHER} of the Ray cluster has no {hidden}"),
+            (settings_of, f"node {OTHER} of the Ray cluster lacks {hidden}"),
         ):
             status, printed, _ = cluster.simulate("out", **settings)
             assert status == 1

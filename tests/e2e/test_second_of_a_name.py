@@ -44,7 +44,7 @@ def test_the_second_is_refused_by_name_and_nothing_is_lost(short: Path) -> None:
         said = refusal(live, "client 2")
         assert f"{live.home(NAME)}: another `samara client up` serves this client" in said
         live.wait(lambda: CONNECTED in live.said(COPY), "what the holder of a copied key is told")
-        rejected = f"{NAME} was rejected by Flower: its key is connected already"
+        rejected = f"{NAME} was rejected by Flower: its key is already connected"
         live.wait(lambda: rejected in live.said(), "the server's line about it")
         live.wait_for_report(NAME)
         rounds = live.end_server()

@@ -37,7 +37,7 @@ def test_the_demo_tells_accuracies_ceilings_and_where_the_result_is(
     assert (status, errors) == (0, "")
     for column in ("majority", "rate", "zero-shot", "bias", "local-only", "global", "personal"):
         assert column in printed
-    assert "ceilings: " in printed
+    assert "highest possible accuracy: " in printed
     assert "bytes up" in printed
     assert "all digests agree" in printed
     assert "personal models: 2 of 2 clients\n" in printed
@@ -115,7 +115,7 @@ def test_compare_refuses_the_same_counts_of_other_examples(
         assert run("simulate", scenario, *assignments(settings), "--out", out)[0] == 0
     status, printed, errors = run("compare", *folders, "--csv", tmp_path / "clients.csv")
     assert (status, printed) == (1, "")
-    assert "hold other examples (test, train, validation); data.seed is 1, not 0" in errors
+    assert " differ (test, train, validation); data.seed is 1, not 0" in errors
     assert not (tmp_path / "clients.csv").exists()
 
 

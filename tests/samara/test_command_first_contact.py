@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,11 @@ def test_a_run_says_what_it_is_about_to_do(
     for line in ("data: ", "labels in training: terrible ", "clients: 3 with ", "model: "):
         assert f"\n{line}" in before
     assert "6 validation, 6 test examples" in before
-    assert "evaluations: validation before round 1" in before
+    assert re.search(r"^evaluations: \d+ validations: before round 1,", before, re.MULTILINE)
     assert "before round 1 for 12 rows" in before
     assert "evaluating 6 validation examples of 3 clients" in before
     assert "the best other column (" in words(after)
-    assert "majority: the commonest label of all clients, always" in words(after)
+    assert "majority: always the most frequent label of all clients" in words(after)
     result = RunResult.read(tmp_path / "r")
     tests = [event for event in result.evaluations if event.split == "test"]
     assert {own.examples for own in tests[0].columns["global"].clients.values()} == {2}
@@ -87,8 +88,8 @@ def test_the_round_that_measures_the_step_size_says_that_it_trains_nothing(
     simulate(RunConfig.of(settings | {"learning-rate": "auto", "rounds": 2}, "test"))
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("round ")]
     first, second = (next(li for li in lines if li.startswith(f"round {n}: loss")) for n in (1, 2))
-    assert "measures the step size and trains nothing" in first
-    assert "trains nothing" not in second
+    assert "measures the step size and does not train" in first
+    assert "does not train" not in second
 
 
 def test_a_finished_run_is_found_without_its_model_and_data(
@@ -195,9 +196,9 @@ def test_what_there_is_is_listed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "runs" / "other").mkdir()
     status, printed, _ = run("simulate", "--list")
     assert status == 0
-    assert "popquorn Who finds a comment offensive?" in words(printed)
+    assert "popquorn Offensiveness of comments:" in words(printed)
     assert "boolq classification" in words(printed)
-    assert "begun not finished: repeat its command" in words(printed)
+    assert "begun not finished; repeat the run's command" in words(printed)
     assert "other " not in printed.partition("Runs in")[2]
     assert "boolq classification" in words(run("simulate", "--list")[1])
 
@@ -238,7 +239,7 @@ def test_a_path_without_rights_is_one_message(run: Run, monkeypatch: pytest.Monk
     monkeypatch.setattr("samara.shared.settings.scenarios.scenario_file", closed)
     status, printed, errors = run("simulate", "closed/field.toml")
     assert (status, printed) == (1, "")
-    assert errors.startswith("samara: closed/field.toml: Permission denied; give a path that")
+    assert errors.startswith("samara: closed/field.toml: Permission denied; give a path for")
     assert len(errors.splitlines()) == 1
 
 

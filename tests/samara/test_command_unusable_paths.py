@@ -41,14 +41,14 @@ def test_a_run_whose_folder_is_a_file_is_refused(
 ) -> None:
     (tmp_path / "run").touch()
     line = said_by(capsys, monkeypatch, "server", *words, "--run", str(tmp_path / "run"))
-    assert line == f"samara: {tmp_path / 'run'}: File exists; it is in the way; give another path"
+    assert line == f"samara: {tmp_path / 'run'}: File exists; give another path"
 
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "free space there, or give a path on another disk"),
-        (errno.EROFS, "give a path that you may use, or change its rights"),
+        (errno.ENOSPC, "free space on this disk, or give a path on another disk"),
+        (errno.EROFS, "give a path for which you have permission, or change its permissions"),
     ],
 )
 def test_a_disk_that_takes_nothing_is_named_with_a_remedy(
@@ -95,9 +95,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
         taken.listen()
         port = taken.getsockname()[1]
         superlink = SuperLinkProcess(tmp_path / "flower", "127.0.0.1", port, None, 100)
-        with pytest.raises(
-            SamaraError, match=rf"127.0.0.1:{port}: cannot be listened on: .*--port"
-        ):
+        with pytest.raises(SamaraError, match=rf"127.0.0.1:{port}: cannot be opened: .*--port"):
             superlink.start()
     assert not (tmp_path / "flower" / "superlink.log").exists()
 
@@ -105,7 +103,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
 def test_an_address_of_another_machine_is_refused(host: str, tmp_path: Path) -> None:
     superlink = SuperLinkProcess(tmp_path / "flower", host, 8000, None, 100)
-    message = rf"{re.escape(host)}:8000: cannot be listened on: .*an address of this machine"
+    message = rf"{re.escape(host)}:8000: cannot be opened: .*an address of this machine"
     with pytest.raises(SamaraError, match=message):
         superlink.start()
 

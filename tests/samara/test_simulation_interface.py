@@ -164,9 +164,9 @@ def test_seeds_give_intervals(run: samara.Run, tmp_path: Path) -> None:
     assert "95 % interval" in str(runs)
     assert len(runs.compare().runs.variants[0].runs) == 2
     assert math.isnan(runs[:1].intervals()["global"].low)
-    with pytest.raises(samara.SamaraError, match="every seed only once"):
+    with pytest.raises(samara.SamaraError, match="each seed only once"):
         samara.simulate({}, seeds=[1, 1])
-    with pytest.raises(samara.SamaraError, match="--seeds 0;1: give numbers"):
+    with pytest.raises(samara.SamaraError, match="--seeds 0;1: not a list of seeds"):
         parse_seeds("0;1")
 
 
@@ -196,7 +196,7 @@ def test_a_readout_is_no_peft_model(settings: dict[str, Any]) -> None:
     )
     model = run.global_model()
     assert set(model.probabilities("the film was good")[0]) == {"terrible", "great"}
-    with pytest.raises(samara.SamaraError, match="readout has no place in PEFT"):
+    with pytest.raises(samara.SamaraError, match=r"PEFT cannot represent a .*readout"):
         model.to_peft()
     assert torch.is_grad_enabled()
 

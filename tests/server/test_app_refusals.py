@@ -107,7 +107,7 @@ def test_a_client_counts_in_the_columns_that_it_has(settings: Settings) -> None:
     *_, validation, test = read_result(serve(config, grid))["evaluations"]
     assert set(validation["columns"]) == {"personalized"}
     assert set(validation["columns"]["personalized"]["clients"]) == {"0"}
-    assert validation["refused"]["1"] == "it evaluates no column that was asked for: personalized"
+    assert validation["refused"]["1"] == "it evaluates none of the requested columns: personalized"
     assert "it counts" in validation["refused"]["2"]
     assert test["refused"] == {}
     assert not {"best", "intercept"} & set(test["columns"])
@@ -192,7 +192,9 @@ def test_losses_that_are_not_finite_end_the_run_with_a_message(
     weights[name][[vocabulary["not"], vocabulary["very"]]] = np.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     config = config_of(settings, model__path=str(broken), rounds=2)
-    message = r"round 2: no report could be used in 2 rounds.*its local step 1 failed \(code 10\)"
+    message = (
+        r"round 2: 2 rounds in a row had no usable report.*its local step 1 failed \(code 10\)"
+    )
     with pytest.raises(TrainingError, match=message):
         simulate(config)
     assert "client 0 refuses: the loss is not finite at step 1 of round 1" in caplog.text

@@ -50,9 +50,9 @@ def test_a_key_is_made_checked_and_revoked(tmp_path: Path) -> None:
     client = client_index_of_key(kitchen)
     assert [key.client for key in keys.read_all()] == [client_index_of_key(garage), client]
     keys.check(kitchen, client)
-    with pytest.raises(SamaraError, match=f"its key is that of client {client}, not 8"):
+    with pytest.raises(SamaraError, match=f"its key belongs to client {client}, not to client 8"):
         keys.check(kitchen, 8)
-    with pytest.raises(SamaraError, match=f"not {client}"):
+    with pytest.raises(SamaraError, match=f"not to client {client}"):
         keys.check(garage, client)
     before = keys.modification_stamp()
     keys.revoke("kitchen")
@@ -72,7 +72,9 @@ def test_a_key_that_was_made_elsewhere_is_registered(tmp_path: Path) -> None:
     added = keys.add("pocket", file)
     assert (added.name, added.client) == ("pocket", client_index_of_key(public))
     keys.check(public, client_index_of_key(public))
-    with pytest.raises(SamaraError, match="has this key, or a key with the same index"):
+    with pytest.raises(
+        SamaraError, match="already has this key, or a key with the same client index"
+    ):
         keys.add("pocket-again", file)
     with pytest.raises(SamaraError, match="choose another"):
         keys.add("pocket", file)
@@ -95,7 +97,7 @@ def test_a_name_is_used_once_and_only_a_registered_key_is_revoked(tmp_path: Path
     keys.create("kitchen")
     with pytest.raises(SamaraError, match="choose another"):
         keys.create("kitchen")
-    with pytest.raises(SamaraError, match="there is no key garage"):
+    with pytest.raises(SamaraError, match="has no key garage"):
         keys.revoke("garage")
 
 
@@ -111,7 +113,7 @@ def test_a_damaged_key_file_refuses_its_key_alone(content: str, tmp_path: Path) 
     assert keys.read_all() == [kitchen]
     [damage] = keys.find_damage()
     assert "garage.json: damaged: " in damage
-    assert "restore it, or delete it and create the key anew" in damage
+    assert "restore the file, or delete it and create the key again" in damage
     keys.create("cellar")
     assert [key.name for key in keys.read_all()] == ["cellar", "kitchen"]
     (tmp_path / "garage.json").write_text(json.dumps(asdict(garage)))
@@ -210,9 +212,9 @@ def shakes_hands(certificate: Path, key: Path, authority: Path, name: str) -> bo
 
 def test_an_operators_certificate_needs_its_key_and_the_loopback_address(tmp_path: Path) -> None:
     tls = make_certificates(tmp_path, [])
-    with pytest.raises(SamaraError, match="--cert needs --key"):
+    with pytest.raises(SamaraError, match="--cert: its private key is missing"):
         check_certificates(tls.certificate, None, None)
-    with pytest.raises(SamaraError, match=r"^--key .*none: no such file; .* leave --cert"):
+    with pytest.raises(SamaraError, match=r"^--key .*none: no such file; .* leave out --cert"):
         check_certificates(tls.certificate, tmp_path / "none", None)
     with pytest.raises(SamaraError, match=r"is not valid for 127\.0\.0\.1"):
         check_certificates(tls.authority, tls.key, None)
@@ -267,8 +269,8 @@ def test_a_host_that_is_turned_away_is_logged_once(caplog: pytest.LogCaptureFixt
     assert codes == [(HEADER.encode(), b"5")] * 2
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert "10.0.0.7 was rejected by Flower: its key is connected already" in lines[0]
-    assert "'/v1/control/start-run', which is for this machine only" in lines[1]
+    assert "10.0.0.7 was rejected by Flower: its key is already connected" in lines[0]
+    assert "'/v1/control/start-run', which only this machine may request" in lines[1]
 
 
 def test_a_body_that_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -338,7 +340,7 @@ def test_a_new_setting_reaches_clients_of_earlier_versions_only_where_a_run_has_
 
 def test_a_live_run_takes_its_form_from_the_task() -> None:
     with pytest.raises(
-        ConfigError, match="form is for simulated clients; write it into the task file"
+        ConfigError, match="form: is only for simulated clients; write the form into the task file"
     ):
         read_live_config(None, ["form=chat"], "serve")
 

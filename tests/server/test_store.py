@@ -237,4 +237,4 @@ def test_a_proof_finds_that_files_are_missing(
 def test_a_proof_of_what_is_no_run_fails_with_a_message(tmp_path: Path, verify: Verify) -> None:
     status, said = verify(tmp_path / "nowhere")
     assert status == 1
-    assert "nowhere: there is no such folder" in said
+    assert "nowhere: does not exist; name the folder of a run" in said

@@ -61,7 +61,7 @@ def test_scenarios_of_peers_stand_under_their_own_heading() -> None:
     console = Console(width=160)
     with console.capture() as captured:
         console.print(scenarios_table())
-    own, _, peers = captured.get().partition("the rules of other federations")
+    own, _, peers = captured.get().partition("For comparison: algorithms of other papers")
     assert "sst2" in own
     assert "decomfl" not in own
     assert "decomfl" in peers

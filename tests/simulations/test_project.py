@@ -82,11 +82,11 @@ def test_a_column_of_users_by_another_name_is_noticed() -> None:
     records = rows(20, text=sentence, author_id=lambda i: i % 4, label=lambda i: i % 2)
     assert guess_roles(describe_columns(records)).user == "author_id"
     told = "\n".join(told_of(records))
-    assert "users (author_id): 4, with 5 to 5 rows, median 5; each is a client" in told
+    assert "users (author_id): 4, with 5 to 5 rows, median 5; each user is a client" in told
     # Of two such columns none is more likely than the other.
     two = [record | {"speaker": i % 4} for i, record in enumerate(records)]
     assert guess_roles(describe_columns(two)).user == ""
-    note = "note: if author_id or speaker says whose a row is, give it as --user"
+    note = "note: if author_id or speaker names the user of a row, give the column as --user"
     assert any(line.startswith(note) for line in told_of(two))
     named = [record | {"user": i % 2} for i, record in enumerate(records)]
     assert guess_roles(describe_columns(named)).user == "user"
@@ -105,13 +105,13 @@ def test_faults_of_the_data_are_told() -> None:
     told = "\n".join(told_of(train, test=test))
     assert "note: 1 rows have no text" in told
     assert "note: 1 rows have no label" in told
-    assert "note: no training row has 7, which test rows have" in told
-    assert "note: 1 test rows are training rows too" in told
+    assert "note: test rows have 7, but no training row has" in told
+    assert "note: 1 test rows are also training rows" in told
     assert "and 2 texts have different labels" in told
-    assert "users (user): 3, with 1 to 7 rows, median 7; each is a client" in told
+    assert "users (user): 3, with 1 to 7 rows, median 7; each user is a client" in told
     assert "note: 1 users have fewer than 3 rows" in told
-    assert "validation will be cut from the training rows" in told
-    assert "one label" in "\n".join(told_of(rows(4, text=sentence, label=1)))
+    assert "validation rows will be taken from the training rows" in told
+    assert "the same label" in "\n".join(told_of(rows(4, text=sentence, label=1)))
 
 
 def test_labels_are_told_in_the_order_of_their_words() -> None:
@@ -123,9 +123,9 @@ def test_labels_are_told_in_the_order_of_their_words() -> None:
 def test_labels_that_look_alike_decimals_and_objects_are_told() -> None:
     alike = ["no", " No", "yes"]
     told = told_of(rows(9, text=sentence, label=lambda i: alike[i % 3]))
-    assert "note: the labels 'No', 'no' differ in case alone; write them alike" in told
+    assert "note: the labels 'No', 'no' differ only in case; use one spelling" in told
     told = told_of(rows(60, text=sentence, label=lambda i: i / 7 + 0.5))
-    assert any(line.startswith("note: label holds decimal numbers") for line in told)
+    assert any(line.startswith("note: label contains decimal numbers") for line in told)
     told = told_of(rows(9, text=sentence, label=lambda i: i % 2, body=lambda i: {"a": i}))
     assert any(line.endswith("label (2 values), body (objects)") for line in told)
 
@@ -138,7 +138,7 @@ def test_languages_of_texts_and_labels() -> None:
     assert language_of(["7", "!"]) == language_of(["blorp", "vexil"]) == ""
     words = ["gut", "schlecht"]
     told = told_of(rows(20, text=sentence, label=lambda i: words[i % 2]))
-    assert any("labels look German and texts English" in line for line in told)
+    assert any("labels look German and the texts English" in line for line in told)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
@@ -202,7 +202,7 @@ def test_records_of_every_form_of_source(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all folders in it are empty \(good\)"):
         read_raw(str(labels))
     (labels / "good" / "1.rst").write_text(" fine \n")
-    with pytest.raises(DataError, match=r"holds folders without texts ending in \.txt"):
+    with pytest.raises(DataError, match=r"its folders contain no \.txt files"):
         read_raw(str(labels))
     (labels / "good" / "1.txt").write_text(" fine \n")
     assert read_raw(str(labels)).all == [{"text": "fine", "label": "good"}]

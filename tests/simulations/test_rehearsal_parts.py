@@ -66,7 +66,9 @@ def test_all_mistakes_of_a_fault_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_fault_of_a_client_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     config = load_scenario(scenario(tmp_path, client=2))
-    with pytest.raises(ConfigError, match=r"faults\.0: client 2: clients are 0 to 1"):
+    with pytest.raises(
+        ConfigError, match=r"faults\.0: client 2 does not exist; clients are 0 to 1"
+    ):
         check_faults(config.rehearsal.faults, config.data.clients)
 
 
@@ -81,7 +83,7 @@ def test_two_faults_of_a_kind_may_not_overlap(
     if not overlaps:
         check_faults([fault, later], 2)
         return
-    with pytest.raises(ConfigError, match=r"faults\.1: begins before rehearsal\.faults\.0 has"):
+    with pytest.raises(ConfigError, match=r"faults\.1: overlaps with rehearsal\.faults\.0"):
         check_faults([fault, later], 2)
 
 
@@ -180,7 +182,10 @@ def test_a_client_whose_steps_do_not_fit_has_died(tmp_path: Path, said: str) -> 
     assert not client.check()
     limit.killed = 1
     assert client.check()
-    assert "is too small: the kernel killed it at its limit of 450 MiB before its" in client.died
+    assert (
+        "has too little memory: the kernel killed it at its limit of 450 MiB before its"
+        in client.died
+    )
 
 
 def test_a_client_that_lacked_memory_during_a_fault_has_not_died(tmp_path: Path) -> None:
@@ -300,8 +305,8 @@ def test_when_a_client_is_back() -> None:
 @pytest.mark.parametrize(
     ("began", "ended", "back", "words"),
     [
-        (None, None, None, "the run ended before it began"),
-        (1, None, None, "no round came after it"),
+        (None, None, None, "the run ended before the fault began"),
+        (1, None, None, "no round followed the fault"),
         (1, 2, None, "never reported again"),
         (1, 2, 3, "reported again in round 3"),
     ],

@@ -167,7 +167,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replay_run(folder)}
     sixth = read_result(folder)["rounds"][5]
-    assert sixth["problem"] == "the loss rose: back to the state after round 4"
+    assert sixth["problem"] == "the loss rose, so the state returns to that after round 4"
     assert sixth["problem"] in caplog.text
     assert sixth["back_to"] == 4
     np.testing.assert_array_equal(steps[6].state, steps[4].state)
@@ -271,7 +271,7 @@ def test_a_snapshot_that_was_changed_on_its_way_is_refused(
 
 def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
     simulate(config_of(settings))
-    differs = r"another run, which has ended, and differs in learning-rate \(0.1 there, 0.2 here\)"
+    differs = r"another run, which is finished and differs in learning-rate \(0.1 there, 0.2 here\)"
     with pytest.raises(ConfigError, match=differs):
         simulate(config_of(settings, learning_rate=0.2))
 
@@ -328,7 +328,7 @@ def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
             str(folder),
             "another run",
             "an earlier version of Samara began that run",
-            "Verify or export",
+            "verify or export",
         ):
             assert part in str(refused.value)
         if finished:

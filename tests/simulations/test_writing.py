@@ -97,7 +97,7 @@ def test_page_and_terminal_show_what_models_write(
     folder = write_result(tmp_path / "run", result)
     write_passages(folder, [TEST, TRAIN])
     page = page_of(compare_runs([folder]))
-    assert "What the models write" in page
+    assert "Texts of the models" in page
     assert "&lt;b&gt;cold&lt;/b&gt;" in page
     assert json.dumps(PROMPT)[1:-1] in page
     assert "at most 12.5% by one model" in page

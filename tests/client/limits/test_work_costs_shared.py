@@ -86,7 +86,7 @@ def test_the_operator_sees_what_an_owner_shares(
     assert ", 7.0 J, " in clients[SHARING].cost
     monkeypatch.setenv("COLUMNS", "200")
     shown = CliRunner().invoke(server_commands, ["status", str(out)]).output
-    assert "a round costs its device" in shown
+    assert "cost of a round" in shown
     assert clients[SHARING].cost in shown
 
 

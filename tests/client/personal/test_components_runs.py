@@ -107,7 +107,7 @@ def test_every_rule_aggregates_components(settings: Settings, rule: str) -> None
 
 
 def test_more_components_than_trained_numbers_are_refused(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="components a round are more than the"):
+    with pytest.raises(ConfigError, match="components per round are more than the"):
         simulate(components(settings, queries=1000))
 
 

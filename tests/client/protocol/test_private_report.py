@@ -106,8 +106,8 @@ def test_a_server_that_was_killed_after_a_release_uses_it_again(
     ("change", "reason"),
     [
         ("without noise", "expected a noised_vector_report frame and got a vector_report frame"),
-        ("too long", "the vector of client 1 is longer than noise explains"),
-        ("shorter", "client 1 reports 6 numbers; the instruction asks for 7"),
+        ("too long", "the vector of client 1 is longer than clip and noise allow"),
+        ("shorter", "client 1 reports 6 numbers, but the instruction asks for 7"),
     ],
 )
 def test_a_report_that_no_honest_client_sends_is_refused_alone(

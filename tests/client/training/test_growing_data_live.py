@@ -116,7 +116,7 @@ def test_examples_that_come_during_a_run_are_in_the_next_round(
     assert not any(entry.refused for entry in result.rounds)
     owner_settings(settings, inbox, short / "home").write()
     again = config_of(server_config.flat(), out=str(short / "again"))
-    with pytest.raises(ConfigError, match="this client's data grow"):
+    with pytest.raises(ConfigError, match="the data of this client grow"):
         simulate(again, cohorts_from=folder, homes=[short / "home"])
 
 

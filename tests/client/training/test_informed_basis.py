@@ -137,7 +137,7 @@ def test_a_basis_that_catches_little_is_not_written(
     settings: Settings, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("samara.simulations.exports.basis_file.LEAST_SHARE", 1.1)
-    with pytest.raises(ModelError, match=r"isotropic directions are better\. Nothing was written"):
+    with pytest.raises(ModelError, match=r"isotropic directions are better\. No file was written"):
         list(write_basis(config_of(settings), "random-tokens", tmp_path / "no.basis"))
     assert not (tmp_path / "no.basis").exists()
 

@@ -199,7 +199,7 @@ def test_a_code_is_for_one_device_and_that_one_may_repeat_it(
     assert not (tmp_path / "second" / JOINED_FILE).exists()
     (key,) = ClientKeys(run / KEYS_FOLDER).read_all()
     assert key.public_key.encode() == SigningKey(tmp_path / "first" / OWN_KEY_FILE).public
-    with pytest.raises(SamaraError, match="has this name already"):
+    with pytest.raises(SamaraError, match="already has this name"):
         invite(run)
     ClientKeys(run / KEYS_FOLDER).revoke("kitchen")
     with pytest.raises(InvitationError, match="was revoked"):
@@ -379,4 +379,6 @@ def test_a_board_that_is_invited_to_a_gateway_keeps_it_and_what_verifies_it(
     assert server.gateway_authority.read_text() == "PEM of the gateway"
     lacking = ["invite", "attic", f"--run={run}", "--gateway=gateway.example:9100"]
     refused = CliRunner().invoke(server_commands, [*lacking, f"--address={address}"])
-    assert "a board that attaches to a gateway with the last two" in str(refused.exception)
+    assert "a board that attaches to a gateway needs --gateway and --gateway-ca" in str(
+        refused.exception
+    )

@@ -279,7 +279,7 @@ def test_an_index_has_all_that_a_browser_fetches_and_how_it_tokenizes(made: Any)
 
 def test_a_phone_is_not_invited_to_a_program_in_many_files(made: Any, tmp_path: Path) -> None:
     _, file = made("embedded", "int4")
-    with pytest.raises(SamaraError, match=r"is for browsers.*invite with --page"):
+    with pytest.raises(SamaraError, match=r"is for browsers.*browser with --page"):
         phone_welcome(tmp_path, "gateway.example:9100", file, file)
 
 

@@ -96,7 +96,7 @@ def test_clients_go_on_elsewhere_to_the_digest_of_the_original(
     assert result["final_digest"] == read_result(whole)["final_digest"]
     assert [event["round"] for event in result["rounds"]] == [1, 2, 3, 4, 5]
     assert all(event["refused"] == {} for event in result["rounds"])
-    assert "this run was restored from a backup that lacks it" in caplog.text
+    assert "this run was restored from a backup without that round" in caplog.text
     assert not findings(out, Outcome.FAIL)
 
 
@@ -109,10 +109,10 @@ def test_a_second_server_is_told_from_a_client_that_is_ahead(
     copy = tmp_path / "copy"
     restore(file, copy)
     (copy / RESTORED_FILE).unlink()  # as of a folder that was copied by hand
-    with pytest.raises(SamaraError, match="no report could be used in 3 rounds in a row"):
+    with pytest.raises(SamaraError, match="3 rounds in a row had no usable report"):
         serve(config.with_values({"out": str(copy)}), grid)
-    assert "another server goes on with this run, or this folder is an older copy" in caplog.text
-    assert "restored from a backup that lacks it" not in caplog.text
+    assert "another server continues this run, or this folder is an older copy" in caplog.text
+    assert "restored from a backup without that round" not in caplog.text
 
 
 def test_a_backup_of_any_moment_can_be_restored(
@@ -181,7 +181,9 @@ def test_files_that_clients_need_travel_along(
     run = simulate(publish_blobs(config, BlobStore()))
     back_up(run, tmp_path / "file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another host"))
-    assert any("adapter.start: this machine has no" in one for one in findings(run, Outcome.FAIL))
+    assert any(
+        "adapter.start: this machine lacks the file" in one for one in findings(run, Outcome.FAIL)
+    )
     restore(tmp_path / "file", tmp_path / "out")
     assert not (tmp_path / "out" / "blobs").exists()
     assert "files: adapter.start is on this machine" in findings(tmp_path / "out", Outcome.PASS)
@@ -213,7 +215,7 @@ def test_no_privacy_is_spent_twice(settings: Settings, tmp_path: Path) -> None:
     serve(config.with_values(moved), grid)
     rounds = read_result(out)["rounds"]
     assert [event["reports"] > 0 for event in rounds] == [True, *[False] * 4, True]
-    assert "is not released again" in rounds[1]["problem"]
+    assert "the round is not repeated" in rounds[1]["problem"]
     after = read_releases(out / RELEASES_FILE)
     assert "it cannot catch up" in rounds[4]["refused"]["0"]  # and then begins again
     assert [release.round for release in after] == [1, 2, 3, 4, 6]
@@ -226,7 +228,7 @@ def test_no_privacy_is_spent_twice(settings: Settings, tmp_path: Path) -> None:
     restore(tmp_path / "moved", tmp_path / "third")
     (tmp_path / "third" / RELEASES_FILE).unlink()
     [finding] = findings(tmp_path / "third", Outcome.FAIL)
-    assert "privacy: round 1 is in the ledger and has no release" in finding
+    assert "privacy: round 1 is in the ledger but not in" in finding
 
 
 def test_a_client_beyond_what_was_told_is_not_taken_back(
@@ -236,9 +238,9 @@ def test_a_client_beyond_what_was_told_is_not_taken_back(
     grid, run, file = grid_of(config), Path(config.out), tmp_path / "backup"
     serve_until(config, grid, 11, lambda n: n == 5 and back_up(run, file))
     restore(file, tmp_path / "out", reached=1)
-    with pytest.raises(SamaraError, match="no report could be used"):
+    with pytest.raises(SamaraError, match="in a row had no usable report"):
         serve(config.with_values({"out": str(tmp_path / "out")}), grid)
-    assert "round 1, which `samara server restore` was told" in caplog.text
+    assert "round 1, the value of --reached in `samara server restore`" in caplog.text
 
 
 def damage_segment(run: Path) -> None:
@@ -268,8 +270,13 @@ def lose_round(run: Path) -> None:
     ("damage", "outcome", "finding", "remedy"),
     [
         (damage_segment, Outcome.FAIL, "ledger: .*round 3", "restore the newest backup"),
-        (tear_segment, Outcome.WARN, "ledger: .*dropped 7 bytes of round 4", "does the same"),
-        (later_settings, Outcome.FAIL, "settings: later.setting: unknown", "update Samara"),
+        (tear_segment, Outcome.WARN, "ledger: .*dropped 7 bytes of round 4", "repairs it"),
+        (
+            later_settings,
+            Outcome.FAIL,
+            "settings: this version does not know later.setting",
+            "update Samara",
+        ),
         (lose_round, Outcome.FAIL, "events: .*rounds were lost", "restore the newest backup"),
         (
             lambda run: (run / "step_size.jsonl").unlink(),
@@ -286,14 +293,14 @@ def lose_round(run: Path) -> None:
         (
             lambda run: (run / CERTIFICATES_FOLDER / "ca.pem").unlink(),
             Outcome.FAIL,
-            "certificate: .*is missing, by which every client knows the server",
-            "copy it from any client",
+            "certificate: .*, with which clients verify the server, is missing",
+            "copy ca.pem from the folder of any client",
         ),
         (
             lambda run: (run / CERTIFICATES_FOLDER / "ca.key").unlink(),
             Outcome.WARN,
-            "certificate: .*ca.key is missing: nothing can be renewed",
-            "put it back before",
+            "certificate: .*ca.key is missing, so that no certificate can be renewed",
+            "restore the file from a backup before",
         ),
         (
             lambda run: (run / CERTIFICATES_FOLDER / "server.key").unlink(),
@@ -304,15 +311,15 @@ def lose_round(run: Path) -> None:
         (
             lambda run: (run / CERTIFICATES_FOLDER / "ca.key").chmod(0o644),
             Outcome.FAIL,
-            "permissions: other users .* may read .*ca.key",
+            "permissions: other users .* can read .*ca.key",
             "chmod 600",
         ),
         (lambda run: run.chmod(0o755), Outcome.WARN, "permissions: other users", "chmod 700"),
         (
             lambda run: (run / RESULT_FILE).write_text('{"final_round": 9}'),
             Outcome.FAIL,
-            "result: .*another round than the ledger's last, 3",
-            "makes it again",
+            "result: .*does not belong to the ledger's last round, 3",
+            "writes a new one",
         ),
     ],
 )
@@ -368,7 +375,7 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
     assert taken.exit_code == 0, taken.output
     file = tmp_path / "backups" / "run-round-3.backup"
     assert f"{file}: round 3" in taken.output
-    assert "it holds 2 private keys or secrets and is not encrypted" in taken.output
+    assert "the backup contains 2 private keys or secrets and is not encrypted" in taken.output
     out = tmp_path / "out"
     made = CliRunner().invoke(app, ["restore", str(file), "--out", str(out)])
     assert f"samara server up --run {out}" in made.output.replace("\n", " ")
@@ -378,9 +385,9 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
     for message, arguments in {
         "exists; name a new file": ["backup", run, file],
         "lies in the run's folder": ["backup", run, run / "x"],
-        "there is no run that has begun": ["backup", tmp_path, tmp_path / "x"],
-        "not a file of `samara server backup`": ["restore", run / "layout.json", "--out", "x"],
-        "there is no such folder": ["check", tmp_path / "none"],
+        "holds no run that has begun": ["backup", tmp_path, tmp_path / "x"],
+        "was not written by `samara server backup`": ["restore", run / "layout.json", "--out", "x"],
+        "does not exist; name the folder of a run": ["check", tmp_path / "none"],
     }.items():
         refused = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert message in str(refused.exception)

@@ -68,7 +68,7 @@ def test_a_file_that_was_cut_off_or_added_to_is_refused(
 
 def test_another_file_and_another_version_are_named(backup: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 100)
-    with pytest.raises(ArchiveError, match="not a file of `samara server backup`"):
+    with pytest.raises(ArchiveError, match="was not written by `samara server backup`"):
         extract_backup(tmp_path / "text", tmp_path)
     content = backup.read_bytes()
     (tmp_path / "later").write_bytes(content[:8] + b"\2" + content[9:])

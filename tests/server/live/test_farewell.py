@@ -56,7 +56,9 @@ def test_a_run_without_keys_that_has_ended_waits_for_nobody(serve: Serve, tmp_pa
     superlink, display = SuperLink(iter([]), iter([])), Display()
     assert serve(superlink, display)
     assert superlink.calls == []
-    assert display.lines == ["the run has ended before; for another one give another --run"]
+    assert display.lines == [
+        "this run is already finished; to begin another run, give another --run"
+    ]
 
 
 def test_connected_clients_are_told_of_the_end_and_the_others_are_named(
@@ -77,8 +79,8 @@ def test_connected_clients_are_told_of_the_end_and_the_others_are_named(
     monkeypatch.setattr(clock, "sleep", sleep)
     assert serve(superlink, display, keys)
     assert display.lines[-2:] == [
-        "the run is finished; telling 2 connected clients",
-        "away when the run ended: client-2; the same command serves until they have heard of it",
+        "the run is finished; informing 2 connected clients",
+        "not informed of the run's end: client-2; run the same command to wait for these clients",
     ]
     assert 6 < clock.seconds < 10
 
@@ -106,12 +108,12 @@ def test_a_finished_run_is_served_until_the_clients_that_took_part_have_heard(
     assert serve(superlink, display, keys, lambda: renewals.append(clock.seconds))
     assert superlink.calls == ["start", "start"]  # the second one since it did not answer
     assert [line for line in display.lines if "may join" not in line and "listen" not in line] == [
-        "the run has ended before; for another one give another --run",
+        "this run is already finished; to begin another run, give another --run",
         "client-3 is refused from now on",
-        "waiting until client-0, client-1 have heard that it is finished, or for Ctrl-C",
-        "client-0: heard that the run is finished",
-        "client-1: heard that the run is finished",
-        "every client that took part has heard that the run is finished",
+        "waiting to inform client-0, client-1 of the run's end; Ctrl-C stops waiting",
+        "informed of the run's end: client-0",
+        "informed of the run's end: client-1",
+        "all clients that took part are informed of the run's end",
     ]
     assert len(renewals) == 1
     assert clock.seconds == pytest.approx(5000, abs=5)

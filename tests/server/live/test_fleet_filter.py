@@ -504,7 +504,7 @@ def test_17204_requests_write_few_lines_and_silence_no_other_refusal(
     asyncio.run(ask_often())
     assert len(caplog.records) == 2 * log_budget.LINES_AT_ONCE
     assert post(access, "/v1/fleet/pull-messages", headers=((b"content-type", b"a"),)) == 415
-    assert "10.0.0.7 sent something else than Flower's messages" in caplog.text
+    assert "10.0.0.7 sent a body that is not one of Flower's messages" in caplog.text
     access.lines.close()
     left_out = 17_204 // 2 - log_budget.LINES_AT_ONCE
     assert caplog.text.count(f"{left_out} lines were left out") == 2

@@ -126,7 +126,7 @@ def test_17204_requests_to_join_write_few_lines(
     asyncio.run(ask_often())
     assert statuses == {404, 429, 0}
     assert len(caplog.records) == 2 * LINES_AT_ONCE
-    assert f"10.0.0.7 was not let in by an invitation: sent over {MAX_REQUESTS}" in caplog.text
+    assert f"10.0.0.7 could not join by an invitation: sent over {MAX_REQUESTS}" in caplog.text
     lines.close()
     assert len(caplog.records) == 2 * LINES_AT_ONCE + 2
 

@@ -47,9 +47,9 @@ def test_a_client_with_a_new_key_keeps_its_index(tmp_path: Path) -> None:
             with pytest.raises(SamaraError, match="is not registered here"):
                 each.check(first, client)
             for claim in (client_index_of_key(public), client_index_of_key(other)):
-                with pytest.raises(SamaraError, match=f"is that of client {client}, not"):
+                with pytest.raises(SamaraError, match=f"belongs to client {client}, not"):
                     each.check(public, claim)
-            with pytest.raises(SamaraError, match=f"not {client}"):
+            with pytest.raises(SamaraError, match=f"not to client {client}"):
                 each.check(other, client)
     assert [key.client for key in keys.read_all()] == [client_index_of_key(other), client]
     assert file.stat().st_mode & 0o077 == 0
@@ -75,7 +75,7 @@ def test_a_client_that_makes_its_keys_itself_keeps_its_index(tmp_path: Path) -> 
     for again in (0, 2):
         for register in (keys.rotate_to, keys.add):
             name = "another" if register == keys.add else "pocket"
-            with pytest.raises(SamaraError, match="pocket has this key"):
+            with pytest.raises(SamaraError, match="pocket already has this key"):
                 register(name, public[again])
     with pytest.raises(SamaraError, match=r"0\.pem: cannot be read"):
         keys.rotate_to("pocket", tmp_path / "none" / "0.pem")
@@ -102,7 +102,7 @@ def test_the_command_of_a_phone_makes_a_key_for_its_index(tmp_path: Path) -> Non
         str(tmp_path / "run"),
     ]
     assert (
-        f"pocket: stays client {client} with the key in" in runner.invoke(commands, command).stdout
+        f"pocket remains client {client} with the key in" in runner.invoke(commands, command).stdout
     )
     again = runner.invoke(phone_commands, ["key", str(file), "--client", "77"])
     assert again.stdout == made.stdout
@@ -156,7 +156,7 @@ def test_the_commands_name_the_files(tmp_path: Path) -> None:
         renewed = runner.invoke(commands, ["keys", "rotate", "--run", str(run)])
     finally:
         os.umask(before)
-    assert f"{run / KEYS_FOLDER / 'kitchen.key'}: copy it to kitchen" in rotated.stdout
+    assert f"{run / KEYS_FOLDER / 'kitchen.key'}: copy this file to kitchen" in rotated.stdout
     assert f"{tls.certificate}: valid until 20" in renewed.stdout
     assert tls.certificate.read_bytes() != certificate
 
@@ -167,9 +167,9 @@ def test_a_public_key_is_registered_by_create_and_none_of_a_gateway(tmp_path: Pa
     public.write_bytes(public_pem(private))
     create = ["keys", "create", "phone", str(public), "--run", str(tmp_path)]
     refused = CliRunner().invoke(commands, [*create, "--gateway"])
-    assert "a gateway's key is made here" in str(refused.exception)
+    assert "a gateway's key is created by this command" in str(refused.exception)
     assert not (tmp_path / KEYS_FOLDER).exists()
-    assert "phone: may join as client" in CliRunner().invoke(commands, create).stdout
+    assert "phone may join as client" in CliRunner().invoke(commands, create).stdout
     (key,) = ClientKeys(tmp_path / KEYS_FOLDER).read_all()
     assert key.public_key.encode() == public.read_bytes()
     assert not (tmp_path / KEYS_FOLDER / "phone.key").exists()
@@ -194,7 +194,7 @@ def test_a_gateway_with_a_new_key_is_a_gateway(tmp_path: Path) -> None:
 
 def test_only_a_valid_key_is_rotated(tmp_path: Path) -> None:
     keys = ClientKeys(tmp_path)
-    with pytest.raises(SamaraError, match="there is no key kitchen"):
+    with pytest.raises(SamaraError, match="has no key kitchen"):
         keys.rotate("kitchen")
     keys.create("kitchen")
     keys.revoke("kitchen")
@@ -208,7 +208,9 @@ def test_the_index_of_a_rotated_clients_first_key_stays_taken(tmp_path: Path) ->
     keys, file = ClientKeys(tmp_path / "keys"), tmp_path / "first.pem"
     file.write_bytes(SigningKey(keys.create("kitchen")).public)
     keys.rotate("kitchen")
-    with pytest.raises(SamaraError, match="kitchen has this key, or a key with the same index"):
+    with pytest.raises(
+        SamaraError, match="kitchen already has this key, or a key with the same client index"
+    ):
         keys.add("another", file)
 
 

@@ -134,11 +134,13 @@ def test_messages_name_clients_as_the_tables_do(run: Path) -> None:
     status = status_of(run)
     index = next(n for n, client in status.clients.items() if client.name == "attic")
     line = {"time": "2026-01-02", "level": "warning"}
-    line["message"] = f"client {index} keeps failing and rests for a round; client 7: no data"
+    line["message"] = (
+        f"client {index} fails repeatedly and is left out for a round; client 7: no data"
+    )
     with (run / LOG_FILE).open("a") as log:
         log.write(json.dumps(line) + "\n")
     said = status_of(run).messages[-1].text
-    assert said == "client attic keeps failing and rests for a round; client 7: no data"
+    assert said == "client attic fails repeatedly and is left out for a round; client 7: no data"
 
 
 def test_connections_that_nobody_keeps_are_unknown(run: Path) -> None:
@@ -169,7 +171,7 @@ def test_numbers_in_names_count_as_numbers() -> None:
 
 def test_a_run_that_nobody_serves_says_so() -> None:
     alone, served = RunStatus(3, "", {}, 0, 0), RunStatus(3, "", {}, 0, 0, connected=0)
-    assert alone.describe_server().startswith("no server has been seen in the last minute")
+    assert alone.describe_server().startswith("no server has served this run in the last minute")
     assert served.describe_server() == ""
     ended = RunStatus(3, "", {}, 0, 0, is_finished=True)
     assert ended.describe_server() == "the run is finished"
@@ -210,9 +212,9 @@ def test_a_narrow_terminal_leaves_out_columns_and_shows_why(run: Path) -> None:
 
 
 def test_a_run_that_no_server_serves_says_so(run: Path) -> None:
-    assert "no server seen" not in picture(status_of(run))
+    assert "no server in the last minute" not in picture(status_of(run))
     os.utime(run / CONNECTIONS_FILE, (0, 0))
-    assert "no server seen" in picture(status_of(run))
+    assert "no server in the last minute" in picture(status_of(run))
 
 
 def test_a_run_before_its_first_round_is_shown(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_busy_superlink_is_waited_for_and_not_started_again(serve: Serve, cloc
     superlink, display = SuperLink(iter(statuses), iter([])), Display()
     assert serve(superlink, display)
     assert superlink.calls == ["start", "start run"]
-    assert not any("starting again" in line for line in display.lines)
+    assert not any("restarting" in line for line in display.lines)
 
 
 def test_a_superlink_that_never_answers_is_started_again(serve: Serve, clock: Time) -> None:
@@ -96,7 +96,7 @@ def test_a_superlink_that_never_answers_is_started_again(serve: Serve, clock: Ti
     superlink, display = SuperLink(iter(statuses), iter([])), Display()
     assert serve(superlink, display)
     assert superlink.calls == ["start", "start run", "start run"]
-    assert "Flower's SuperLink does not answer; starting again" in display.lines
+    assert "Flower's SuperLink does not answer; restarting" in display.lines
 
 
 def test_a_run_that_a_busy_machine_cannot_start_is_not_given_up(serve: Serve, clock: Time) -> None:
@@ -116,7 +116,7 @@ def test_flower_is_reset_when_the_clock_is_set(serve: Serve, clock: Time) -> Non
     superlink, display = SuperLink(statuses(), iter([])), Display()
     assert serve(superlink, display)
     assert superlink.calls == ["start", "start run", "reset", "start", "start run"]
-    assert "the clock was set by +3600 s; starting again" in display.lines
+    assert "the clock was set by +3600 s; restarting" in display.lines
 
 
 def test_a_renewed_certificate_is_served_while_the_run_goes_on(serve: Serve, clock: Time) -> None:
@@ -132,7 +132,7 @@ def test_a_renewed_certificate_is_served_while_the_run_goes_on(serve: Serve, clo
     superlink, display = SuperLink(statuses(), iter([])), Display()
     assert serve(superlink, display, renew_certificate=renew)
     assert superlink.calls == ["start", "start run", "start", "start run"]
-    assert "the server's certificate was renewed; starting again" in display.lines
+    assert "the server's certificate was renewed; restarting" in display.lines
 
 
 def test_a_certificate_is_renewed_however_often_the_run_is_started_again(
@@ -172,7 +172,7 @@ def test_a_start_that_fails_is_tried_again(serve: Serve) -> None:
     display = Display()
     assert serve(superlink, display)
     assert superlink.calls == ["start", "start run", "start run", "start run"]
-    assert "the run did not start: it does not answer; starting again" in display.lines
+    assert "the run did not start: it does not answer; restarting" in display.lines
 
 
 def test_a_start_that_fails_again_and_again_ends_the_run(serve: Serve) -> None:
@@ -202,7 +202,7 @@ def test_an_unexpected_exception_restarts_the_server_app_with_its_reason(
     superlink = SuperLink(statuses(), iter([]))
     assert serve(superlink, display)
     assert superlink.calls.count("start run") == 4
-    line = "the ServerApp failed: 'ab12'; see superlink.log; starting again"
+    line = "the ServerApp failed: 'ab12'; see superlink.log; restarting"
     assert display.lines.count(line) == 3
 
 
@@ -224,7 +224,7 @@ def test_failures_end_the_run_only_without_a_round_between_them(
         assert serve(superlink, display)
         assert superlink.calls.count("start run") == 10
     else:
-        with pytest.raises(SamaraError, match=r"'ab12'.*; it failed 5 times in a row"):
+        with pytest.raises(SamaraError, match=r"'ab12'.*; the run failed 5 times in a row"):
             serve(superlink, display)
 
 

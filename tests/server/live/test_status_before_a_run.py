@@ -31,7 +31,7 @@ def test_a_run_that_waits_shows_its_clients_and_what_it_waits_for(
     assert (status.round, status.digest, status.bytes_up) == (0, "", 0)
     assert {client.name for client in status.clients.values()} >= {"kitchen", "garden"}
     assert status.clients[1].state == "refused"
-    assert status.waits_for.endswith("server's last line: waiting for 3 clients; 2 are")
+    assert status.waits_for.endswith("last line of the server's log: waiting for 3 clients; 2 are")
     monkeypatch.setattr(sys, "argv", ["samara", "server", "status", "--run", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         samara.command.main()
@@ -43,7 +43,7 @@ def test_a_run_that_waits_shows_its_clients_and_what_it_waits_for(
 
 def test_keys_without_a_log_are_a_run_that_waits(tmp_path: Path) -> None:
     ClientKeys(tmp_path / KEYS_FOLDER).create("kitchen")
-    assert read_status(tmp_path).waits_for.endswith("its server has logged nothing yet")
+    assert read_status(tmp_path).waits_for.endswith("the server has logged nothing yet")
 
 
 def test_a_gateway_is_told_from_clients(tmp_path: Path) -> None:
@@ -55,5 +55,5 @@ def test_a_gateway_is_told_from_clients(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_something_else_holds_no_run(tmp_path: Path) -> None:
-    with pytest.raises(SamaraError, match=r"there is no run: .*name the folder that"):
+    with pytest.raises(SamaraError, match=r"holds no run: .*name the folder of"):
         read_status(tmp_path)

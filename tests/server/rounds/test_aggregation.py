@@ -39,15 +39,15 @@ def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token": bytes(8)}, "answers another instruction"),
+        ({"token": bytes(8)}, "answers an instruction of another round"),
         (
             {"steps": 5},
-            "reports 5 × 3 scalars of 5 steps; the instruction has 4 steps of 3 queries",
+            "reports 5 × 3 scalars of 5 steps, but the instruction has 4 steps of 3 queries",
         ),
         ({"gradients": np.zeros((4, 2), np.float32)}, "4 × 2 scalars of 4 steps"),
         ({"gradients": np.zeros((4, 4), np.float32)}, "4 × 4 scalars of 4 steps"),
         ({"gradients": np.zeros(5, np.float32), "summed_steps": 4}, "5 scalars of 4 steps"),
-        ({"examples": 0}, "without having examples"),
+        ({"examples": 0}, "reports scalars but no examples"),
     ],
 )
 def test_a_report_that_does_not_answer_the_instruction_is_refused(

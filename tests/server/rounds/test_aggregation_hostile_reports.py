@@ -137,7 +137,7 @@ def test_evaluations_are_bounded_by_what_a_client_introduced(
     result = read_result(folder)
     for event in result["evaluations"]:
         assert "it counts 1000000 examples in column" in event["refused"]["1"]
-        assert "but declared" in event["refused"]["1"]
+        assert "but its hello declared" in event["refused"]["1"]
         for column in event["columns"].values():
             assert "1" not in column["clients"]
             assert 0 <= column[TRIMMED_ACCURACY] <= 1

@@ -78,7 +78,7 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
     opened = FinishedRun.at(folder)
     for client, cluster in result.groups.items():
         np.testing.assert_array_equal(opened.model(client), states[cluster])
-    with pytest.raises(SamaraError, match="a model per cluster"):
+    with pytest.raises(SamaraError, match="one model per cluster"):
         opened.model()
     status, printed, errors = run("server", "check", "--replay", folder)
     assert (status, errors) == (0, "")
@@ -89,7 +89,7 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
     ):
         status, printed, errors = run(*command)
         assert status == 1
-        assert "name one, such as" in errors
+        assert "name a cluster's folder, such as" in errors
     status, printed, errors = run("server", "status", "--rounds", folder / "cluster-2")
     assert (status, errors) == (0, "")
     again = simulate(config_of(opposed, out=str(tmp_path / "again")))

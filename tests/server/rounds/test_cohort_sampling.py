@@ -136,7 +136,7 @@ def test_simulations_and_runs_of_earlier_versions_ask_by_the_seed(
     assert cohorts_of(run) == [
         sample_cohort(config.seed, n, range(TOYS), 0.5, 1) for n in range(1, 5)
     ]
-    assert "cohorts follow from the public seed" in caplog.text
+    assert "cohorts are sampled by the public seed" in caplog.text
     (run / FLOWER_FOLDER).mkdir()
     (warned,) = [check for check in examine(run) if check.subject == "cohorts"]
     assert warned.outcome is Outcome.WARN

@@ -215,7 +215,7 @@ def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: 
     asked = intercept_instruction(config.terms, bytes(8), layout.hash, bytes(32), labels=3)
     store = RunStore(tmp_path / "run", layout, LedgerHeader(0, bytes(8), layout.hash), 0)
     answers = RoundAnswers(config, store, None)  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match=r"has 2 numbers, .* = 1; raise one of them"):
+    with pytest.raises(TrainingError, match=r"has 2 numbers, .* = 1; increase steps or queries"):
         answers.check_intercepts(asked, layout)
     store.close()
 

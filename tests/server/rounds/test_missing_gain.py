@@ -58,8 +58,8 @@ def test_a_few_clients_that_lose_much_are_not_trimmed_away() -> None:
     )
     before, after = ((own, [0.7] * 8) for own in losses)
     sentence = said(events_of(before, after), adapter__layers="top:1")
-    assert "validation shows no gain over what the run began with: the mean loss over 8" in sentence
-    assert "0.537 from 0.532 (+0.005 ± 0.023)" in sentence
+    assert "validation shows no gain over the initial model: the mean loss of 8" in sentence
+    assert "0.537, from 0.532 (+0.005 ± 0.023)" in sentence
     assert READOUT in sentence
     assert MEAN in sentence
     assert BEST in sentence
@@ -86,8 +86,8 @@ def test_one_client_must_gain_more_than_the_error_of_a_share() -> None:
     start, better = ([0.7], [0.5]), ([0.6], [0.6])
     assert not said(events_of(start, better, examples=100))  # 10 ± 5 points
     sentence = said(events_of(start, better, examples=20))  # 10 ± 11 points
-    assert "the client's loss is 0.600 from 0.700" in sentence
-    assert "60.0% from 50.0% (+10.0 ± 11.0 points" in sentence
+    assert "the client's loss is 0.600, from 0.700" in sentence
+    assert "60.0%, from 50.0% (+10.0 ± 11.0 points" in sentence
 
 
 def test_the_state_counts_that_a_run_returned_to() -> None:
@@ -97,7 +97,7 @@ def test_the_state_counts_that_a_run_returned_to() -> None:
     reverted = events_of(start, better, worse)
     reverted[-2]["back_to"] = 1  # by the guard, after which the state was validated again
     assert said(reverted)
-    assert "it ends with what it began with" in said(events_of(start, worse, back_to=0))
+    assert "it ends with its initial model" in said(events_of(start, worse, back_to=0))
 
 
 def test_nothing_is_said_where_nothing_can_be_compared() -> None:

@@ -143,7 +143,7 @@ def test_a_count_that_noise_has_made_small_makes_no_long_update(
 
 def test_too_few_reports_release_nothing(tmp_path: Path) -> None:
     made = aggregator(tmp_path, none_left).aggregate(ASKED, vectors([1.0] * 6), 2, expected=4)
-    assert made.problem == "fewer reports than cohort.minimum"
+    assert made.problem == "the reports are fewer than cohort.minimum"
     assert (made.delta.groups, made.epsilon, made.observation) == ((), 0.0, None)
 
 

@@ -158,7 +158,7 @@ def test_forged_shares_lead_to_the_sum_or_to_none(tmp_path: Path, forgers: int) 
     if forgers == 1:
         assert_sum(made, grid)
     else:
-        assert "8 shares do not give the secret of client" in made.total.problem
+        assert "8 shares do not recover the secret of client" in made.total.problem
 
 
 def change(frame: bytes, **changes: Any) -> bytes:
@@ -187,23 +187,23 @@ def shorter(frame: bytes) -> bytes:
 
 
 FORGERIES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
-    "another client's keys": ("keys", "it answers as client 5", lambda f: change(f, client=5)),
+    "another client's keys": ("keys", "its answer names client 5", lambda f: change(f, client=5)),
     "unsigned keys": (
         "keys",
         "not signed by its device",
         lambda f: change(f, commitment=bytes(32)),
     ),
-    "another device": ("keys", "another key than its device's", resigned),
+    "another device": ("keys", "a key that is not its device's key", resigned),
     "no key": ("keys", "no point on P-256", lambda f: f),
     "shares for others": (
         "shares",
-        "its shares are for other clients",
+        "its shares are not for its neighbours",
         without_first,
     ),
-    "too short": ("report", "reports 6 numbers; the instruction asks for 7", shorter),
+    "too short": ("report", "reports 6 numbers, but the instruction asks for 7", shorter),
     "another round": (
         "report",
-        "it answers another instruction",
+        "it answers an instruction that it did not receive",
         lambda f: change(f, token=bytes(8)),
     ),
 }
@@ -234,7 +234,7 @@ def test_a_forged_answer_is_refused_alone(tmp_path: Path, name: str) -> None:
 def test_a_sum_that_no_honest_reports_make_is_abandoned(tmp_path: Path) -> None:
     server, grid = make_rounds(tmp_path)
     grid.vectors[min(grid.vectors)] = np.full(7, 2**31 - 1, np.int32)
-    assert "longer than honest reports can make it" in server.run_round().total.problem
+    assert "larger than the norms of honest reports allow" in server.run_round().total.problem
 
 
 class Asked:

@@ -396,7 +396,7 @@ def test_a_false_commitment_abandons_the_round_and_no_other(tmp_path: Path) -> N
         return made
 
     grid.forge = forge
-    assert f"do not give the secret of client {liar}" in server.run_round(1).total.problem
+    assert f"do not recover the secret of client {liar}" in server.run_round(1).total.problem
     grid.leaves = {liar: "keys"}
     assert server.run_round(2).total.clients == 4
 

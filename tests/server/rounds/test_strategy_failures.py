@@ -127,7 +127,7 @@ def test_the_cohorts_of_a_run_with_an_empty_round_can_be_repeated(tmp_path: Path
 
 def test_a_run_in_which_nobody_reports_any_more_ends_with_the_reasons(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", rounds=9, cohort__empty_rounds=2, cohort__patience=9)
-    with pytest.raises(TrainingError, match="round 3: no report could be used in 2 rounds"):
+    with pytest.raises(TrainingError, match="round 3: 2 rounds in a row had no usable report"):
         serve(config, grid_of(config, lambda client, n: None if n > 1 else 0))
     assert contributors(tmp_path / "run") == [[0, 1, 2, 3], [], []]
 
@@ -172,7 +172,7 @@ def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None
     config = config_of(tmp_path / "run", cohort__late_rounds=4)
     run = serve(config, grid_of(config, tamper=replays))
     assert contributors(run) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
-    assert "round 1 is in the ledger already" in read_result(run)["rounds"][2]["refused"]["0"]
+    assert "round 1 is already in the ledger" in read_result(run)["rounds"][2]["refused"]["0"]
 
 
 class Repeating(InProcessGrid):
@@ -195,7 +195,7 @@ def test_a_client_that_answers_twice_is_counted_once_and_not_refused(
     result = read_result(run)
     assert result["refused"] == {}
     assert [event["resting"] for event in result["rounds"]] == [[]] * 4
-    assert "client 1: a further answer is dropped: it answers twice" in caplog.text
+    assert "client 1: another answer is dropped: it answers twice" in caplog.text
 
 
 def test_a_flood_and_a_strangers_words_leave_no_mark(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_a_reply_that_has_not_arrived_whole_delays_nobody(
     del superlink.objects[superlink.reply(HOSTILE + 1, records(b"x")).object_id]
     monkeypatch.setattr(guarded_grid, "_ARRIVAL_SECONDS", 0.0)
     [reply] = grid.pull_messages(late.values())
-    assert reply.error.reason == "its reply did not arrive whole"
+    assert reply.error.reason == "its reply did not arrive completely"
 
 
 def test_a_reply_that_the_superlink_cannot_read_does_not_keep_the_others(

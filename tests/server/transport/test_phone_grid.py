@@ -401,7 +401,9 @@ def test_a_new_key_of_a_phone_is_no_other_client(
 def test_a_gateway_takes_no_part_itself(gateway: Gateway, tmp_path: Path) -> None:
     keys = run_keys(tmp_path, gateway, is_marked=True)
     [key] = [key for key in keys.read_all() if key.gateway]
-    with pytest.raises(SamaraError, match="its key gateway is a gateway's, which takes no part"):
+    with pytest.raises(
+        SamaraError, match="its key gateway belongs to a gateway, which is not a client"
+    ):
         keys.check(key.public_key.encode(), key.client)
 
 

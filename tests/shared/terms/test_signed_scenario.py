@@ -260,7 +260,7 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
     assert name == describe_operator(SigningKey(file).public)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.read_bytes()
-    with pytest.raises(SamaraError, match="there is a key already"):
+    with pytest.raises(SamaraError, match="already exists, and clients may trust this key"):
         create_operator_key(file)
     assert file.read_bytes() == before
     with pytest.raises(SamaraError, match="cannot be written"):

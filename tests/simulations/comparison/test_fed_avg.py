@@ -93,7 +93,10 @@ def test_figures_beside_a_run_are_kept_in_its_folder(
     [
         ({"adapter.layers": "readout"}, "this run has a readout; set adapter.layers to top:1"),
         ({"task": "texts"}, "this run trains texts"),
-        ({"method": "local"}, "--fed-avg gives one common model, but method local gives none"),
+        (
+            {"method": "local"},
+            "--fed-avg: FedAvg trains one common model, but method local has none",
+        ),
     ],
 )
 def test_what_fed_avg_cannot_train_is_refused(settings: dict[str, str], message: str) -> None:

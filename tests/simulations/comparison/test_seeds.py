@@ -72,10 +72,10 @@ def test_runs_whose_seeds_draw_the_split_are_repetitions(tmp_path: Path) -> None
     [variant] = comparison.runs.variants
     assert len(variant.runs) == 3
     assert comparison.splits() == [
-        "every seed draws its own split of the data: data.seed follows seed"
+        "each seed uses its own split of the data (data.seed equals seed)"
     ]
     assert any(
-        "every seed draws" in str(p.renderables[0])
+        "each seed uses" in str(p.renderables[0])
         for p in render_comparison(comparison)
         if hasattr(p, "renderables")
     )
@@ -88,12 +88,12 @@ def test_methods_are_compared_on_the_same_seeds_alone(tmp_path: Path) -> None:
         compared(tmp_path / "b", *pairs[:3])
     changed = drawn_by(1, learning_rate=0.2)
     changed["clients"]["3"]["fingerprints"]["test"] = "ffff"
-    with pytest.raises(SamaraError, match=r"client 3 hold other examples \(test\)"):
+    with pytest.raises(SamaraError, match=r"the examples of client 3 differ \(test\)"):
         compared(tmp_path / "c", *pairs[:3], changed)
 
 
 def test_another_source_is_no_repetition(tmp_path: Path) -> None:
     other = drawn_by(1)
     other["config"]["data.path"] = "other.jsonl"
-    with pytest.raises(SamaraError, match="another source"):
+    with pytest.raises(SamaraError, match="another data source"):
         compared(tmp_path, drawn_by(0), other)

@@ -34,7 +34,7 @@ def test_a_client_on_cuda_holds_a_gpu(device: str, gpus: float) -> None:
 
 def test_one_of_several_gpus_cannot_be_chosen() -> None:
     config = config_of(threads=1).with_values({"model.torch-device": "cuda:1"})
-    with pytest.raises(SamaraError, match=r"cuda:1: Ray gives every client a separate GPU"):
+    with pytest.raises(SamaraError, match=r"cuda:1: Ray gives each client a separate GPU"):
         client_resources(config)
 
 

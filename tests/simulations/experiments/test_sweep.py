@@ -113,7 +113,7 @@ def test_only_validation_and_only_clients_that_train_count(tmp_path: Path) -> No
     read = RunResult.read(write_result(tmp_path, result))
     assert validation_figures(read)[0] == pytest.approx(0.6)
     result["evaluations"] = [e for e in result["evaluations"] if e["split"] == "test"]
-    with pytest.raises(SamaraError, match="examples to choose settings by; give"):
+    with pytest.raises(SamaraError, match="examples, by which a sweep chooses settings; use"):
         validation_figures(RunResult.read(write_result(tmp_path, result)))
 
 

@@ -84,14 +84,14 @@ def test_a_sweep_that_cannot_be_read_is_named(text: str, message: str, tmp_path:
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_grid(file)
-    with pytest.raises(ConfigError, match="the sweep cannot be read"):
+    with pytest.raises(ConfigError, match="the sweep file cannot be read"):
         read_grid(tmp_path / "missing.toml")
 
 
 def test_mistakes_are_found_before_the_first_run() -> None:
     with pytest.raises(ConfigError, match=r"steps=0.*1 mistake in the settings"):
         make_trials(GIVEN, [{"steps": 1}, {"steps": 0}], [0], "")
-    with pytest.raises(ConfigError, match="every seed only once"):
+    with pytest.raises(ConfigError, match="each seed only once"):
         make_trials(GIVEN, [{}], [1, 1], "")
 
 
@@ -125,7 +125,7 @@ def test_the_command_makes_runs_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--seeds", "0,1", "--set", "model.torch-device=cpu"), "leave model.torch-device out"),
+        (("--seeds", "0,1", "--set", "model.torch-device=cpu"), "leave out model.torch-device"),
         ((), "add --seeds or --sweep"),
     ],
 )
@@ -149,4 +149,4 @@ def test_the_command_runs_every_seed_and_ends_with_a_table(tmp_path: Path) -> No
     assert {file.parent.name for file in written} >= {"seed-0", "seed-1"}
     both = CliRunner().invoke(app, [*arguments, "--seeds", "0,1", "--seed", "2"])
     assert isinstance(both.exception, ConfigError)
-    assert "leave --seed out" in str(both.exception)
+    assert "leave out --seed" in str(both.exception)

@@ -83,7 +83,10 @@ def test_a_quick_look_gives_what_the_runtime_gives(folder: Path, file: Path) -> 
 def test_a_file_of_another_run_or_state_is_refused(
     folder: Path, file: Path, tmp_path: Path
 ) -> None:
-    for key, message in (("run_id", "it belongs to run"), ("final_digest", "another global model")):
+    for key, message in (
+        ("run_id", "it belongs to run"),
+        ("final_digest", "a global model that is not the final model"),
+    ):
         copy = tmp_path / key
         shutil.copytree(folder, copy)
         result = json.loads((copy / "result.json").read_text())
@@ -117,7 +120,7 @@ def test_commands(run: Run, folder: Path, tmp_path: Path) -> None:
         "adapter", "export", folder, "--client", 0, "--form", "ledger", "--out", out
     )
     assert (status, errors) == (0, "")
-    assert f"{out.stat().st_size} bytes are in" in printed
+    assert f"{out.stat().st_size} bytes written" in printed
     status, printed, errors = run("adapter", "apply", folder, "a good film", "--personal", out)
     assert (status, errors) == (0, "")
     assert "personal" in printed
@@ -131,8 +134,8 @@ def test_commands(run: Run, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("export", "--form", "ledger", "--out", "x"), "give --client"),
-        (("apply", "text", "--client", 0, "--personal", "x"), "give one of them"),
+        (("export", "--form", "ledger", "--out", "x"), "name the client with --client"),
+        (("apply", "text", "--client", 0, "--personal", "x"), "give only one of"),
         (("apply", "text", "--client", 9), "there is no client '9'; the run has 0, 1"),
     ],
 )

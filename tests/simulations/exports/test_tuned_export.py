@@ -112,7 +112,7 @@ def test_a_prefix_of_a_masked_lm_answers_and_is_not_exported(
     folder = tune(tuning_of(settings | masked, optimizer="fo-adam", space="prefix"))
     _, answers = tuned_look(folder, "a fine film")
     assert not np.allclose(answers["base"], answers["tuned"])
-    with pytest.raises(ModelError, match="PEFT supports prefixes only for causal LMs"):
+    with pytest.raises(ModelError, match="PEFT supports prefixes only for causal language models"):
         export_tuned(folder, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 

@@ -169,7 +169,7 @@ def test_rounds_keep_their_distance() -> None:
 def test_a_fleet_that_is_never_there_is_an_error() -> None:
     dead = make_device(battery=1.0, use=1.0, quantization="nf4")
     clock = VirtualClock([replace(dead, charge=0.0)], 0, 12.0)
-    with pytest.raises(TrainingError, match=r"ever be free again; check fleet\.devices"):
+    with pytest.raises(TrainingError, match=r"can ever take part again; change fleet\.devices"):
         clock.wait(float("inf"))
 
 

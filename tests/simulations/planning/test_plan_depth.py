@@ -57,9 +57,9 @@ def test_the_plan_says_what_is_trained_and_why(
     config: RunConfig, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
     [trained] = [line for line in plan_of(config, tmp_path) if line.startswith("trained: ")]
-    assert f"the state after block {READ} of {BLOCKS}, the last loaded" in trained
-    assert "begins with all labels as likely" in trained
-    assert "two thirds" in trained.partition("Why: ")[2]
+    assert f"the state after block {READ} of {BLOCKS}; later blocks are not loaded" in trained
+    assert "begins with all labels equally likely" in trained
+    assert "two thirds" in trained.partition("Reason: ")[2]
     chosen = config.with_values({"adapter.layers": f"readout:{BLOCKS}"})
     assert "trained: weights on the last state" in plan_of(chosen, tmp_path)
     inner = config_of(config.flat(), adapter__layers="top:1", steps=2, queries=2, batch=4)

@@ -131,7 +131,7 @@ def test_who_does_not_watch_finds_the_time_left_in_the_log(
         logging.getLogger("samara.simulation").info("planned", extra={"event": event})
         for kind, client in messages(SIZE):
             on_message(kind, client)
-    said = [line for line in caplog.messages if " % done, about " in line]
+    said = [line for line in caplog.messages if " % completed, about " in line]
     shares = [int(line.split()[0]) for line in said]
     assert shares == sorted(set(shares))
     assert shares[-1] == int(10 * (1 - cost.report / cost.total)) * 10

@@ -50,7 +50,7 @@ def test_a_noise_multiplier_says_what_it_costs() -> None:
 
 def test_a_plan_whose_noise_hides_all_that_its_rounds_say_is_warned_of() -> None:
     few = PlannedRun(rounds=40, clients=64, scalars=256)
-    assert warn_of_plan(few).startswith("With ε = 0.5 the total noise of all rounds is 2.1 times")
+    assert warn_of_plan(few).startswith("With ε = 0.5, the noise of all rounds is 2.1 times")
     assert "ε = 8 and 2 and 0.5" in warn_of_plan(replace(few, clients=8))
     assert warn_of_plan(replace(few, clients=1000)) == ""
     # more rounds have more noise each, and as much together
@@ -92,8 +92,8 @@ def test_the_plan_of_a_scenario_is_that_of_its_run(tmp_path: Path) -> None:
     assert one(run).epsilon == pytest.approx(3.0)
     shown = CliRunner().invoke(app, ["privacy", str(file), "--set", "rounds=60"])
     said = " ".join(shown.output.split())
-    assert "60 rounds, 10 clients in each, 32 scalars of each" in said
-    assert "The noise of 7 clients is enough" in said
+    assert "60 rounds of 10 clients with 32 scalars each" in said
+    assert "The noise of 7 honest clients suffices" in said
     assert "without secure aggregation the server sees single reports" in said
 
 
@@ -128,4 +128,4 @@ def test_the_command_shows_the_plan() -> None:
     assert result.exit_code == 0
     assert "13.59" in result.output
     assert "0.0151" in result.output
-    assert "no amplification by sampling is claimed" in " ".join(result.output.split())
+    assert "without amplification by sampling" in " ".join(result.output.split())

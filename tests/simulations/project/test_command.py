@@ -70,7 +70,7 @@ def test_questions_are_answered_one_by_one(
     assert "there is no column 'verdict'" in errors
     assert "there is no column 'owner' for --user" in errors
     assert "label cannot be both user and answer" in errors
-    assert "number of words 1, number of labels 2" in errors
+    assert "--words: 1 words for 2 labels" in errors
     assert [question.split()[0] for question in asked] == [
         *("Data:", "Data:", "Kind", *["Column"] * 5, "Columns", "Words", "Words", "Model:"),
     ]
@@ -102,8 +102,8 @@ def test_users_in_a_column_of_another_name_are_clients(
     assert RunResult.read(tmp_path / "mine" / "run").final_round == 2  # and the intercepts
     # Without --user, nothing says that this is a column of users.
     _, printed, _ = run("new", tmp_path / "other", *given)
-    assert "users: none are named" in printed
-    assert "if rated_by says whose a row is, give it as --user" in printed
+    assert "users: no column names users" in printed
+    assert "if rated_by names the user of a row, give the column as --user" in printed
 
 
 def test_users_that_are_named_can_be_left_out(
@@ -112,7 +112,7 @@ def test_users_that_are_named_can_be_left_out(
     options = ("--data", data_file, "--model", model_folder("encoder"), "--words", "bad,good")
     status, printed, _ = run("new", tmp_path / "mine", *options, "--user", "none")
     assert status == 0
-    assert "users: none are named" in printed
+    assert "users: no column names users" in printed
     assert 'partition = "dirichlet"' in (tmp_path / "mine" / "scenario.toml").read_text()
 
 
@@ -146,11 +146,11 @@ def test_answers_in_words_are_for_tune(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "Data: a .jsonl or .csv file, a folder, a name on the hub"),
-        (("--data", ""), "--data: an answer is needed, not an empty text"),
+        ((), "Data: a .jsonl or .csv file, a folder, a data set on the hub"),
+        (("--data", ""), "--data: the answer is empty; give an answer"),
         (("--data", "DATA"), "Words for the labels 0, 1, in this order"),
-        (("--data", "DATA", "--words", " "), "--words: an answer is needed"),
-        (("--data", "DATA", "--words", "one"), "number of words 1, number of labels 2"),
+        (("--data", "DATA", "--words", " "), "--words: the answer is empty"),
+        (("--data", "DATA", "--words", "one"), "--words: 1 words for 2 labels"),
         (("--data", "DATA", "--kind", "regression"), "is not a kind of task"),
         (("--data", "DATA", "--label", "verdict"), "there is no column 'verdict'"),
         (("--data", "DATA", "--label", "text", "--text", "text"), "cannot be both text and"),
@@ -158,8 +158,11 @@ def test_answers_in_words_are_for_tune(
         (("--data", "DATA", "--user", "label"), "cannot be both user and answer"),
         (("--data", "DATA", "--user", "text", "--text", "text"), "cannot be both text and user"),
         (("--data", "DATA", "--task", "sst"), "is not a shipped task"),
-        (("--data", "DATA", "--task", "rte"), "leave --task out, or rename columns"),
-        (("--data", "DATA", "--words", "a,b", "--model", "embedded"), "generated messages only"),
+        (("--data", "DATA", "--task", "rte"), "leave out --task, or rename columns"),
+        (
+            ("--data", "DATA", "--words", "a,b", "--model", "embedded"),
+            "only the words of generated messages",
+        ),
         (("--data", "DATA", "--words", "a,b", "--model", "no/such/model"), "no/such/model"),
     ],
 )
@@ -179,8 +182,8 @@ def test_words_for_free_answers_and_texts_in_objects_are_refused(run: Run, tmp_p
     rows = [{"text": f"day {i}", "body": {"t": "a"}, "label": i / 7} for i in range(60)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for options, message in {
-        ("--words", "low,high"): "and label has 60 different values in 60 rows, which",
-        ("--text", "body"): "the column 'body' holds objects, which samara new does not read",
+        ("--words", "low,high"): "but label has 60 different values in 60 rows, which",
+        ("--text", "body"): "the column 'body' contains objects, which `samara new` cannot use",
     }.items():
         status, _, errors = run("new", tmp_path / "mine", "--data", file, *options)
         assert (status, message in errors) == (1, True), errors
@@ -199,7 +202,7 @@ def test_simulate_alone_explains_itself(run: Run) -> None:
     status, printed, errors = run("simulate")
     assert status == 1
     assert "popquorn" in printed
-    assert "samara new DIR writes one" in errors
+    assert "`samara new DIR` writes a file" in errors
 
 
 THINGS = ("film", "day", "meal", "walk")
@@ -238,7 +241,7 @@ def test_texts_of_users_make_a_federation(
     given = ("--data", file, "--model", chat_model)
     status, printed, errors = run("new", tmp_path / "mine", *given)
     assert (status, errors) == (0, "")
-    assert f"task: {task}, by the data's columns" in printed
+    assert f"task: {task}, because of the columns" in printed
     assert "rows have no text" not in printed
     assert "bits per byte, perplexity" in printed
     scenario = tmp_path / "mine" / "scenario.toml"
@@ -283,7 +286,7 @@ def test_chats_go_from_a_file_to_a_page(run: Run, chat_model: Path, tmp_path: Pa
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, printed, errors = run("new", folder, "--data", file, "--model", chat_model)
     assert (status, errors) == (0, "")
-    assert "task: chat, by the data's columns" in printed
+    assert "task: chat, because of the columns" in printed
     short = ("--set", "evaluate.passages=1", "--set", "evaluate.retrieved=2")
     assert run("simulate", folder / "scenario.toml", *QUICK, *short)[0] == 0
     status, printed, _ = run("compare", folder / "run", "--html", page)

@@ -44,7 +44,7 @@ def test_the_verdict_is_about_the_best_other_column(
     assert "over clients): 0 of 4 clients gain, 4 lose" in printed
     assert "Try evaluate.best = true" in printed
     assert "aggregation.rule = mean (if labels differ and no client may be hostile)" in printed
-    assert "base rate: the client's own commonest label, always" in printed
+    assert "base rate: always the client's most frequent label" in printed
 
 
 def test_settings_that_a_run_chose_take_one_line(

@@ -89,7 +89,7 @@ def test_a_phone_joins_by_one_line_and_has_all_that_it_needs(
     authority = authority_of(run)
     of_phone = [f"--program={tmp_path / 'model.pte'}", f"--gateway={GATEWAY}"]
     asked = ["invite", "pocket", f"--run={run}", f"--address={address}", f"--scenario={scenario}"]
-    with pytest.raises(SamaraError, match="all of --program, --gateway and --gateway-ca"):
+    with pytest.raises(SamaraError, match="a phone needs --program, --gateway and --gateway-ca"):
         CliRunner().invoke(server_commands, [*asked, *of_phone], catch_exceptions=False)
     asked += [*of_phone, f"--gateway-ca={authority}", "--qr"]
     shown = CliRunner().invoke(server_commands, asked)
@@ -266,8 +266,8 @@ def test_a_download_gives_its_place_back(
         assert app._downloads == {}
 
     asyncio.run(take())
-    assert "asked for a program while 2 others took one" in caplog.text
-    assert "takes a program too slowly" in caplog.text
+    assert "asked for a program during 2 other transfers" in caplog.text
+    assert "received a program too slowly" in caplog.text
 
 
 def test_a_gateway_admits_the_keys_of_the_servers_clients(
