@@ -139,7 +139,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     assert "Traceback" not in text, text
     phone = folder / ".samara" / "phone"
     assert f"the run is finished, and this phone keeps its model in {phone}/runs" in text
-    assert "1 phones have heard it" in text
+    assert "1 phones know that the run is finished" in text
     assert "every digest reproduced" in text
     ran = sorted((folder / "statuses").read_text().splitlines())
     written = filter(None, map(samara_words, command_lines(block)))

@@ -277,7 +277,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     assert not admitted(keys[0].public)
     file.touch()
     assert not admitted(keys[0].public)
-    assert "one.pem: key not admitted: not a public key" in caplog.text
+    assert "one.pem: this key is not admitted: not a public key" in caplog.text
     file.write_bytes(keys[0].public)
     assert admitted(keys[0].public)
     assert not admitted(keys[1].public)
@@ -299,7 +299,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
         ("--certs", "a certificate", "not a certificate"),
         ("--cert", None, "No such file"),
         ("--cert", "a certificate", "not a certificate and its private key"),
-        ("--phones", None, "no such folder"),
+        ("--phones", None, "this folder does not exist; create it"),
     ],
 )
 def test_gateway_settings_are_checked_before_anything_runs(
@@ -423,7 +423,7 @@ def test_a_replaced_certificate_is_taken_up_and_a_damaged_one_is_not(
     tls.certificate.write_bytes(other.certificate.read_bytes())  # and the key not yet
     assert not certificate.renew()
     assert certificate.current == first
-    assert "the certificate cannot be renewed" in caplog.text
+    assert "the gateway's certificate cannot be renewed and stays as it is" in caplog.text
     tls.key.write_bytes(other.key.read_bytes())
     second = other.certificate.read_bytes(), other.key.read_bytes()
     assert certificate.renew()

@@ -136,7 +136,7 @@ async def _until_idle(page: ServedPage) -> None:
         ({"/etc/passwd": "0" * 64}, "is not a path of the page"),
         ({"a//b": "0" * 64}, "is not a path of the page"),
         ({"program/index.json": "0" * 64}, "is not a path of the page"),
-        ({"index.html": "0" * 64}, "index.html is not the file that is listed"),
+        ({"index.html": "0" * 64}, "index.html differs from its listed SHA-256"),
         ({"link.js": hashlib.sha256(b"secret").hexdigest()}, "leads out of the folder"),
         ({"app.js": hashlib.sha256(SCRIPT).hexdigest()}, "index.html"),
         (["index.html"], "not a page that can be served"),

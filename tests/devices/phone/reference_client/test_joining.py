@@ -322,7 +322,10 @@ def test_a_phone_comes_again_when_the_server_cannot_be_asked(
     with closing(served):
         assert not attach(None, key, served.endpoint, stop)  # type: ignore[arg-type]
     [(reason, times)] = served.gateway.refused.items()
-    assert (reason, times) == ("the server cannot be asked for this key; try again later", 3)
+    assert (reason, times) == (
+        "the gateway cannot ask the server about this key; try again later",
+        3,
+    )
     assert [record.getMessage() for record in caplog.records if "no server" in record.message] == [
         "new phones are not admitted at present: no server"
     ]
