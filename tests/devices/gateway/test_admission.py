@@ -349,7 +349,7 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
                 "certificate is not accepted: .*; give the gateway's",
             ),
             (GatewayEndpoint(address), "certificate is not accepted"),
-            (GatewayEndpoint(address, insecure=True), "it speaks TLS; give --certs"),
+            (GatewayEndpoint(address, insecure=True), "the gateway uses TLS; give --certs"),
         ):
             caplog.clear()
             attach(phone, keys[1], endpoint, Once())  # type: ignore[arg-type]
@@ -440,5 +440,5 @@ def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
         served.endpoint.address, make_certificates(tmp_path / "tls", []).authority
     )
     attach(Echo(client_index_of_key(keys[0].public)), keys[0], endpoint, Once())  # type: ignore[arg-type]
-    assert "it does not speak TLS" in caplog.text
+    assert "the gateway's address does not use TLS" in caplog.text
     assert served.gateway.attached_phones == []

@@ -230,7 +230,9 @@ def test_a_board_says_that_a_gateway_is_too_old_for_it(keys: list[SigningKey], b
     server.start()
     endpoint = GatewayEndpoint(f"127.0.0.1:{port}", insecure=True)
     try:
-        with pytest.raises(DeviceError, match="takes phones only; update it, or use --wire flower"):
+        with pytest.raises(
+            DeviceError, match="accepts only phones; update the gateway, or use --wire flower"
+        ):
             attach(board, keys[0], endpoint, threading.Event(), is_board=True)
     finally:
         server.stop(None)

@@ -227,7 +227,7 @@ def test_a_damaged_folder_stops_the_client(key: SigningKey, tmp_path: Path) -> N
 def test_the_preflight_says_who_decides(key: SigningKey, tmp_path: Path) -> None:
     unsigned = check_scenario(tmp_path)
     assert unsigned.outcome is Outcome.WARN
-    assert "none is signed: the server decides" in str(unsigned)
+    assert "no scenario is signed: the server decides" in str(unsigned)
     scenario = signed(CONFIG, key)
     ScenarioFolder(tmp_path).add(scenario)
     held = check_scenario(tmp_path)

@@ -157,7 +157,7 @@ def test_a_file_that_is_no_certificate_is_named(content: bytes | None, tmp_path:
         file.write_bytes(content)
     check, skew = check_superlink(reaching(1, file))
     assert (check.outcome, skew) == (Outcome.FAIL, None)
-    assert check.finding == f"{file}: not a certificate (PEM) that can be read"
+    assert check.finding == f"{file}: this file is not a readable certificate (PEM)"
     assert "copy certificates/ca.pem" in check.remedy
     assert "--insecure" not in check.remedy
 
@@ -343,7 +343,7 @@ def test_names_addresses_and_devices() -> None:
         else:
             expected_device = "cuda" if profile.compute.processor == "gpu" else "cpu"
             assert resolve_device(profile.name) == (expected_device, profile.name)
-    with pytest.raises(ConfigError, match=r"--device: not a torch device .* nor a file"):
+    with pytest.raises(ConfigError, match=r"--device: this is not a torch device .* nor a file"):
         resolve_device("orin")
 
 
@@ -352,7 +352,7 @@ def test_names_addresses_and_devices() -> None:
     [
         ([], "--key FILE is missing"),
         (["--insecure", "--set", "rounds=3"], "the server decides"),
-        (["--insecure", "--device", "orin"], "--device: not a torch device"),
+        (["--insecure", "--device", "orin"], "--device: this is not a torch device"),
         (["--insecure", "--set", "threads=-1"], "threads"),
         (["--key", "/nowhere/key"], "the key cannot be read"),
     ],

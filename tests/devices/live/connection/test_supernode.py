@@ -82,7 +82,7 @@ def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
             except httpx.TransportError:
                 continue
     assert lines(caplog) == [
-        f"the server {ADDRESS} does not answer: Connection refused; trying again until it does. "
+        f"the server {ADDRESS} does not answer: Connection refused; this client keeps trying. "
         "It may have finished its run; ask its operator",
         f"the server {ADDRESS} answers again",
     ]
@@ -182,7 +182,7 @@ def test_flowers_lines_about_tries_are_left_out_and_others_are_not(
     assert kept == ["SSL/TLS handshake error detected."]
     assert lines(caplog) == [
         "an answer did not reach the server, which may ask for it again",
-        "a request of the server could not be fetched; it asks again if it has to",
+        "a request of the server could not be fetched; the server asks again if necessary",
     ]
 
 

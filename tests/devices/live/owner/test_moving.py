@@ -136,7 +136,7 @@ def test_a_move_that_fails_leaves_the_client_as_it_was(home: Path, tmp_path: Pat
     for file, message in (
         (tmp_path / "there", "exists; name a new file"),
         (tmp_path / "no" / "folder", "cannot be written"),
-        (home / "inside", "lies in the client's folder"),
+        (home / "inside", "this file would be in the client's folder"),
     ):
         with pytest.raises(SamaraError, match=message):
             move_client(home, file, PASSPHRASE)
@@ -176,13 +176,13 @@ def test_nothing_is_half_imported(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({SETTINGS_FILE: b"{}"}, "does not hold a client"),
-        ({SETTINGS_FILE: None}, "does not hold a client"),
-        ({"client.key": None}, "does not hold a client"),
+        ({SETTINGS_FILE: b"{}"}, "this file does not contain a client"),
+        ({SETTINGS_FILE: None}, "this file does not contain a client"),
+        ({"client.key": None}, "this file does not contain a client"),
         ({"client.key": b"no key"}, "not an OpenSSH private key"),
-        ({MOVED_FILE: b"{}"}, "does not hold a client"),
-        ({"other key": b""}, "its key is not that of its client"),
-        ({"key outside": b""}, "does not hold a client"),
+        ({MOVED_FILE: b"{}"}, "this file does not contain a client"),
+        ({"other key": b""}, "the key in this file belongs to another client"),
+        ({"key outside": b""}, "this file does not contain a client"),
     ],
 )
 def test_a_file_without_a_sound_client_is_refused(
@@ -294,7 +294,7 @@ def test_the_command_forget_asks_first_and_says_what_remains(home: Path) -> None
     assert shown.exit_code == 0, shown.output
     assert "scalars.json: 2 bytes" in shown.output
     assert "personal.ledger" not in shown.output.partition("What remains")[2].replace("lock", "")
-    assert "nothing of it is here" not in shown.output
+    assert "there is no such data to delete" not in shown.output
     for wrong in ((), ("--private", "--all"), ("--run", RUN, "--all")):
         shown = run_command("forget", "--home", str(home), *wrong)
         assert isinstance(shown.exception, ConfigError)
