@@ -102,9 +102,7 @@ def attach(
                 return True
             if error.code() in _FINAL:
                 rejections += 1
-                rejected = (
-                    f"{current.address}: the gateway rejects this device's key: {error.details()}"
-                )
+                rejected = f"{current.address}: the gateway rejects this key: {error.details()}"
                 if rejections >= len(endpoints):
                     raise DeviceError(rejected) from error
                 log.warning("%s", rejected)

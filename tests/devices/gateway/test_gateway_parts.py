@@ -193,7 +193,7 @@ def test_a_run_that_phones_cannot_take_part_in_goes_on_with_boards(
     assert len(reply[FRAMES]) == 1  # type: ignore[arg-type]
     assert not phone.settings
     lines = [record.getMessage() for record in caplog.records if record.name == "samara.gateway"]
-    assert sum(line.startswith("phones are left out: ") for line in lines) == 1
+    assert sum(line.startswith("phones cannot take part in this run: ") for line in lines) == 1
 
 
 def test_a_reply_in_parts_says_who_may_yet_answer(

@@ -52,7 +52,7 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
     reader = StatusReader(folder)
     before = reader.read()
     assert (before.trainer, before.runs, before.pauses) == ("not running", (), ())
-    assert "no run yet: it begins when the server first asks" in shown(before)
+    assert "no run yet: a run begins when the server first asks" in shown(before)
     assert "answers" not in shown(before)
     assert before.examples is not None
     trainer, day = resident(settings, 7, folder), iter([100.0, 160.0, 300.0])

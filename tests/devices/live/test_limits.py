@@ -293,7 +293,7 @@ def test_settings_of_the_owner_are_told_from_the_others() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("owner.hourz=1", r"owner\.hourz: there is no such setting; there are owner\.max-temp"),
+        ("owner.hourz=1", r"owner\.hourz: there is no such setting; use one of owner\.max-temp"),
         ("owner.nice=20", r"owner\.nice=20: .*less than or equal to 19"),
         ("owner.min-battery=x", r"owner\.min-battery=x: .*valid number"),
         ("owner.hours=9", r"owner\.hours=9: "),

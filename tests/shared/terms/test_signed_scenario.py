@@ -237,7 +237,7 @@ def test_the_preflight_says_who_decides(key: SigningKey, tmp_path: Path) -> None
     file.write_bytes(b"")
     assert "not a signed scenario" in str(check_scenario(tmp_path))
     file.unlink()
-    assert "so every request is refused" in str(check_scenario(tmp_path))
+    assert "so this client refuses every request" in str(check_scenario(tmp_path))
     assert check_scenario(tmp_path).outcome is Outcome.FAIL
 
 

@@ -171,8 +171,8 @@ def test_a_program_without_an_index_is_not_for_browsers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--web", "0.0.0.0:9443"], "both of --web and --program"),
-        (["--page", "page"], "both of --web and --program"),
+        (["--web", "0.0.0.0:9443"], "--web and --program: serving browsers needs both options"),
+        (["--page", "page"], "--web and --program: serving browsers needs both options"),
         (["--web", "0.0.0.0:9443", "--program", "m.onnx"], "trust the certificate; add --cert"),
         (["--web", "9443", "--program", "m.onnx"], "--web 9443: write it as host:port"),
         (

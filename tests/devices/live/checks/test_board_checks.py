@@ -146,7 +146,7 @@ def test_an_illegal_instruction_is_explained_where_atomics_are_missing(
     (tmp_path / "cpuinfo").write_text(cpu)
     assert board_state.lacks_atomics(tmp_path / "cpuinfo") is lacks
     monkeypatch.setattr(board_state, "lacks_atomics", lambda: lacks)
-    assert ("torch 2.9.1 for the CPU works" in explain_crash(4)) is lacks
+    assert ("install torch 2.9.1 for the CPU" in explain_crash(4)) is lacks
     assert "does not fit this machine" in explain_crash(11)
 
 

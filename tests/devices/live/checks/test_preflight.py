@@ -139,7 +139,7 @@ def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:
     with server(certificate) as port:
         check, _ = check_superlink(reaching(port, insecure=True))
     assert check.outcome is Outcome.FAIL
-    assert "speaks TLS" in check.finding
+    assert "uses TLS, but --insecure means plain text" in check.finding
     assert "instead of --insecure" in check.remedy
 
 
@@ -147,7 +147,7 @@ def test_tls_to_a_plain_server_says_so(certificate: Path) -> None:
     with server() as port:
         check, _ = check_superlink(reaching(port, certificate))
     assert check.outcome is Outcome.FAIL
-    assert "does not speak TLS" in check.finding
+    assert "does not use TLS" in check.finding
 
 
 @pytest.mark.parametrize("content", [b"{}", None])

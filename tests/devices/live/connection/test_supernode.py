@@ -83,13 +83,13 @@ def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
                 continue
     assert lines(caplog) == [
         f"the server {ADDRESS} does not answer: Connection refused; this client keeps trying. "
-        "It may have finished its run; ask its operator",
+        "The server may have finished its run; ask its operator",
         f"the server {ADDRESS} answers again",
     ]
     assert shown[:2] + shown[5:] == ["", "", ""]
     assert shown[2] == shown[3] == shown[4]
     assert shown[2].startswith(f"the server {ADDRESS} has not answered since 20")
-    assert "UTC: Connection refused; it may have finished its run" in shown[2]
+    assert "UTC: Connection refused. The server may have finished its run" in shown[2]
 
 
 def test_heartbeats_go_on_after_a_server_that_could_not_answer_one(

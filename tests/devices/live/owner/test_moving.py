@@ -308,4 +308,4 @@ def test_what_has_left_the_device_is_said(tmp_path: Path) -> None:
     AnswerLog(tmp_path).add(instruction.encode(), report.encode(), False, 20)
     *_, last = describe_rest(tmp_path)
     assert f"{report.gradients.size} scalars" in last
-    assert "the global model contains what was folded" in last
+    assert "they remain with their receivers and in the global model" in last
