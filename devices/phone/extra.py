@@ -28,11 +28,11 @@ def require_onnx() -> None:
     """Check that ONNX, its exporter and its runtime are installed.
 
     Raises:
-        DeviceError: if any of them is missing; the message names it.
+        DeviceError: if a package is missing; the message names it.
     """
     names = "onnx", "onnxscript", "onnxruntime"
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        raise DeviceError(MISSING_ONNX.format(error=f"{', '.join(missing)}: not installed"))
+        raise DeviceError(MISSING_ONNX.format(error=f"{', '.join(missing)} is not installed"))
 
 
 def require_web() -> None:

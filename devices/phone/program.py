@@ -54,13 +54,14 @@ class ReplayModule(SeededModule):
         Args:
             state: int64 [d], unit 2⁻⁵¹.
             seeds: int64 [n], bit patterns of 64-bit seeds.
-            coefficients: int64 [n], unit 2⁻⁴⁰; unused ones are 0.
+            coefficients: int64 [n], unit 2⁻⁴⁰; unused coefficients are 0.
 
         Returns:
             The state, int64 [d], in a tuple.
         """
         z = self.draw(seeds)
-        # one by one, because ExecuTorch's `sum` of int64 adds in floats and is not exact
+        # The loop adds one by one, because ExecuTorch's `sum` of int64 adds floats and is not
+        # exact.
         for index in range(len(seeds)):
             state = state + coefficients[index : index + 1] * z[index].to(torch.int64)
         return (state,)
@@ -85,7 +86,8 @@ class ScoresModule(nn.Module):
     def forward(
         self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores of the answers with the label bias, and −log softmax at the label.
+        """Return the scores of the answers with the label bias, and the losses −log softmax at the
+        label.
 
         Args:
             perturbations: P perturbed adapters.
@@ -194,8 +196,8 @@ class Candidates(nn.Module):
 class Unscored(nn.Module):
     """Answers of a model that is truncated below its head; all answers get equal scores.
 
-    The model reads a single sequence per example. A readout only reads the state before the answer,
-    which is the same for all candidates.
+    The model reads a single sequence per example. A readout only reads the hidden state before the
+    answer, which is the same for all candidates.
 
     Args:
         labels: number of answers.
@@ -339,7 +341,7 @@ class TrainStepModule(nn.Module):
             epsilon: float32 [1]; at 0 every perturbation is the state itself.
 
         Returns:
-            Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first; and the state
+            Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first, and the state
             after the previous update, int64 [d].
         """
         (state,) = self.replay(state, previous_seeds, previous_coefficients)
@@ -394,7 +396,7 @@ class AlgorithmOneModule(SeededModule):
     def __init__(self, scores: ScoresModule, layout: Layout, queries: int) -> None:
         super().__init__(layout)
         self.scores = scores
-        # equal halves: the first call has no noise to remove and no update to apply
+        # Both halves are equal: the first call has no noise to remove and no update to apply.
         self.register_buffer("b", torch.zeros(2, queries, layout.size))
 
     def forward(

@@ -172,7 +172,9 @@ def test_a_program_that_was_half_sent_goes_on_where_it_ended(
     for other in (b"x" * 700_000, b"x" * (len(PROGRAM) + 1)):  # of another program
         (home / PROGRAM_FILE).unlink()
         part.write_bytes(other)
-        with pytest.raises(InvitationError, match="fetches it again"):
+        with pytest.raises(
+            InvitationError, match="does not match the invitation; run the same command again"
+        ):
             join_run(address, code, home)
         assert not (home / PROGRAM_FILE).exists()
         join_run(address, code, home)
@@ -188,7 +190,7 @@ def test_another_program_than_the_invitations_is_not_kept(
     with pytest.raises(InvitationError, match="does not match the invitation"):
         join_run(address, code, home)
     kept.unlink()
-    with pytest.raises(InvitationError, match="does not send the program"):
+    with pytest.raises(InvitationError, match="the server did not send the program"):
         join_run(address, code, home)
     assert not (home / PROGRAM_FILE).exists()
     assert read_joined_gateway(home) is None
