@@ -288,7 +288,7 @@ class Manifest:
         return values
 
     def _version_of_onnx(self) -> int:
-        """Return the lowest manifest version for a program of ONNX Runtime; 0 for other programs."""
+        """Return the lowest version for a program of ONNX Runtime; 0 for other programs."""
         if self.runtime != "onnx":
             return 0
         return 5 if self.readout is None else 4 if self.weights else 3

@@ -257,7 +257,8 @@ def test_a_phone_has_the_label_bias_and_the_start_of_the_run(pair: Any, adapter:
         ("", "the initial weights do not have the layout's hash"),
         (
             "?",
-            "the initial weights do not have the layout's hash|Only base64|Incorrect padding|Excess data",
+            "the initial weights do not have the layout's hash|Only base64|Incorrect padding|"
+            "Excess data",
         ),
         (
             base64.b64encode(b"another").decode(),
