@@ -8,15 +8,17 @@ A level is a data set, a model and an adapter. All methods of a level train the 
 same examples of the same eight clients (Dirichlet, α = 5). All clients together have `EXAMPLES`
 training examples.
 
-- Samara: all settings at their defaults; a second row has directions that all clients share. -
-DeComFL (Li et al., 2025), FedKSeed (Qin et al., 2024): the shipped scenarios `decomfl` and
-`fedkseed`, on a common number of rounds. - FedAvg (McMahan et al., 2017): SGD on the gradient, with
-the steps and batches of Samara's clients. η is the value of `RATES` with the lowest training loss
-after `TRIED` rounds. An update has d float32 numbers. - 8 bits: a client sends its update, and the
-server the mean, as int8 with one float32 scale for each tensor (FedPAQ, Reisizadeh et al., 2020,
-with rounding to nearest): d bytes and 4 for each tensor. - top 1 %: the largest hundredth of an
-update, each way (Stich et al., 2018; both ways, Tang et al., 2019): 4 bytes for a value and ⌈log₂
-d⌉ bits for its index.
+- Samara: all settings at their defaults; a second row has directions that all clients share.
+- DeComFL (Li et al., 2025), FedKSeed (Qin et al., 2024): the shipped scenarios `decomfl` and
+  `fedkseed`, on a common number of rounds.
+- FedAvg (McMahan et al., 2017): SGD on the gradient, with the steps and batches of Samara's
+  clients. η is the value of `RATES` with the lowest training loss after `TRIED` rounds. An update
+  has d float32 numbers.
+- 8 bits: a client sends its update, and the server the mean, as int8 with one float32 scale for
+  each tensor (FedPAQ, Reisizadeh et al., 2020, with rounding to nearest): d bytes and 4 for each
+  tensor.
+- top 1 %: the largest hundredth of an update, each way (Stich et al., 2018; both ways, Tang et al.,
+  2019): 4 bytes for a value and ⌈log₂ d⌉ bits for its index.
 
 Both compressions add the omitted part to the next update, on clients and server. Frames of FedAvg
 are counted without a header. Frames of the federations of scalars are counted with their headers,

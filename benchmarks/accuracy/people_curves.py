@@ -48,7 +48,8 @@ def curves(people: Sequence[Person]) -> Curves:
 def groups(found: Curves) -> dict[int, dict[str, NDArray[np.float64]]]:
     """Return a group of curves for each number of examples that enough users have.
 
-    Returns: Accuracies by that number and method, float64 [users, numbers of examples up to it].
+    Returns:
+        Accuracies by that number and method, float64 [users, numbers of examples up to it].
     """
     counts = sorted(map(int, found[BASE_RATE]))
     by_most = {}

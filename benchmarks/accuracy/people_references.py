@@ -1,11 +1,11 @@
 """References that predict people's labels without a federation, by scikit-learn on all data.
 
-- majority: the most frequent label of all training rows; - common probe: logistic regression on all
-training rows' features; - base rate + words: logistic regression on TF-IDF of the words, with an
-intercept per user; - common probe + intercepts: logistic regression on features, with an intercept
-per user; - pooled, then private: the common weights of the regression above; every user adds an
-intercept and a readout (`fit_private_part`). First-order training of the common model would give
-this result.
+- majority: the most frequent label of all training rows;
+- common probe: logistic regression on all training rows' features;
+- base rate + words: logistic regression on TF-IDF of the words, with an intercept per user;
+- common probe + intercepts: logistic regression on features, with an intercept per user;
+- pooled, then private: the common weights of the regression above; every user adds an intercept and
+  a readout (`fit_private_part`). First-order training of the common model would give this result.
 
 The values of C are chosen by accuracy on validation examples.
 """
