@@ -258,9 +258,9 @@ def test_the_commands_of_an_owner(
     assert re.search(r"watched \W+\d", status)
     assert f"{inbox}:{FIRST + 1}:isnotJSON" in status.replace(" ", "")  # long lines are folded
     assert "the newest example was added at" in status
-    assert "1 deleted" in run("learn", "--delete", found[1])
+    assert "1 examples deleted" in run("learn", "--delete", found[1])
     assert "the meal was cold" not in run("learn", "--list")
     assert "no example has the id" in run("learn", "--delete", found[1])
-    assert "4 deleted" in run("learn", "--delete", "--all")
+    assert "4 examples deleted" in run("learn", "--delete", "--all")
     inbox.unlink()
     assert "the examples cannot be read" in run("status", "--name", "a")

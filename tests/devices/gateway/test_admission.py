@@ -295,8 +295,8 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     [
         ("--key", None, "the key cannot be read"),
         ("--key", "a key", "not an OpenSSH private key"),
-        ("--certs", None, "not a certificate"),
-        ("--certs", "a certificate", "not a certificate"),
+        ("--certs", None, "not a readable certificate"),
+        ("--certs", "a certificate", "not a readable certificate"),
         ("--cert", None, "No such file"),
         ("--cert", "a certificate", "not a certificate and its private key"),
         ("--phones", None, "this folder does not exist; create it"),
@@ -355,7 +355,9 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
             attach(phone, keys[1], endpoint, Once())  # type: ignore[arg-type]
             assert re.search(problem, caplog.text)
             assert served.gateway.attached_phones == [phone.device]
-        with pytest.raises(DeviceError, match=r"own/ca\.key: not a certificate"):
+        with pytest.raises(
+            DeviceError, match=r"own/ca\.key: this file is not a readable certificate"
+        ):
             attach(phone, keys[0], GatewayEndpoint(address, tmp_path / "own" / "ca.key"), Once())  # type: ignore[arg-type]
     finally:
         served.close()

@@ -95,7 +95,9 @@ def test_what_a_killed_client_left_is_restored_at_the_next_start(
 
 
 def test_a_mode_that_is_not_taken_is_an_error(board: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="the board is in MAXN: NVPM ERROR: Reboot required"):
+    with pytest.raises(
+        DeviceError, match="power mode 7W and is in MAXN: NVPM ERROR: Reboot required"
+    ):
         in_power_mode("7W", tmp_path).__enter__()
     assert read_power_mode() == "MAXN"
     assert not (tmp_path / BEFORE_FILE).exists()

@@ -159,7 +159,9 @@ def test_a_page_that_was_not_built_is_named(tmp_path: Path) -> None:
 
 
 def test_a_program_without_an_index_is_not_for_browsers(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"not a program for browsers, model\.index\.json is m"):
+    with pytest.raises(
+        DeviceError, match=r"not a program for browsers, because model\.index\.json is m"
+    ):
         program_files(tmp_path / "model.onnx")
     (tmp_path / "model.index.json").write_text('{"version": 2}')
     with pytest.raises(

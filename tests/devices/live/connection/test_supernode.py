@@ -123,7 +123,7 @@ def test_what_was_noted_of_a_server_stays_until_it_answers_or_another_is_silent(
     note_end(tmp_path, ADDRESS)
     note_silence(tmp_path, ADDRESS, "Connection refused")
     assert describe_contact(tmp_path).startswith(
-        f"the run is finished, as the server {ADDRESS} said on 20"
+        f"the run is finished, as the server {ADDRESS} reported on 20"
     )
     note_silence(tmp_path, "other:1", "no route to host")
     assert "the server other:1 has not answered since" in describe_contact(tmp_path)
