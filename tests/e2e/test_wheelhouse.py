@@ -139,7 +139,7 @@ def test_a_wheelhouse_installs_where_no_network_is(board: Board) -> None:
     assert "is damaged, see above" in damaged.stderr
     (elsewhere / "SHA256SUMS").unlink()
     begun = board.install_without_network(elsewhere / "install.sh")
-    assert "is no whole wheelhouse" in begun.stderr
+    assert "is an incomplete wheelhouse" in begun.stderr
 
 
 def test_what_was_fetched_is_not_fetched_again(board: Board) -> None:

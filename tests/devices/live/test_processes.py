@@ -103,7 +103,7 @@ def test_other_code_is_logged_once_and_the_installed_app_answers(
     for _ in range(2):
         answering._answer(None)  # type: ignore[arg-type]
     assert sent == [message, message]
-    assert caplog.text.count("another one: '6', and here") == 1
+    assert caplog.text.count("differs from this one: '6', and here") == 1
 
 
 def test_several_tasks_are_answered_at_once_and_one_that_is_early_is_tried_again(
