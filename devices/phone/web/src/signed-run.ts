@@ -2,8 +2,8 @@
  * The operator's signed scenario: the settings of a run. A phone with a signed scenario takes part
  * only in this run.
  *
- * The scenario came with the invitation, whose code contains its hash. Every instruction must follow from it
- * (client/protocol/signed_runs.py).
+ * The scenario came with the invitation, whose code contains its hash. Every instruction must follow
+ * from the scenario (client/protocol/signed_runs.py).
  */
 
 import { areEqual, fromHex, toUtf8, type Bytes } from "./bytes.ts";
