@@ -168,8 +168,8 @@ def test_means_stand_below_the_papers_numbers(
     ("options", "message"),
     [
         (["--data", "sst2"], "--data sst2: give TASK=PATH"),
-        (["--data", "sst=D"], "--data: the table has no sst; it has sst2, trec, rte"),
-        (["--row", "DORA:seed=1"], "--row: the table has no DORA; it has LoRA, LoRA-FA, DoRA"),
+        (["--data", "sst=D"], "--data: the table has no sst; use one of sst2, trec, rte"),
+        (["--row", "DORA:seed=1"], "--row: the table has no DORA; use one of LoRA, LoRA-FA, DoRA"),
         (["--row", "DoRA:no=1"], "no: there is no such setting"),  # before LoRA runs
         (["--measure"], "--measure: the table p-rge-6 has no benchmark"),
     ],
@@ -224,7 +224,7 @@ def test_rows_of_equal_settings_are_one_run(tmp_path: Path) -> None:
 def test_a_row_has_one_source() -> None:
     with pytest.raises(ValueError, match="give exactly one of settings, predict and missing"):
         Row(name="x", paper=[1.0])
-    with pytest.raises(ValueError, match="1 numbers, 2 columns"):
+    with pytest.raises(ValueError, match="the row has 1 numbers for 2 columns"):
         PaperTable(
             title="t",
             model="m",
