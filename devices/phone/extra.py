@@ -32,7 +32,7 @@ def require_onnx() -> None:
     """
     names = "onnx", "onnxscript", "onnxruntime"
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        raise DeviceError(MISSING_ONNX.format(error=f"{', '.join(missing)} is not installed"))
+        raise DeviceError(MISSING_ONNX.format(error=f"{', '.join(missing)}: not installed"))
 
 
 def require_web() -> None:

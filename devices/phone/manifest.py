@@ -124,9 +124,7 @@ class WeightsFile:
         """
         file = program.parent / self.path
         if hash_program(file) != self.sha256:
-            raise DeviceError(
-                f"{file}: this is not a file of {program.name}; copy all files of the program again"
-            )
+            raise DeviceError(f"{file}: not a file of {program.name}; copy all its files again")
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def check_scenario(folder: Path) -> CheckResult:
         remedy = "give a signed scenario with --scenario FILE"
         return CheckResult(Outcome.FAIL, "scenario", finding, remedy)
     operator = describe_operator(scenarios[0].operator)
-    finding = f"{len(scenarios)} scenarios are signed by operator {operator}"
+    finding = f"{len(scenarios)} signed by operator {operator}"
     return CheckResult(Outcome.PASS, "scenario", finding)
 
 
