@@ -15,16 +15,19 @@ app = command_group("Measure this machine.")
 @app.command()
 def replay(
     adapters: Annotated[
-        list[str] | None, typer.Option("--adapter", help="Which adapter's tensors. Repeatable.")
+        list[str] | None,
+        typer.Option("--adapter", help="Adapter whose tensors are used. Repeatable."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds folded at once.")] = 32,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds folded together.")] = 32,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is one per core.")] = 0,
-    repetitions: Annotated[int, typer.Option(min=1, help="Of everything, in turn.")] = 5,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Repetitions of all measurements, interleaved.")
+    ] = 5,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this file.")
     ] = None,
 ) -> None:
-    """Replay and directions per backend, against the loop that peers use.
+    """Measure replay and directions of each backend beside the loop of other projects.
 
     Example: python -m benchmarks replay --adapter tinyllama --json replay.json
     """
@@ -69,8 +72,8 @@ def step(
     batches: Annotated[str, typer.Option(help="B, comma-separated.")] = "1,4,8",
     lengths: Annotated[str, typer.Option(help="Tokens of a sequence.")] = "32,64,128",
     layers: Annotated[str, typer.Option(help="Adapted blocks: all, top:2, …")] = "all",
-    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
-    repetitions: Annotated[int, typer.Option(help="Of each step, interleaved.")] = 5,
+    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
+    repetitions: Annotated[int, typer.Option(help="Repetitions of each step, interleaved.")] = 5,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is one per core.")] = 0,
 ) -> None:
     """Time P-RGE steps in every grouping against MeZO-LoRA on the same rows.
@@ -101,9 +104,11 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise typer.BadParameter(f"{option} {text}: write it as 1,4,8") from error
+        raise typer.BadParameter(
+            f"{option} {text}: give numbers with commas, such as 1,4,8"
+        ) from error
     if min(numbers) < 1:
-        raise typer.BadParameter(f"{option} {text}: numbers must be positive")
+        raise typer.BadParameter(f"{option} {text}: give positive numbers")
     return numbers
 
 

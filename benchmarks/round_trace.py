@@ -1,11 +1,12 @@
-"""Files and functions that one round goes through.
+"""The files and functions of Samara that one round uses.
 
     python -m benchmarks.round_trace [--functions] [--write]
 
-The second round of a simulation of one client, from the end of the first to its own end: every call
-of a function of Samara in every thread. Prints the files with their functions in the order of their
-first call, and the functions that do nothing but pass their own arguments on. With --write the
-files are put into docs/concepts/architecture.md.
+The trace covers the second round of a simulation of one client, from the end of the first round to
+the end of the second. It records every call of a function of Samara in every thread. The program
+prints the files with their functions in the order of the first call. It also prints the functions
+that only pass their arguments on. With --write, it writes the files into
+docs/concepts/architecture.md.
 """
 
 import argparse
@@ -38,7 +39,9 @@ BEGIN, END = "<!-- round: begin -->\n", "<!-- round: end -->\n"
 
 @contextmanager
 def traced_round(number: int) -> Iterator[dict[CodeType, None]]:
-    """Trace the calls of a round; yield their code, in the order of the first calls."""
+    """Trace the calls of a round, and yield the code of the called functions in order of first
+    call.
+    """
     ended = 0
     calls: dict[CodeType, None] = {}
 
@@ -74,7 +77,7 @@ def by_file(calls: dict[CodeType, None]) -> dict[Path, list[str]]:
 
 
 def forwarders(file: Path, called: list[str]) -> list[str]:
-    """Return the functions of a file that only pass their arguments on to another one."""
+    """Return the functions of a file that only pass their arguments on to another function."""
     names = {name.rpartition(".")[2] for name in called}
     found = []
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
@@ -84,7 +87,9 @@ def forwarders(file: Path, called: list[str]) -> list[str]:
 
 
 def _passes_on(function: ast.FunctionDef) -> bool:
-    """Return whether a function is one call whose arguments are its own parameters, all of them."""
+    """Return whether a function is a single call whose arguments are all the function's
+    parameters.
+    """
     body = [node for node in function.body if not _is_docstring(node)]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
         return False

@@ -1,4 +1,4 @@
-"""A client of this machine without a server, and the process of `samara client serve` over it."""
+"""A client of this machine without a server, and its process of `samara client serve`."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from samara.devices.live.settings import ClientSettings
 
 
 def write_client(folder: Path, device_settings: dict[str, Any]) -> ClientSettings:
-    """Write and return the settings of a new client that is connected with no server.
+    """Write and return the settings of a new client without a server.
 
     Args:
-        folder: folder of the client, which need not exist; its path must be short, for sockets lie
-            in it.
-        device_settings: model, data, task and whatever else the device decides.
+        folder: folder of the client, which need not exist. Its path must be short, because it
+            contains sockets.
+        device_settings: model, data, task and other settings that the device decides.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     settings = ClientSettings(
@@ -45,10 +45,10 @@ def serving(
         log: file of its messages.
 
     Yields:
-        The process, and the address that it serves.
+        The process, and the address at which it serves.
 
     Raises:
-        RuntimeError: if it does not serve, or does not end well when it is asked to.
+        RuntimeError: if the process does not serve, or ends with an error.
     """
     command = [sys.executable, "-m", "samara", "client", "serve", "--home", str(home), *options]
     environment = child_environment() | {"HF_HUB_OFFLINE": "1"}
@@ -62,10 +62,10 @@ def serving(
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line.startswith("serving on"):
-                raise RuntimeError(f"it does not serve: {log.read_text()}")
+                raise RuntimeError(f"the process does not serve: {log.read_text()}")
             yield process, line.split()[-1]
         finally:
             process.terminate()
             status = process.wait(60)
         if status:
-            raise RuntimeError(f"it ended with {status}: {log.read_text()}")
+            raise RuntimeError(f"the process ended with status {status}: {log.read_text()}")

@@ -1,1 +1,1 @@
-"""Measurements of accuracy, and of what decides it."""
+"""Measurements of accuracy, and of the choices that affect it."""

@@ -1,31 +1,35 @@
-"""Accuracy against the bytes of a client, beside other federations, from 384 to a million numbers.
+"""Accuracy against a client's bytes, beside other federations, for 384 to a million trained
+numbers.
 
     python -m benchmarks.accuracy.bytes_to_accuracy --data SOURCES --model MINILM \\
         --language-model SMOLLM2 --out FOLDER [--levels sst2,1e4,lm] [--seeds 0,1,2]
 
 A level is a data set, a model and an adapter. All methods of a level train the same numbers on the
-same examples of the same eight clients (Dirichlet, α = 5), `EXAMPLES` for training in all.
+same examples of the same eight clients (Dirichlet, α = 5). All clients together have `EXAMPLES`
+training examples.
 
-- Samara: every setting at its default; beside it, with directions that all clients share.
+- Samara: all settings at their defaults; a second row has directions that all clients share.
 - DeComFL (Li et al., 2025), FedKSeed (Qin et al., 2024): the shipped scenarios `decomfl` and
   `fedkseed`, on a common number of rounds.
-- FedAvg (McMahan et al., 2017): the steps and batches of Samara's clients, by SGD on the gradient;
-  of `RATES`, η is that with the lowest training loss after `TRIED` rounds. d float32 numbers.
+- FedAvg (McMahan et al., 2017): SGD on the gradient, with the steps and batches of Samara's
+  clients. η is the value of `RATES` with the lowest training loss after `TRIED` rounds. An update
+  has d float32 numbers.
 - 8 bits: a client sends its update, and the server the mean, as int8 with one float32 scale for
   each tensor (FedPAQ, Reisizadeh et al., 2020, with rounding to nearest): d bytes and 4 for each
   tensor.
 - top 1 %: the largest hundredth of an update, each way (Stich et al., 2018; both ways, Tang et al.,
   2019): 4 bytes for a value and ⌈log₂ d⌉ bits for its index.
 
-Both compressions add what they left out to the next update, on clients and server. Their frames
-have no header here; those of the federations of scalars are counted with theirs, by the product's
-own counts. A model's bytes are those by which all clients hold it, the first model's none, since
-all know it. Federations of scalars inside a model report z·∇L, which differences of losses
-approach (`gradients=exact`): the same frames from fewer passes.
+Both compressions add the omitted part to the next update, on clients and server. Frames of FedAvg
+are counted without a header. Frames of the federations of scalars are counted with their headers,
+by Samara's own counts. A model's bytes are the bytes after which all clients have the model; the
+first model has none. Federations of scalars inside a model report z·∇L (`gradients=exact`), the
+limit of the differences of losses. The frames are the same, but need fewer passes.
 
-Accuracy is the mean over clients of that on their test examples. The target of a level is midway
-between its start and FedAvg's last model. FOLDER/cells.jsonl has a line for each run, with which
-the same command continues; points.csv, table.md and bytes_to_accuracy.png are made of it.
+Accuracy is the mean over clients of the accuracy on their test examples. The target of a level is
+midway between the accuracies of its start and of FedAvg's last model. FOLDER/cells.jsonl has a line
+for each run, and the same command continues with it. points.csv, table.md and bytes_to_accuracy.png
+are made from this file.
 """
 
 import argparse
@@ -62,12 +66,12 @@ EXAMPLES, CLIENTS, ALPHA = 400, 8, 5.0
 RATES, TRIED = (0.01, 0.1, 1.0, 10.0, 100.0), 2
 MICRO_BATCH = 16
 EVALUATED = 15
-"""The most rounds of a run whose every model is evaluated."""
+"""Maximum rounds of a run for which every model is evaluated."""
 SHARE = 0.01
-"""The share of an update's numbers that top-k sends."""
+"""Share of an update's numbers that top-k sends."""
 SHARED = "Samara, shared seeds"
 SCALARS = {"Samara": "", SHARED: "", "DeComFL": "decomfl", "FedKSeed": "fedkseed"}
-"""The federations of scalars, with the scenarios that are their rules; defaults without one."""
+"""Scenario of each federation of scalars; empty means the defaults."""
 Vector = NDArray[np.float32]
 
 
@@ -75,7 +79,7 @@ class Compression(NamedTuple):
     """A compression of updates.
 
     Attributes:
-        received: function that returns what arrives of an update, float32 [d].
+        received: function that returns the received update, float32 [d], given the sent one.
         size: function that returns the bytes of an update.
     """
 
@@ -88,10 +92,10 @@ class Level(NamedTuple):
 
     Attributes:
         data_set: a name in `DATA_SETS`.
-        is_language_model: whether the model is that of `--language-model`.
+        is_language_model: whether the model is the one given by `--language-model`.
         adapter: settings of the adapter.
-        rounds: rounds of every method but FedKSeed.
-        long_rounds: rounds of FedKSeed, which have 200 steps; 0 leaves it out.
+        rounds: rounds of every method except FedKSeed.
+        long_rounds: rounds of FedKSeed, each with 200 steps; 0 leaves FedKSeed out.
     """
 
     data_set: str
@@ -105,7 +109,9 @@ _READOUT = {"adapter.layers": "readout:auto"}
 
 
 def _inside(rank: int) -> dict[str, Any]:
-    """Return settings of adapters on all linear layers of MiniLM's last block, 3,456 · rank."""
+    """Return settings of adapters on all linear layers of MiniLM's last block, 3,456 · rank
+    numbers.
+    """
     projections = {"adapter.projections": "query,key,value,dense"}
     return {"adapter.layers": "top:1", "adapter.rank": rank, **projections}
 
@@ -124,7 +130,7 @@ LEVELS = {
 
 
 def tensor_slices(layout: Layout) -> Iterator[slice]:
-    """Yield the places of a layout's tensors."""
+    """Yield the slice of each tensor of a layout."""
     start = 0
     for tensor in layout.tensors:
         yield slice(start, start := start + tensor.rows * tensor.columns)
@@ -141,7 +147,7 @@ def in_8_bits(layout: Layout, update: Vector) -> Vector:
 
 
 def largest_kept(layout: Layout, update: Vector) -> Vector:
-    """Return an update with zeros but at its largest numbers."""
+    """Return an update in which all numbers except the largest are zero."""
     kept = np.argpartition(np.abs(update), -kept_count(layout))[-kept_count(layout) :]
     received = np.zeros_like(update)
     received[kept] = update[kept]
@@ -149,7 +155,7 @@ def largest_kept(layout: Layout, update: Vector) -> Vector:
 
 
 def kept_count(layout: Layout) -> int:
-    """Return how many numbers of an update are its largest hundredth."""
+    """Return the number of numbers in the largest hundredth of an update."""
     return max(1, round(SHARE * layout.size))
 
 
@@ -172,7 +178,7 @@ class FedAvg:
 
     Args:
         run: model and data.
-        config: settings of Samara's run, whose steps and batches clients take.
+        config: settings of Samara's run, from which steps and batches come.
     """
 
     def __init__(self, run: LoadedRun, config: RunConfig) -> None:
@@ -219,7 +225,7 @@ class FedAvg:
             yield theta
 
     def _trained(self, theta: Vector, client: int, rate: float, number: int) -> Vector:
-        """Return a client's numbers after its local steps of a round."""
+        """Return a client's trained numbers after the local steps of a round."""
         train, root = self._train[client], round_root(self._config.seed, number, 0)
         for step in range(self._config.steps):
             order = batch_order(root, client, step, len(train.labels))
@@ -238,7 +244,7 @@ class FedAvg:
 
 
 def split_of(run: LoadedRun, client: int, split: Split) -> LabelledPrompts:
-    """Return a client's examples of a split as evaluations and steps see them."""
+    """Return a client's examples of a split, as used by evaluations and steps."""
     data = run.data.share_of(client, CLIENTS)
     found = data.tokenized(split) if split == Split.TRAIN else data.evaluated(split)
     for part in found.parts:
@@ -266,7 +272,9 @@ def test_accuracy(run: LoadedRun, state: NDArray[Any]) -> float:
 
 
 def evaluated_rounds(rounds: int) -> list[int]:
-    """Return the rounds after which a model is evaluated: all of a few, or some at equal ratios."""
+    """Return the rounds after which a model is evaluated: all rounds, or some at equal ratios if
+    there are many.
+    """
     if rounds <= EVALUATED:
         return list(range(1, rounds + 1))
     return sorted({round(rounds ** (part / 8)) for part in range(9)})
@@ -294,7 +302,7 @@ class Bench:
         return test_accuracy(self._run, np.zeros(self._run.runtime.layout.size, np.float32))
 
     def measure(self, method: str) -> Row:
-        """Run a method, and return bytes of a client in a round and accuracies by bytes."""
+        """Run a method, and return a client's bytes in a round, and the accuracies by bytes."""
         begun = time.process_time()
         row = self._scalars(method) if method in SCALARS else self._fed_avg(method)
         row |= {"d": self._run.runtime.layout.size, "start": self.start}
@@ -313,7 +321,7 @@ class Bench:
         result = RunResult.read(folder)
         up = [entry.bytes_up / CLIENTS for entry in result.rounds]
         down = [entry.bytes_down / CLIENTS for entry in result.rounds]
-        down.append(down[-1])  # the message by which clients hold the last model
+        down.append(down[-1])  # the message with which clients get the last model
         points = [
             [step.round, sum(up[: step.round]) + sum(down[: step.round + 1]), accuracy]
             for step in replay_run(folder)
@@ -337,7 +345,7 @@ class Bench:
 
 
 def reached(row: Row, target: float) -> float:
-    """Return the bytes at the first model that is as accurate as a target; inf if none is."""
+    """Return the bytes at the first model that reaches a target accuracy; inf if no model does."""
     return next((size for _, size, accuracy in row["points"] if accuracy >= target), math.inf)
 
 
@@ -429,7 +437,7 @@ def draw(rows: Rows, file: Path) -> None:
 
 
 def measure(arguments: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Run what is not among the rows yet, and write what is made of them."""
+    """Run the missing rows, and write the points, the table and the figure."""
     rows = Rows(arguments.out / "cells.jsonl")
     for seed, level in product(map(int, arguments.seeds), arguments.levels):
         bench: Bench | None = None

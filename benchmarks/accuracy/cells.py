@@ -1,10 +1,10 @@
 """Cells, conditions and limits that measurements of the defaults share, and the loop over them.
 
-A cell is a data set and its division among clients; a condition is a name and settings. The limits
-of a cell are logistic regressions by scikit-learn on the same features φ(h) of all clients
-together: `probe CV`, whose C is the best of eight in three-fold cross-validation on the training
-examples, and `probe`, with C = 1. Data are divided by `data.seed` 0 whatever the seed of a run, so
-that runs share representations on disk; `--set data.seed=1` divides them anew.
+A cell is a data set and its division among clients. A condition is a name with settings. The limits
+of a cell are logistic regressions by scikit-learn on the features φ(h) of all clients together:
+`probe CV`, whose C is the best of eight in three-fold cross-validation on the training examples,
+and `probe`, with C = 1. The seed of a run does not change the division of the data, so that runs
+share representations on disk. The division has the seed 0, or that of `--set data.seed=1`.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from samara.shared.settings.config import TRUNK_CACHES, RunConfig
 from samara.shared.settings.setting import parse_assignment
 
 STRENGTHS = np.logspace(-3, 4, 8)
-"""C of the limit, from strong regularisation to weak."""
+"""Values of C for the limit, from strong to weak regularization."""
 CACHE_BYTES = 2**32
 
 Run = Callable[[RunConfig, dict[str, Any]], Row]
-"""A run with settings and with what is no setting of a run; returns figures."""
+"""A function that runs settings, with variants that are not settings, and returns figures."""
 
 
 class Cell(NamedTuple):
@@ -67,16 +67,17 @@ def measure_cells(
     render: Callable[[Rows], str],
     variants: Collection[str] = (),
 ) -> None:
-    """Run every condition on every cell, and write rows and a table of them.
+    """Run every condition on every cell, and write the rows and their table.
 
-    Rows that are in the file already are not measured again, so the same command continues.
+    Existing rows of the file are not measured again, so the same command continues.
 
     Args:
         arguments: options of `cells_parser`.
         file: name of the file of rows, JSON lines.
-        prepare: function that returns what runs conditions on a cell, from settings on the cell.
+        prepare: function that returns the runner of conditions on a cell, given the cell's
+            settings.
         render: function that returns the table of rows.
-        variants: keys of conditions that are no settings of a run.
+        variants: keys of conditions that are not settings of a run.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     path = arguments.out / file
@@ -115,7 +116,7 @@ def parse_condition(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def settings_of(arguments: argparse.Namespace, cell: Cell, settings: dict[str, Any]) -> RunConfig:
-    """Return the settings of a run on a cell; `settings` come last."""
+    """Return the settings of a run on a cell; `settings` override all others."""
     partition = "dirichlet" if cell.clients > 1 else "iid"
     division = {"data.partition": partition, "data.alpha": cell.alpha}
     return RunConfig.of(
@@ -159,7 +160,7 @@ def measure_limits(config: RunConfig) -> Row:
     best = LogisticRegressionCV(Cs=STRENGTHS, cv=3, max_iter=1000)
     plain = LogisticRegression(max_iter=1000)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rare labels, and solvers that stop before they converge
+        warnings.simplefilter("ignore")  # rare labels and solvers that stop early cause warnings
         return {
             "examples": len(train[1]),
             "test_examples": len(test[1]),

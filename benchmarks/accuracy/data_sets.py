@@ -1,9 +1,9 @@
-"""Data sets for measurements of the defaults: public ones, and cases that are difficult on purpose.
+"""Data sets for measurements of the defaults: public data sets, and deliberately difficult cases.
 
-Each is written once as a folder of JSON lines and a task, which any command of Samara can read.
-The folder of sources has a subfolder for each data set: `sst2_sentences`, `trec6`, `mrpc`, `rte`,
-`cb`, `wic`, `boolq`, `popquorn_offensiveness` and `imdb`, with their usual fields, and those of
-`held_out`. `messages` are generated, by as many writers as there are clients.
+Each data set is written once, as a folder of JSON lines and a task, which any command of Samara can
+read. The folder of sources has a subfolder for each data set: `sst2_sentences`, `trec6`, `mrpc`,
+`rte`, `cb`, `wic`, `boolq`, `popquorn_offensiveness` and `imdb`, with their usual fields, and the
+subfolders of `held_out`. `messages` are generated, with one writer per client.
 """
 
 import gzip
@@ -22,7 +22,7 @@ from samara.shared.tasks.messages import EMBEDDED_DATA
 Record = dict[str, Any]
 Read = Callable[[Path], dict[str, list[Record]]]
 MOST_TRAINING, MOST_TEST = 3000, 1000
-"""The most examples that a data set is cut to, by a hash of their content."""
+"""Maximum number of examples in each split; a hash of their content chooses them."""
 # fmt: off
 NOUNS = (
     "woman", "king", "war", "horror", "comedy", "school", "police", "money", "wife", "game", "army",
@@ -34,7 +34,9 @@ NOUNS = (
     "opera", "ghost", "detective", "pirate",
 )
 # fmt: on
-"""The labels of `noun12` and `noun60`, whose examples are sentences that lack one of them."""
+"""Labels of `noun12` and `noun60`, whose examples are sentences in which a gap replaces the
+label.
+"""
 GAP = "___"
 
 
@@ -47,7 +49,7 @@ class DataSet:
         task: name of a shipped task, or the content of a task file.
         read: function that reads splits, `train` and perhaps others, from the folder of sources;
             None for generated messages, which are not written.
-        limit: most training examples; `data.limit` of a run.
+        limit: maximum number of training examples; `data.limit` of a run.
     """
 
     name: str
@@ -56,7 +58,7 @@ class DataSet:
     limit: int = 0
 
     def prepare(self, sources: Path, folder: Path) -> dict[str, object]:
-        """Write the data set unless it is there, and return the settings that name it."""
+        """Write the data set unless it exists, and return the settings that name it."""
         if self.read is None:
             return {"task": self.task, "data.path": EMBEDDED_DATA}
         own = folder / self.name
@@ -76,9 +78,9 @@ class DataSet:
 
 
 def complete_splits(splits: dict[str, list[Record]]) -> dict[str, list[Record]]:
-    """Return training, validation and test examples, no more than the limits.
+    """Return training, validation and test examples, at most as many as the limits.
 
-    Missing splits, a quarter and a tenth, are cut from the training examples by a hash.
+    A missing split is cut from the training examples by a hash.
     """
     train = sorted(splits["train"], key=_hash)
     test, validation = splits.get("test"), splits.get("validation")
@@ -115,7 +117,7 @@ def _json_lines(path: Path) -> Iterator[Record]:
 
 
 def _ratings(sources: Path) -> dict[str, list[Record]]:
-    """Read film reviews with their ratings; the beginning of a text is enough."""
+    """Read the beginnings of film reviews, with their ratings."""
     rows = _json_lines(sources / "imdb" / "train.jsonl.gz")
     whole = sorted(
         ({"text": row["text"][-400:], "label": row["rating"]} for row in rows), key=_hash
@@ -176,7 +178,7 @@ def _nouns_task(count: int) -> str:
 
 
 def _described(name: str, sentence: str, words: dict[str, str], read: Read) -> DataSet:
-    """A data set whose labels are words of a sentence after the text."""
+    """Return a data set whose labels are words of a sentence after the text."""
     task = _task(name, "{text}", f" {sentence}", list(words.values()), list(words))
     return DataSet(name, task, read)
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.accuracy.drift [--model FOLDER] [--steps 1000] [--epsilon 0.001]
 
-Nothing is scored and no step is taken: only θ + ε·z, θ − ε·z and back, with another z each time.
+No loss is computed and no step is taken. Parameters only change to θ + ε·z, to θ − ε·z and back,
+with a new z each time.
 """
 
 import numpy as np
@@ -18,7 +19,9 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 
 
 def drift(model: str, dtype: Dtype, steps: int, epsilon: float) -> tuple[float, float]:
-    """Root mean square of what is left behind, and of the parameters around their mean."""
+    """Return the root mean square of the remaining errors, and of the parameters around their
+    mean.
+    """
     base = load_base_model(model, dtype=dtype)
     space = FullSpace(base, backend_for(torch.device("cpu")), keep_copy=False)
     seeds = np.arange(steps, dtype=np.uint64)

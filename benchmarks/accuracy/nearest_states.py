@@ -1,13 +1,14 @@
-"""Own words beside kNN-LM: both mix a person's own texts into a language model's probabilities.
+"""Own words beside kNN-LM: two ways to mix a person's texts into a language model's probabilities.
 
     python -m benchmarks.accuracy.nearest_states chats1.jsonl chats2.jsonl --model SMOLLM2
 
-A file is one of `people_texts`. kNN-LM (Khandelwal et al., 2020, equations 2 and 3) keeps the last
-hidden state before each token of a person's training texts. The k states nearest to a new one vote
-for their tokens, with weights exp(−distance / temperature). Of each person's texts 70 % are kept or
-counted, 10 % choose k, temperature and the share of the votes (or the weights of own words), and
-20 % are for testing. Printed are bits per byte of the test texts, and paired differences over the
-people with 95 % intervals. A person in several files counts once, with the mean.
+`people_texts` writes the files. kNN-LM (Khandelwal et al., 2020, equations 2 and 3) keeps the last
+hidden state before each token of a person's training texts. The k stored states nearest to a new
+state vote for their tokens, with weights exp(−distance / temperature). Of each person's texts, 70 %
+are stored or counted. Another 10 % choose k, the temperature and the share of the votes, or the
+weights of own words. The remaining 20 % are test texts. The program prints bits per byte of the
+test texts, and paired differences over the people with 95 % intervals. A person in several files
+counts once, with the mean.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from samara.simulations.comparison.statistics import paired_difference
 
 NEIGHBOURS = (8, 32, 128)
 TEMPERATURES = (0.02, 0.05, 0.1, 0.3, 1.0)
-"""In units of the median squared distance."""
+"""Temperatures in units of the median squared distance."""
 SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 METHODS = ("model", "kNN-LM", "own words", "both")
 Floats = NDArray[np.float64]
@@ -52,7 +53,7 @@ class Read(NamedTuple):
 
 
 def read(base: Any, text: str) -> Read:
-    """Return a text, read behind the model's first token."""
+    """Return a text as read by the model after its first token."""
     first = base.tokenizer.bos_token_id or base.tokenizer.eos_token_id or 0
     tokens = base.tokenizer(text, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():

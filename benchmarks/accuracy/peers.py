@@ -1,14 +1,14 @@
-"""Samara beside other federations, on the same clients: accuracy, bytes and passes, means of seeds.
+"""Samara beside other federations on the same clients: means over seeds of accuracy, bytes, passes.
 
     python -m benchmarks.accuracy.peers --data DATA --model MODEL --out FOLDER \\
         [--rounds 10] [--seeds 0,1,2] [--learning-rates 0.01,0.1,1] [--set KEY=VALUE]
 
-DATA is that of the task sst2. The rules of DeComFL and FedKSeed are the shipped scenarios; what is
-trained is a readout, as by default, or an adapter in the top block. FedAvg trains the latter by SGD
-on true gradients, with every learning rate. All rows have eight clients of one Dirichlet division,
-α = 1, in place of those of the scenarios, and the same number of rounds. A number is 4 bytes in
-each direction. Passes are examples times perturbations, where a backward pass counts as two. A run
-that has ended is not made again.
+DATA is a data source of the task sst2. DeComFL and FedKSeed follow the shipped scenarios. They
+train a readout, the default, or an adapter in the top block. FedAvg trains this adapter by SGD on
+true gradients, once with every learning rate. Instead of the scenarios' clients, all rows have
+eight clients of one Dirichlet division, α = 1. All rows have the same number of rounds. FedAvg's
+bytes are 4 per number in each direction. Passes are examples times perturbations, and a backward
+pass counts as two. Finished runs are not repeated.
 """
 
 import argparse
@@ -35,7 +35,9 @@ ROWS = {
     "DeComFL, top block": ("decomfl", "top:1"),
     "Samara, top block": ("sst2", "top:1"),
 }
-"""Scenario and trained layers of each federation of scalars; FedAvg stands beside the last one."""
+"""Scenario and trained layers of each federation of scalars. FedAvg trains the layers of the
+last.
+"""
 SAME = {"data.clients": 8, "data.partition": "dirichlet", "data.alpha": 1.0, "threads": 1}
 
 

@@ -1,21 +1,20 @@
-"""A measurement of what owners gain beyond their own base rates, on texts that several label.
+"""A measurement of owners' gains over their own base rates, on texts with labels of several people.
 
     python -m benchmarks.accuracy.people --sets FOLDER/popquorn,FOLDER/multipico --model MODEL \\
         --out OUT [--splits random,text] [--seeds 0,1,2] [--plot FILE.png] [--set rounds=20]
 
 A set is a folder with `rows.jsonl`, one line per example with `user`, `text` and `label` (or any
 other form that a task and `data.path` can name, such as a CSV file), and with `task.toml`. Every
-user is a client. `rater_sets` makes three of them from public sources.
+user is a client. `rater_sets` makes three sets from public sources.
 
-The columns of the federation are those of a run of the method readout, simulated in this process:
-nothing of it is computed otherwise, except that the model runs once for each text, whoever has it.
-`people_references` has the others, on the same splits and features.
+The federation's columns come from a simulated run of the method readout. The only difference from a
+normal run: the model runs once for each text, even if several users have the text.
+`people_references` computes the other columns, on the same splits and features.
 
 OUT/people.jsonl has a line per set, split and seed, with the accuracy of every user; the same
-command goes on. Printed are means over the users, who are first averaged over the seeds, and the
-paired differences to the best of the references that a client can have alone, and to the best of
-all references. Both are chosen by the figures that they are compared by, so that a gain is not
-flattered.
+command continues. The program prints means over the users, each averaged over the seeds. It also
+prints paired differences to two references: the best that a client can compute alone, and the best
+of all. Both are chosen by their printed test accuracy, so that the gain is not overstated.
 """
 
 import argparse
@@ -64,17 +63,17 @@ SETTINGS: dict[str, Any] = {
     "data.partition": "user",
     "threads": 1,
 }
-"""The settings of a run; all others are what a run chooses by itself."""
+"""The settings of a run; all other settings have their defaults."""
 COLUMNS = (BASE_RATE, ZERO_SHOT, LABEL_BIAS, GLOBAL, INTERCEPT, PERSONALIZED)
 """The columns of a run that are shown."""
 ALONE = ("majority", BASE_RATE, ZERO_SHOT, LABEL_BIAS)
-"""The references without other people's texts; of the majority one number is known."""
+"""The references without other people's texts. The majority label is the only common number."""
 POOLED = ("common probe", "base rate + words", "common probe + intercepts")
-"""The references for which all texts are in one place."""
+"""The references that need all texts in one place."""
 BESIDE = "pooled, then private"
-"""The row of a common model that is trained on all texts in one place."""
+"""The row of a common model trained on all texts in one place."""
 ROWS = (*ALONE, *POOLED, BESIDE, GLOBAL, INTERCEPT, PERSONALIZED)
-"""The rows of a table; those that are not named come last."""
+"""The rows of a table in order; all other rows come last."""
 
 
 class Cell(NamedTuple):
@@ -133,7 +132,7 @@ def settings_of(cell: Cell, model: str, out: Path, settings: dict[str, Any]) -> 
 
 
 def people_of(config: RunConfig, folder: Path) -> list[Person]:
-    """Return every user's examples as the model of a finished run scores them, and their texts."""
+    """Return every user's texts, and examples with the scores of a finished run's model."""
     loaded, state = load_simulation(config), FinishedRun.at(folder).global_state()
     runtime, labels = loaded.runtime, loaded.runtime.label_count
     people = []
@@ -205,7 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if rows.find(set=folder.name, split=split, seed=seed):
                     continue
                 cell, first = Cell(folder, split, seed), seed == given.seeds[0]
-                with_curves = split == "text" and first  # they take as long as all the rest
+                with_curves = (
+                    split == "text" and first
+                )  # the curves take as long as all other measurements
                 rows.add(measure(cell, given.model, given.out, settings, with_curves))
                 texts.write()
     console, drawn = Console(width=140, highlight=False), {}

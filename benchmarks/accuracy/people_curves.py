@@ -1,7 +1,7 @@
-"""Accuracy by the number of own examples that a private part is fitted to.
+"""Accuracy by the number of own examples to which a private part is fitted.
 
-The common model is that of all examples. The users of a curve are those with as many training
-examples as its last number, so that every point is of the same users.
+The common model is trained on all examples. A curve includes the users with at least as many
+training examples as its last number, so that all its points have the same users.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ from samara.shared.terms.columns import BASE_RATE, INTERCEPT, PERSONALIZED
 from samara.simulations.comparison.statistics import summarize
 
 LEAST_USERS = 10
-"""The number of users that a curve has at least."""
+"""Minimum number of users of a curve."""
 MOST_HAVE = 20
-"""The number of own examples that most users have."""
+"""Number of own examples that most users have."""
 METHODS = (BASE_RATE, INTERCEPT, PERSONALIZED)
 Curves = Mapping[str, Mapping[str, Sequence[float]]]
 """The accuracy of every user, by method and number of examples; NaN where a user has fewer."""
 
 
 def curves(people: Sequence[Person]) -> Curves:
-    """Return every user's accuracy with the first training examples of a random order."""
+    """Return every user's accuracy when fitted to the first training examples of a random order."""
     random = np.random.default_rng(0)
     found: dict[str, dict[str, list[float]]] = {
         name: {str(count): [] for count in COUNTS} for name in METHODS
@@ -46,10 +46,10 @@ def curves(people: Sequence[Person]) -> Curves:
 
 
 def groups(found: Curves) -> dict[int, dict[str, NDArray[np.float64]]]:
-    """Return the curves of the users with as many examples as each number, if they are enough.
+    """Return a group of curves for each number of examples that enough users have.
 
     Returns:
-        By that number and method, float64 [users, numbers of examples up to it].
+        Accuracies by that number and method, float64 [users, numbers of examples up to it].
     """
     counts = sorted(map(int, found[BASE_RATE]))
     by_most = {}
@@ -77,9 +77,9 @@ def curve_table(found: Curves, title: str) -> Table:
 
 
 def draw_curves(found: Mapping[str, Curves], file: Path) -> None:
-    """Draw a panel for each set, with the curves of most users and those of most examples.
+    """Draw a panel for each set, with the curves of the most users and of the most examples.
 
-    Bands are 95 % intervals of the means of most users.
+    Bands are 95 % intervals of the means over the most users.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter
@@ -115,7 +115,7 @@ def draw_curves(found: Mapping[str, Curves], file: Path) -> None:
 
 
 def _accuracies(person: Person, own: Examples) -> dict[str, float]:
-    """Return the accuracy by a few own examples."""
+    """Return the accuracy of each method when fitted to a few own examples."""
     labels = own.offsets.shape[1]
     rows = contrasts_of(own)
     usual = base_rate(own.labels, labels).argmax()

@@ -1,4 +1,4 @@
-"""A model's rows of texts, computed once whoever has read a text, and kept in a file."""
+"""A model's rows of texts, computed once even if several people read a text, and kept in a file."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ Rows = NDArray[np.float32]
 class TextRows:
     """The rows of texts under one model and task.
 
-    A run of the product computes every client's texts apart. Here a text's row is one of another
-    pass in its last bits.
+    A normal run computes every client's texts separately. The rows here can therefore differ from a
+    run's rows in their last bits.
 
     Args:
-        file: file that the rows are kept in.
+        file: file in which the rows are stored.
     """
 
     def __init__(self, file: Path) -> None:
@@ -32,7 +32,7 @@ class TextRows:
                 self._rows = dict(zip(kept["keys"].tolist(), kept["rows"], strict=True))
 
     def of(self, engine: ResidentForward, prompts: Sequence[Prompt], micro_batch: int) -> Rows:
-        """Return the rows of prompts, float32 [n, width]; those that are not known are computed."""
+        """Return the rows of prompts, float32 [n, width]; missing rows are computed."""
         keys = [_key(prompt) for prompt in prompts]
         missing = {k: p for k, p in zip(keys, prompts, strict=True) if k not in self._rows}
         if missing:
@@ -53,7 +53,7 @@ _COMPUTE = readout.run_base
 
 @contextmanager
 def remembered_rows(file: Path) -> Iterator[TextRows]:
-    """Take the rows of a readout's texts from a file, and add those that are missing."""
+    """Read the rows of a readout's texts from a file, and add missing rows to it."""
     rows = TextRows(file)
     readout.run_base = rows.of
     try:

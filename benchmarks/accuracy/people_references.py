@@ -1,14 +1,13 @@
-"""References that guess people's labels without a federation: by scikit-learn, in one place.
+"""References that predict people's labels without a federation, by scikit-learn on all data.
 
-- majority: the commonest label of all training rows;
+- majority: the most frequent label of all training rows;
 - common probe: logistic regression on all training rows' features;
-- base rate + words: the same on TF-IDF of the words, with an intercept of each user's own;
-- common probe + intercepts: on features, with these intercepts;
-- pooled, then private: the common weights of the latter, beside which every user fits an intercept
-  and a readout as the product does (`fit_private_part`). It is what first-order training of the
-  common model would give.
+- base rate + words: logistic regression on TF-IDF of the words, with an intercept per user;
+- common probe + intercepts: logistic regression on features, with an intercept per user;
+- pooled, then private: the common weights of the regression above; every user adds an intercept and
+  a readout (`fit_private_part`). First-order training of the common model would give this result.
 
-Inverse strengths of penalties are those with the best accuracy on validation.
+The values of C are chosen by accuracy on validation examples.
 """
 
 from collections.abc import Sequence
@@ -23,10 +22,10 @@ from samara.client.personal.softmax_fit import Examples, SoftmaxFit, fit_private
 from samara.shared.tasks.contrasts import contrasts
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""C of standardized features, from strong regularisation to weak."""
+"""Values of C for standardized features, from strong to weak regularization."""
 WORD_STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0)
 INTERCEPT = 3.0
-"""The value of a user's own feature: the penalty should weigh more on the others."""
+"""Value of the feature that marks a user. A large value weakens the penalty on intercepts."""
 SPLITS = ("train", "validation", "test")
 Labels = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,8 +35,8 @@ class Person(NamedTuple):
     """A user's examples.
 
     Attributes:
-        parts: those of each of `SPLITS`.
-        texts: the texts of each.
+        parts: examples of each of `SPLITS`.
+        texts: texts of each of `SPLITS`.
     """
 
     parts: Sequence[Examples]
@@ -85,7 +84,7 @@ def references(people: Sequence[Person]) -> dict[str, list[float]]:
 
 
 def accuracies(right: NDArray[np.bool_], users: Labels, count: int) -> list[float]:
-    """Return the share of right answers of each of so many users; NaN without examples."""
+    """Return each user's share of right answers, for `count` users; NaN without examples."""
     return [
         float(right[users == user].mean()) if np.any(users == user) else np.nan
         for user in range(count)
@@ -93,7 +92,7 @@ def accuracies(right: NDArray[np.bool_], users: Labels, count: int) -> list[floa
 
 
 def accuracy_of(person: Person, fit: SoftmaxFit) -> float:
-    """Return the accuracy on a user's test examples; NaN without any."""
+    """Return the accuracy on a user's test examples; NaN without test examples."""
     if not len(person.test.labels):
         return np.nan
     added = fit.added_scores(person.test.features, contrasts_of(person.test))
@@ -109,9 +108,11 @@ def contrasts_of(examples: Examples) -> Floats:
 def _then_private(
     people: Sequence[Person], users: Sequence[Labels], features: Sequence[Floats], pooled: Any
 ) -> Labels:
-    """Return the answers to test rows of every user's fit beside a probe's common weights."""
+    """Return the predicted labels of test rows by each user's fit on top of common weights."""
     offsets = [each @ pooled.coef_[:, len(people) :].T for each in features]
-    if offsets[0].shape[1] == 1:  # of two labels scikit-learn has the weights of the second
+    if (
+        offsets[0].shape[1] == 1
+    ):  # for two labels, scikit-learn returns only the second label's weights
         offsets = [np.hstack([-each / 2, each / 2]) for each in offsets]
     rows = contrasts(offsets[0].shape[1]).astype(np.float64)
     answers = np.zeros(len(users[2]), np.int64)
@@ -139,7 +140,7 @@ def _words(texts: Sequence[list[str]]) -> list[Any]:
 
 
 def _own_features(users: Labels, count: int) -> csr_matrix:
-    """Return a feature of each user's own, [n, users]."""
+    """Return one indicator feature per user, [n, users]."""
     places = np.arange(len(users)), users
     return csr_matrix((np.full(len(users), INTERCEPT), places), (len(users), count))
 
@@ -150,7 +151,7 @@ def _beside(own: Sequence[csr_matrix], features: Sequence[Any]) -> list[csr_matr
 
 
 def _best(features: Sequence[Any], labels: Sequence[Labels], strengths: Sequence[float]) -> Any:
-    """Return the logistic regression of training rows with the best accuracy on validation."""
+    """Return the logistic regression on training rows with the best accuracy on validation rows."""
     from sklearn.linear_model import LogisticRegression
 
     models = [LogisticRegression(C=c, max_iter=300).fit(features[0], labels[0]) for c in strengths]

@@ -1,13 +1,14 @@
-"""Texts that people have written, as files of plain texts whose users are these people.
+"""Texts written by people, as files of plain texts with their authors as users.
 
     python -m benchmarks.accuracy.people_texts chats CHECKOUT --out chats.jsonl [--seed 0]
     python -m benchmarks.accuracy.people_texts news CHECKOUT --out news.jsonl [--seed 0]
 
 `chats` reads lines of #ubuntu with nicknames and times, without those of two bots
 (github.com/jkkummerfeld/irc-disentanglement, Kummerfeld et al., 2019, at 82ed04f9). `news` reads
-the first paragraphs of articles (ReutersC50 of github.com/jgscott/STA380 at 691d1b0d), one of each,
-so that no article is in two splits. Of the people with the most texts some are drawn, and of each
-of them as many texts, cut to their first words; in chats consecutive ones from a drawn one on.
+the first paragraph of each article (ReutersC50 of github.com/jgscott/STA380 at 691d1b0d), so that
+no article is in two splits. Some of the people with the most texts are drawn. The same number of
+texts is drawn from each person, and texts are cut to their first words. In chats, the texts of a
+person are consecutive.
 """
 
 import argparse
@@ -28,7 +29,7 @@ Rows = dict[str, list[dict[str, object]]]
 
 
 def chats(checkout: Path) -> Rows:
-    """Return the lines of every person, in order of time."""
+    """Return every person's lines in chronological order."""
     found: Rows = defaultdict(list)
     for file in sorted(checkout.glob("data/*/[0-9]*.raw.txt"), key=lambda file: file.name):
         day = file.name[:10]

@@ -1,10 +1,10 @@
 """A common Gaussian prior of private parts, fitted by EM over the clients (two labels).
 
 A private part adds b + w·z to the log-odds of a user's examples, where z are the features in the
-directions with the largest variance. The prior is b ~ N(0, s²) and w ~ N(0, V). EM takes sums over
-clients only: the second moments of each client's posterior under the prior before, by Laplace's
-approximation. The scores of the common model come from users of the other half, because a model
-that was trained on a user's examples explains them too well.
+directions with the largest variance. The prior is b ~ N(0, s²) and w ~ N(0, V). EM only needs sums
+over clients: the second moments of each client's posterior under the previous prior, by Laplace's
+approximation. The common model's scores for one half of the users come from a model of the other
+half, because a model explains its own training examples too well.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from samara.client.personal.softmax_fit import FOLDS, Examples
 
 DIRECTIONS = 32
 PSEUDO_USERS = 8
-"""Weight of an isotropic V beside the users, in users."""
+"""Weight of an isotropic V relative to the users, in numbers of users."""
 ITERATIONS = 25
 NONE = 1e-9
-"""Variance in place of 0."""
+"""Variance used instead of 0."""
 Floats = NDArray[np.float64]
 
 
@@ -43,8 +43,8 @@ class Odds(NamedTuple):
 def fitted_by_em(people: Sequence[Person]) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return every user's accuracy under the prior with and without slopes, and the evidence.
 
-    The evidence is the mean over users of the held-out loss without slopes less the loss with them,
-    and its standard error. V is that of the other half of the users.
+    The evidence is the mean over users of the held-out loss without slopes minus the loss with
+    slopes, and its standard error. V is fitted on the other half of the users.
     """
     known = [i for i, person in enumerate(people) if len(person.train.labels) > 1]
     directions = _Directions(np.concatenate([people[i].train.features for i in known]))
@@ -89,14 +89,16 @@ def prior_of(clients: Sequence[Odds]) -> Floats:
 
 
 def without_slopes(covariance: Floats) -> Floats:
-    """Return a prior with the same intercept, and slopes of 0."""
+    """Return the prior with the same variance of the intercept, and slopes fixed at 0."""
     alone = NONE * np.eye(len(covariance))
     alone[0, 0] = covariance[0, 0]
     return alone
 
 
 def posterior(client: Odds, covariance: Floats) -> tuple[Floats, Floats]:
-    """Return mode and covariance of a client's (b, w), by Newton's method and Laplace."""
+    """Return mode and covariance of a client's (b, w), by Newton's method and Laplace's
+    approximation.
+    """
     precision = np.linalg.inv(covariance)
     mode = np.zeros(client.inputs.shape[1])
     for _ in range(ITERATIONS):
@@ -132,7 +134,7 @@ def _odds(offsets: Floats, examples: Examples, directions: _Directions) -> Odds:
 def _common_scores(people: Sequence[Person]) -> Any:
     """Return the log-odds of a logistic regression on users' examples, as a function of features.
 
-    The strength of its penalty is the one with the best accuracy on their validation examples.
+    The strength of the penalty is chosen by accuracy on these users' validation examples.
     """
     features = np.concatenate([person.train.features for person in people])
     labels = np.concatenate([person.train.labels for person in people])
@@ -148,7 +150,7 @@ def _common_scores(people: Sequence[Person]) -> Any:
 
 
 def _held_out_loss(client: Odds, covariance: Floats) -> float:
-    """Return the mean loss of a client's examples, each by a fit to the other folds."""
+    """Return the mean loss of a client's examples, each under a fit to the other folds."""
     folds = np.random.default_rng(0).permutation(len(client.labels)) % FOLDS
     losses = np.zeros(len(client.labels))
     for fold in set(folds.tolist()):
@@ -162,7 +164,7 @@ def _held_out_loss(client: Odds, covariance: Floats) -> float:
 def _accuracies(
     people: Sequence[Person], directions: _Directions, covariance: Floats
 ) -> list[float]:
-    """Return every user's accuracy on test examples beside the federation's common model."""
+    """Return every user's accuracy on test examples, on top of the federation's common model."""
     found = []
     for person in people:
         train, test = (

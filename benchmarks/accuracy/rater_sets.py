@@ -1,17 +1,18 @@
-"""Public sets of texts with what each of several people said of them, in one form.
+"""Public sets of texts with labels of several people, in one format.
 
     python -m benchmarks.accuracy.rater_sets --sources SOURCES --out FOLDER [--sets multipico]
 
 A set is a folder with `rows.jsonl`, one line per example with its user, text and label, and a task,
-`task.toml`. Any command of Samara reads these, and `people` measures on them. SOURCES has
+`task.toml`. All commands of Samara read these files, and `people` measures on them. SOURCES
+contains
 
 - `popquorn_offensiveness/all.jsonl`: user, text, label of 1 to 5 (github.com/Jiaxin-Pei/
   Potato-Prolific-Dataset);
 - `MD-Agreement_{train,dev,test}.json` and `MP_{dev,test}.json`: the folders of the same names in
   github.com/Le-Wi-Di/le-wi-di.github.io, LeWiDi_2-2023 and LeWiDi_3-2025.
 
-Of a set at most `MOST_TEXTS` texts are kept, by a hash, and the `MOST_PEOPLE` with the most rows of
-those that have at least `LEAST_ROWS`.
+A set keeps at most `MOST_TEXTS` texts, chosen by a hash. It keeps the `MOST_PEOPLE` people with the
+most rows among the people with at least `LEAST_ROWS` rows.
 """
 
 import argparse
@@ -26,7 +27,7 @@ MOST_TEXTS = 1500
 MOST_PEOPLE = 120
 LEAST_ROWS = 30
 DOMAIN = "Elections2020"
-"""The domain of MD-Agreement that is read."""
+"""The domain that is read from MD-Agreement."""
 LANGUAGE = "en"
 
 
@@ -42,8 +43,8 @@ class RaterSet(NamedTuple):
     """A set of texts with the labels of several people.
 
     Attributes:
-        question: what follows a text in a prompt; it has `{word}`.
-        words: label words, the one of label 0 first.
+        question: sentence after a text in a prompt; it contains `{word}`.
+        words: label words, beginning with label 0.
         read: function from the folder of sources to rows.
     """
 
@@ -69,7 +70,7 @@ class RaterSet(NamedTuple):
 
 
 def kept(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the texts and of the people that are kept, in their order."""
+    """Return the rows of the kept texts and people, in their original order."""
     texts = sorted({row.text for row in rows}, key=_hash)[:MOST_TEXTS]
     chosen = set(texts)
     some = [row for row in rows if row.text in chosen]
@@ -80,14 +81,14 @@ def kept(rows: Sequence[Row]) -> list[Row]:
 
 
 def popquorn(sources: Path) -> Iterator[Row]:
-    """Read comments, and whether a reader finds one offensive at all."""
+    """Read comments with a reader's judgement: offensive at all, or not."""
     with (sources / "popquorn_offensiveness" / "all.jsonl").open(encoding="utf-8") as lines:
         for record in map(json.loads, lines):
             yield Row(record["user"], record["text"], int(record["label"] >= 2))
 
 
 def md_agreement(sources: Path) -> Iterator[Row]:
-    """Read tweets of one domain, and whether a rater finds one offensive."""
+    """Read tweets of one domain with a rater's judgement: offensive or not."""
     for record in _records(sources, "MD-Agreement", ("train", "dev", "test")):
         if record["other_info"]["domain"] == DOMAIN:
             answers = zip(
@@ -98,7 +99,7 @@ def md_agreement(sources: Path) -> Iterator[Row]:
 
 
 def multipico(sources: Path) -> Iterator[Row]:
-    """Read English replies after what they reply to, and whether a rater finds one ironic."""
+    """Read English posts and replies with a rater's judgement of the reply: ironic or not."""
     for record in _records(sources, "MP", ("dev", "test")):
         if record["lang"] == LANGUAGE:
             text = f"{record['text']['post']}\nReply: {record['text']['reply']}"

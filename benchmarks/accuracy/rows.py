@@ -1,6 +1,6 @@
-"""The rows that a benchmark has measured: a line of JSON in a file for each, measured once.
+"""The rows that a benchmark has measured, in a file with one line of JSON per row.
 
-Rows are in the file as soon as they are measured, so the same command continues where it ended.
+Each row is written as soon as it is measured, so the same command continues after an interruption.
 """
 
 import json
@@ -17,10 +17,10 @@ class Rows:
     """The rows of a file."""
 
     def __init__(self, file: Path) -> None:
-        """Read the rows of a file; its folder is made.
+        """Read the rows of a file, and create the file's folder if it is missing.
 
         Raises:
-            SamaraError: if a line is no JSON object.
+            SamaraError: if a line is not a JSON object.
         """
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
@@ -30,7 +30,7 @@ class Rows:
         return iter(self._rows)
 
     def find(self, **values: Any) -> Row | None:
-        """Return the first row with these values; None if there is none."""
+        """Return the first row with these values, or None."""
         return next((row for row in self._rows if values.items() <= row.items()), None)
 
     def add(self, row: Row) -> Row:

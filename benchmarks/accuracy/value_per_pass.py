@@ -4,15 +4,16 @@
         [--sets sst2,trec6] [--clients 1,8,64] [--seeds 0,1,2] [--alpha 5] [--set rounds=20] \\
         [--condition default --condition exact:gradients=exact --condition few:steps=4,queries=8]
 
-SOURCES is the folder of source data that `data_sets` describes. Each run is one of `samara
-simulate` in process, with the settings of a condition and no others beside data, model, clients,
-their Dirichlet partition (a run's own division with `--alpha inf`: by users or at random) and
-seed, and without private rounds, which do not change the global model. A condition is a name and
-settings; `--set` holds for all of them. Cells, probes and options are those of `cells`.
+SOURCES is the folder of source data that `data_sets` describes. Each run is a run of `samara
+simulate` in this process. It sets data, model, clients, seed, their Dirichlet partition and the
+settings of a condition. With `--alpha inf`, the partition is the run's own division, by users or at
+random. There are no private rounds, which do not change the global model. A condition is a name
+with settings; `--set` applies to all conditions. `cells` explains cells, probes and options.
 
-FOLDER/rows.jsonl has one line per run; runs that are in it are not repeated, so the same command
-continues. FOLDER/rows.md has the means over the seeds. Passes are the rows through the model of
-one client in the mean, and bytes all that a client sends and receives in a run, evaluations too.
+FOLDER/rows.jsonl has one line per run. Runs in this file are not repeated, so the same command
+continues. FOLDER/rows.md has the means over the seeds. Passes are the mean number of a client's
+rows through the model. Bytes are all bytes that a client sends and receives in a run, including
+evaluations.
 """
 
 import shutil
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def run(config: RunConfig, _: dict[str, Any]) -> Row:
-    """Run a federation and return what it cost and gained; its folder is removed."""
+    """Run a federation, return its costs and accuracies, and remove its folder."""
     shutil.rmtree(config.out, ignore_errors=True)
     begun, processor = time.monotonic(), time.process_time()
     result = RunResult.read(simulate(config))
@@ -72,7 +73,7 @@ def run(config: RunConfig, _: dict[str, Any]) -> Row:
 def test_auc(config: RunConfig) -> float:
     """Return the area under the ROC curve of the last global model on all clients' test examples.
 
-    Of several labels it is the mean over them, each against the others.
+    With more than two labels, the result is the mean over labels, each against all others.
     """
     from scipy.special import softmax
     from sklearn.metrics import roc_auc_score

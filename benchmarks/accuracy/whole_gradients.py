@@ -3,11 +3,11 @@
     python -m benchmarks.accuracy.whole_gradients --data SOURCES --model MODEL --out FOLDER \\
         [--set-name trec6] [--layers top:2] [--rates 2,3,5] [--steps 15]
 
-Every step is gradient descent along the mean gradient of 8 groups of 16 training examples, as that
-of 8 clients with equally many examples. Examples are drawn anew for each step, the same for every
-rate and loss. The profiled loss has a shift of its own in each group. SOURCES is the folder of
-source data that `data_sets` describes. FOLDER/rows.jsonl has one line for each loss and rate;
-those that are in it are not repeated.
+Every step is gradient descent along the mean gradient of 8 groups of 16 training examples, like the
+groups of 8 clients with equally many examples. New examples are drawn for each step, but all rates
+and losses use the same examples. The profiled loss has a separate shift in each group. SOURCES is
+the folder of source data that `data_sets` describes. FOLDER/rows.jsonl has one line for each loss
+and rate. Existing lines are not measured again.
 """
 
 import argparse
@@ -30,7 +30,7 @@ GROUPS, GROUP = 8, 16
 
 
 def main() -> None:
-    """Measure what is not in the file yet, and write a line for each."""
+    """Measure all losses and rates that the file lacks, and write a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True)

@@ -1,10 +1,11 @@
-"""Figures of the LSP-Offload paper beside what its formulas and `samara device estimate` predict.
+"""Figures of the LSP-Offload paper beside predictions of its formulas and `samara device estimate`.
 
     python -m benchmarks.devices.offload_figures
 
 Chen et al., "Practical offloading for fine-tuning LLM on commodity GPU via learned subspace
-projectors". The first group takes the paper's own times of the stages (tables 1 and 4), the second
-one the shapes of the models and the profiles of its two machines alone.
+projectors". The first group of predictions uses the paper's own times of the stages (tables 1 and
+4). The second group uses only the shapes of the models and the profiles of the paper's two
+machines.
 """
 
 from dataclasses import replace
@@ -27,7 +28,9 @@ from samara.devices.hardware.offload_estimate import (
 from samara.devices.hardware.profile import load_device
 
 COMPUTE_7B = 0.93 / 1.11
-"""Seconds of forward and backward pass of Llama-7B, from section 3.1: 0.93 s is 1.11 times that."""
+"""Seconds of a forward and backward pass of Llama-7B. In section 3.1, 0.93 s is 1.11 times this
+time.
+"""
 
 
 class Figure(NamedTuple):
@@ -49,7 +52,7 @@ class Figure(NamedTuple):
 
 
 def gpt2_shape(name: str, layers: int, hidden: int) -> ModelShape:
-    """The shape of a GPT-2, whose queries, keys and values are one matrix."""
+    """Return the shape of a GPT-2, in which one matrix computes queries, keys and values."""
     block = (
         Linear(hidden, 3 * hidden, adapted=True, positionwise=False),
         Linear(hidden, hidden, adapted=False, positionwise=True),
@@ -63,7 +66,7 @@ def gpt2_shape(name: str, layers: int, hidden: int) -> ModelShape:
 
 
 def roberta_base_shape() -> ModelShape:
-    """The shape of RoBERTa-base."""
+    """Return the shape of RoBERTa-base."""
     hidden = Linear(768, 768, adapted=True, positionwise=False)
     wide = Linear(768, 3_072, adapted=False, positionwise=True)
     block = (*(hidden,) * 4, wide, Linear(3_072, 768, adapted=False, positionwise=True))
@@ -87,7 +90,7 @@ WORKSTATION, LAPTOP = load_device("rtx-4090-workstation"), load_device("rtx-a100
 
 
 def from_the_papers_times() -> list[Figure]:
-    """Figures that follow from tables 1 and 4."""
+    """Return the figures that follow from tables 1 and 4."""
     seven = StageSeconds(
         forward=COMPUTE_7B * 1.7 / 5.2,
         backward=COMPUTE_7B * 3.5 / 5.2,
@@ -157,7 +160,7 @@ def from_the_papers_times() -> list[Figure]:
 
 
 def from_shapes_and_profiles() -> list[Figure]:
-    """Figures that follow from the models' shapes and the profiles."""
+    """Return the figures that follow from the models' shapes and the profiles."""
     roberta = roberta_base_shape()
     everything = roberta.block_weights + roberta.other_weights
     lsp = FirstOrderWorkload("lsp")
@@ -204,7 +207,7 @@ def from_shapes_and_profiles() -> list[Figure]:
 
 
 def _compressed(stages: StageSeconds, shape: ModelShape) -> StageSeconds:
-    """The stages with LSP's transfers and updates in place of Zero-Offload's."""
+    """Return the stages with LSP's transfers and updates instead of Zero-Offload's."""
     share = trained_parameters(shape, FirstOrderWorkload("lsp")) / (
         shape.block_weights + shape.other_weights
     )
@@ -222,7 +225,9 @@ def _plain() -> float:
 
 
 def _ratio(shape: ModelShape, batch: int) -> float:
-    """Throughput of LSP over Zero-Offload at 512 tokens with checkpointing, as section 5 says."""
+    """Return the ratio of LSP's throughput to Zero-Offload's, at 512 tokens with checkpointing
+    (section 5).
+    """
     device = LAPTOP if shape.name.startswith("gpt2") else WORKSTATION
     methods: tuple[FirstOrderMethod, ...] = "zero-offload", "lsp"
     zero, lsp = (

@@ -2,10 +2,11 @@
 
     python -m benchmarks.devices.roofline_check [--json FILE]
 
-The prediction knows pieces only (`samara.devices.hardware.calibrate`: products, copies, small
-operations, an empty pass), the measurement is of whole steps of models with random weights.
-Pieces and steps are timed in turn in one process, one thread, by the processor's own clock, and
-the best of each counts. Nothing is fitted to a step."""
+The prediction uses only times of pieces: products, copies, small operations and an empty pass
+(`samara.devices.hardware.calibrate`). The measurement times whole steps of models with random
+weights. Pieces and steps are timed in turn in one process and one thread, in processor seconds. The
+shortest time of each counts. No parameter is fitted to a step.
+"""
 
 import json
 from pathlib import Path
@@ -41,7 +42,7 @@ SEQUENCE, QUERIES, RANK, SWEEPS = 32, 2, 4, 5
 
 
 def steps() -> Microbenchmarks:
-    """A step of every shape, batch size and grouping."""
+    """Return a step of every shape, batch size and grouping."""
     works: Microbenchmarks = {}
     for number, shape in enumerate(CHECKED):
         bench = Bench(

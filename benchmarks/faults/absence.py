@@ -2,10 +2,10 @@
 
     python -m benchmarks.faults.absence [--rounds 1000] [--snapshot-every 0]
 
-The in-process engine builds the ledger, with one client that a live one stands for. Then `samara
-server up` goes on with it, and another client, which has seen none of its rounds, comes for the
-first time. Prints the bytes of what it is sent and the seconds in which it stands where the server
-stands and has trained; its digest must be the server's.
+The in-process engine builds the ledger with one client that stands for a live client. Then `samara
+server up` continues with this ledger, and another client, which has seen none of its rounds,
+connects for the first time. The program prints the bytes sent to this client, and the seconds until
+the client has caught up and trained. The client's digest must equal the server's.
 """
 
 import json
@@ -46,7 +46,9 @@ class _EnoughError(Exception):
 
 
 def build(config: RunConfig, device: int, rounds: int) -> None:
-    """Serve so many rounds of a run in process, by one client that stands for a live device."""
+    """Serve a number of rounds of a run in process, with one client that stands for a live
+    device.
+    """
     asked: list[str] = []
 
     def count(kind: str, partition: int) -> None:
@@ -65,10 +67,10 @@ def build(config: RunConfig, device: int, rounds: int) -> None:
 
 
 def catch_up(folder: Path, rounds: int, snapshot_every: int) -> str:
-    """Build a ledger of so many rounds and have a client catch up; returns what that took.
+    """Build a ledger, let a client catch up, and return a sentence about bytes and seconds.
 
     Raises:
-        AssertionError: if it does not stand where the server stands.
+        AssertionError: if the client does not reach the server's state.
     """
     settings = SETTINGS | {"rounds": rounds + LIVE_ROUNDS, "ledger.snapshot-every": snapshot_every}
     address = free_address()
@@ -86,13 +88,13 @@ def catch_up(folder: Path, rounds: int, snapshot_every: int) -> str:
         live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
         live.check()
         reached, _ = live.positions()["away"]
-        assert reached == rounds + LIVE_ROUNDS, f"it is at round {reached}"
+        assert reached == rounds + LIVE_ROUNDS, f"the client is at round {reached}"
         took = re.findall(r"answered: train, round \d+, ([0-9.]+) s", live.said("away"))
         device = str(live.devices["away"])
     sent, usual = (answered[device]["bytes_down"] for answered in (first, second))
     return (
         f"{rounds} rounds of 32 scalars (built in {built:.0f} s), snapshot every {snapshot_every}: "
-        f"the client was sent {sent:,} bytes and stood there and had trained after {took[0]} s; "
+        f"the client received {sent:,} bytes, and had caught up and trained after {took[0]} s; "
         f"in the next round {usual:,} bytes and {took[1]} s. All digests agree"
     )
 

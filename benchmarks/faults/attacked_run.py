@@ -1,4 +1,4 @@
-"""A live run with honest devices and hostile ones, of which nothing may be folded."""
+"""A live run with honest and hostile devices, in which no hostile report may be folded."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +16,9 @@ PROCESSES = ("samara.server.live.superlink", "flwr-serverapp")
 
 
 class Footprint(NamedTuple):
-    """The memory of a server's processes alone, in MiB, and the size of its files, in KiB."""
+    """The memory of a server's own processes, in MiB, and the size of the server's files, in
+    KiB.
+    """
 
     memory: dict[str, int]
     database: int
@@ -42,19 +44,19 @@ class Footprint(NamedTuple):
 def attack(
     folder: Path, rounds: int, hostile: int, kind: Callable[[int, int, str, Path, Path], Device]
 ) -> list[Footprint]:
-    """Serve so many rounds over TLS, with device keys, to honest and hostile devices.
+    """Serve a run over TLS, with device keys, to honest and hostile devices.
 
     Args:
         folder: empty folder of the run.
         rounds: rounds of the run.
         hostile: number of hostile devices.
-        kind: makes a hostile device, with the arguments of `Device`.
+        kind: function that makes a hostile device, with the arguments of `Device`.
 
     Returns:
         The footprint of the server at every tenth of the rounds.
 
     Raises:
-        AssertionError: if anything of a hostile device was folded, or a server process ended.
+        AssertionError: if a report of a hostile device was folded, or a server process ended.
     """
     names = [f"device-{number}" for number in range(HONEST + hostile)]
     address = free_address()
@@ -66,7 +68,7 @@ def attack(
     with heartbeats_end_with_the_run(), live_run as live, ExitStack() as devices:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == len(names), "the server")
-        assert live.server is not None, "it was started above"
+        assert live.server is not None, "the server was started above"
         for number, name in enumerate(names):
             ca = live.run / "certificates" / "ca.pem"
             make = Device if number < HONEST else kind

@@ -1,7 +1,7 @@
-"""Attacks on the SuperLink of a run itself, as `server up` starts it, by strangers and by clients.
+"""Attacks by strangers and clients on the SuperLink of a run, as `server up` starts it.
 
-Each is a function of a running SuperLink that returns in a few words what came of it;
-`benchmarks.faults.attacks` prints them as a table.
+Each attack is a function of a running SuperLink that returns a short description of the outcome.
+`benchmarks.faults.attacks` prints a table of all attacks.
 """
 
 import json
@@ -48,7 +48,7 @@ class RunningSuperLink:
         run: folder of the run.
         port: port on 127.0.0.1.
         tls: the server's certificate.
-        keys: client keys of the run; `client` is one of them, with its private key.
+        keys: client keys of the run; the private key of `client` is known.
     """
 
     process: SuperLinkProcess
@@ -66,11 +66,13 @@ class RunningSuperLink:
         """Return a client's private key."""
         file = self.run / KEYS_FOLDER / f"{name}.key"
         private = load_ssh_private_key(file.read_bytes(), None)
-        assert isinstance(private, ec.EllipticCurvePrivateKey), "client keys are of elliptic curves"
+        assert isinstance(private, ec.EllipticCurvePrivateKey), "client keys are on elliptic curves"
         return private
 
     def add_client(self, name: str) -> ec.EllipticCurvePrivateKey:
-        """Register another client; return its private key once the SuperLink accepts it."""
+        """Register another client, and return its private key once the SuperLink accepts the
+        key.
+        """
         self.keys.create(name)
         private = self.private_key(name)
         begun = time.monotonic()
@@ -79,16 +81,16 @@ class RunningSuperLink:
         return private
 
     def refuses(self, private: ec.EllipticCurvePrivateKey) -> bool:
-        """Return whether it refuses the holder of a key."""
+        """Return whether the SuperLink refuses the holder of a key."""
         return is_refused(self.address, self.tls.authority, private)
 
     def memory(self) -> float:
-        """Return the memory of the SuperLink alone, MiB."""
+        """Return the memory of the SuperLink's own process, in MiB."""
         here = [p for p in psutil.process_iter(["cmdline"]) if self._is_superlink(p)]
         return float(sum(process.memory_full_info().uss for process in here)) / 2**20
 
     def log_bytes(self) -> int:
-        """Return the size of all its logs."""
+        """Return the bytes of all logs of the SuperLink."""
         files = [*self.run.glob("*log*"), *self.run.glob("flower/*log*")]
         return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -120,7 +122,7 @@ def running_superlink(folder: Path) -> Iterator[RunningSuperLink]:
 
 
 def flood_of_requests(link: RunningSuperLink) -> str:
-    """Send 100 requests of a stranger that are no messages of Flower's."""
+    """Send 100 requests of a stranger that are not messages of Flower."""
     before, statuses = link.log_bytes(), set()
     with connect(link.address, link.tls.authority) as http:
         for number in range(100):
@@ -131,7 +133,7 @@ def flood_of_requests(link: RunningSuperLink) -> str:
 
 
 def endless_bodies(link: RunningSuperLink) -> str:
-    """Begin 60 requests that are signed by four clients and whose bodies of 1 MiB never end."""
+    """Begin 60 requests, signed by four clients, with bodies of 1 MiB that never end."""
     before = link.memory()
     privates = [link.private_key(), *(link.add_client(f"client-{n}") for n in range(3))]
     requests = [_head(link, private) + bytes(MAX_BYTES - 1) for private in privates]
@@ -146,7 +148,7 @@ def endless_bodies(link: RunningSuperLink) -> str:
 
 
 def unfinished_handshakes(link: RunningSuperLink) -> str:
-    """Open 300 connections that send the first bytes of a TLS handshake and no more."""
+    """Open 300 connections that send only the first bytes of a TLS handshake."""
     before = link.memory()
     with ExitStack() as stack:
         connections: list[socket.socket] = []
@@ -175,7 +177,7 @@ def start_run_through_a_tunnel(link: RunningSuperLink) -> str:
 
 
 def file_modes(link: RunningSuperLink) -> str:
-    """Look at what other users of the machine may do with the run's files."""
+    """Check the access of other users of the machine to the run's files."""
     files = {"folder": link.run, "database": link.run / "flower" / "superlink.db"}
     return ", ".join(
         f"{name} {stat.S_IMODE(file.stat().st_mode):04o}" for name, file in files.items()
@@ -197,7 +199,7 @@ def strict_client(link: RunningSuperLink) -> str:
 
 
 def stolen_key(link: RunningSuperLink) -> str:
-    """Use a client's key after the client was given another one."""
+    """Use a client's earlier key after the client's key was rotated."""
     stolen = link.private_key()
     assert not link.refuses(stolen), "a registered key is refused"
     client = _index_of(link)
@@ -207,12 +209,12 @@ def stolen_key(link: RunningSuperLink) -> str:
         assert time.monotonic() - begun < _SECONDS, "the stolen key is not refused"
     seconds = time.monotonic() - begun
     assert not link.refuses(link.private_key()), "the new key is refused"
-    assert _index_of(link) == client, "the client is another one"
+    assert _index_of(link) == client, "the client has another index"
     return f"refused {seconds:.1f} s after the rotation; the client keeps its index"
 
 
 def damaged_key_file(link: RunningSuperLink) -> str:
-    """Damage the file of one key; another client goes on."""
+    """Damage the file of one key; another client must continue."""
     link.keys.create("other")
     file = link.run / KEYS_FOLDER / "other.json"
     file.write_text(json.dumps({"name": "other", "public_key": None})[:-5])
@@ -220,7 +222,7 @@ def damaged_key_file(link: RunningSuperLink) -> str:
     assert not link.refuses(link.private_key()), "a sound key is refused"
     assert link.process.missing_process() == "", "the server has ended"
     file.unlink()
-    return f"{len(damage)} key refused, the others and the server go on"
+    return f"{len(damage)} key refused; the other clients and the server continue"
 
 
 def _head(link: RunningSuperLink, private: ec.EllipticCurvePrivateKey) -> bytes:
@@ -246,7 +248,7 @@ def _tls_connection(link: RunningSuperLink) -> ssl.SSLSocket:
 
 
 def _send_all(connection: ssl.SSLSocket, data: bytes) -> None:
-    with suppress(OSError):  # it may be ended in the middle
+    with suppress(OSError):  # the server may end the connection meanwhile
         connection.sendall(data)
 
 
@@ -254,7 +256,7 @@ def _watch(link: RunningSuperLink, connections: Sequence[socket.socket]) -> tupl
     """Wait until the server has answered or ended all connections.
 
     Returns:
-        Most memory of the SuperLink meanwhile, MiB, and the seconds.
+        Maximum memory of the SuperLink meanwhile, in MiB, and the seconds of the wait.
     """
     begun, most = time.monotonic(), link.memory()
     with ThreadPoolExecutor(1) as pool:

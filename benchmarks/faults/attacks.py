@@ -1,11 +1,11 @@
-"""Every kind of attack on a run and what comes of it, as a table.
+"""A table of every kind of attack on a run, and of its outcome.
 
     python -m benchmarks.faults.attacks [--only WORD …]
 
-Strangers, clients with sound keys and a gateway attack real processes over TLS on loopback; hostile
-hellos and damaged files go to the server's own functions, as bytes. False reports and instructions
-have tables of their own, which the last rows name.
-Rows whose text contains none of the words of --only are left out. Takes some minutes.
+Strangers, clients with valid keys and a gateway attack real processes over TLS on loopback. Hostile
+hellos and damaged files go directly to the server's functions, as bytes. The last rows name
+separate tables for false reports and instructions. With --only, rows without any of the words are
+left out. The program takes some minutes.
 """
 
 import argparse
@@ -45,8 +45,9 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        attack: who does what.
-        outcome: measures what comes of it, in a few words.
+        attack: attacker and action.
+        outcome: function that carries out the attack, and returns a short description of its
+            outcome.
     """
 
     attack: str
@@ -54,19 +55,19 @@ class Row(NamedTuple):
 
 
 def in_new_folder(measure: Callable[[Path], str]) -> str:
-    """Measure in an empty folder; its path is short, as sockets lie in it."""
+    """Measure in an empty folder with a short path, because sockets are created in the folder."""
     with tempfile.TemporaryDirectory(prefix="w") as name:
         return measure(Path(name))
 
 
 def gateway(folder: Path) -> str:
-    """A gateway answers for a phone without a key."""
+    """Attack as a gateway that answers for a phone without the phone's key."""
     sound, forged, ways = speak_for_a_phone(folder, 8)
     return f"{ways.total()} forged answers, in {forged} of {8 - sound} rounds one counts"
 
 
 def malformed(folder: Path) -> str:
-    """Four rounds in which one of three clients sends what Flower cannot read."""
+    """Attack with unreadable messages of one of three clients, in four rounds."""
     MalformedDevice.sent.clear()
     footprints = attack(folder, 4, 1, MalformedDevice)
     database = max(footprint.database for footprint in footprints) / 1024
@@ -77,7 +78,7 @@ def malformed(folder: Path) -> str:
 
 
 def hostile_hello(name: str, folder: Path) -> str:
-    """One of four clients sends another hello than it should."""
+    """Attack with a wrong hello of one of four clients."""
     settings = {"out": str(folder / "run"), "rounds": 2, "steps": 1, "queries": 2}
     settings |= {"learning-rate": 0.001, "data.clients": CLIENTS, "personal.rounds": 0}
     settings |= {"evaluate.every": 0, "cohort.timeout": 0.05}
@@ -85,17 +86,17 @@ def hostile_hello(name: str, folder: Path) -> str:
     run = serve(config, HostileGrid(config, {0: HELLOS[name]}))
     counted = [len(record.delta.contributors) for record in read_ledger(run / "ledger")]
     assert counted == [CLIENTS - 1] * 2, f"clients by round: {counted}"
-    return "refused alone; the others go on"
+    return "only this client is refused; the others continue"
 
 
 def many_keys(folder: Path) -> str:
-    """A round's checks of clients' keys."""
+    """Measure the checks of clients' keys in a round."""
     _, seconds = seconds_of_round(folder, MANY_KEYS, 2 * MANY_KEYS)
     return f"{seconds:.2f} s"
 
 
 def half_a_line(folder: Path) -> str:
-    """The server was killed while it wrote a step's observation."""
+    """Continue a run whose server was killed while it wrote a step's observation."""
     file, steps = folder / "step_size.jsonl", 5
     record = RecordedStepSize(StepSize(100), file)
     for _ in range(steps):
@@ -103,7 +104,7 @@ def half_a_line(folder: Path) -> str:
         record.record(Observation(0.7, 1.0, 1.0, 1.0, rate, curvature=3.0, directions=1))
     file.write_bytes(file.read_bytes()[:-10])
     done = RecordedStepSize(StepSize(100), file, steps).size.done
-    return f"recovered, the run goes on after step {done}"
+    return f"recovered; the run continues after step {done}"
 
 
 def rows(link: RunningSuperLink) -> list[Row]:
@@ -122,13 +123,13 @@ def rows(link: RunningSuperLink) -> list[Row]:
             new(malformed),
         ),
         *(Row(f"a hello: {name}", new(partial(hostile_hello, name))) for name in HELLOS),
-        Row("100 requests of a stranger, no messages", on(flood_of_requests)),
+        Row("100 requests of a stranger that are not messages", on(flood_of_requests)),
         Row("60 bodies that never end", on(endless_bodies)),
         Row("300 TLS handshakes that never end", on(unfinished_handshakes)),
         Row("`start-run` through a forwarder on the server", on(start_run_through_a_tunnel)),
         Row("another user reads the run's files", on(file_modes)),
         Row("a strict TLS client (Python 3.13)", on(strict_client)),
-        Row("whoever has a client's key, after it was rotated", on(stolen_key)),
+        Row("a thief of a client's earlier key, after a rotation", on(stolen_key)),
         Row(f"{MANY_KEYS:,} registered keys: checks of a round", new(many_keys)),
         Row("a damaged key file", on(damaged_key_file)),
         Row("half a line in `step_size.jsonl`", new(half_a_line)),
@@ -140,7 +141,7 @@ ELSEWHERE = (
     "| a server with a made-up run id | docs/concepts/threat-model.md, "
     "tests/client/protocol/test_signed_runs.py |",
 )
-"""Rows of attacks that are measured by themselves."""
+"""Rows of attacks that other programs measure."""
 
 
 def table(words: list[str]) -> Iterator[str]:

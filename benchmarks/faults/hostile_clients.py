@@ -1,11 +1,11 @@
-"""Devices with sound keys that send a live server what no honest device would.
+"""Devices with valid keys that send false and invalid reports to a live server.
 
     python -m benchmarks.faults.hostile_clients [--rounds 60] [--hostile 3]
 
-`samara server up` over TLS with device keys, two honest toy devices, and hostile ones in this
-process: they take part as the others do, and answer with garbage, with reports of other rounds,
-with their own old reports again, with numbers that are none, or with 10 MB. None of it may be
-folded, no process of the server may end, and its memory must not grow.
+The run is `samara server up` over TLS with device keys. Two honest toy devices and the hostile
+devices run in this process. Hostile devices take part like honest devices, but answer with garbage,
+with reports of other rounds, with their own old reports, with NaN, or with 10 MB. No such report
+may be folded, no process of the server may end, and the server's memory must not grow.
 """
 
 import logging
@@ -28,10 +28,10 @@ FLOOD_BYTES = 10 * 2**20
 
 
 class HostileDevice(Device):
-    """Introduces itself as it should, and forges every report.
+    """A device that sends a valid hello, and forges every report.
 
     Attributes:
-        ways: how often it forged in which way; shared by all of them.
+        ways: number of forged reports by kind; shared by all hostile devices.
     """
 
     ways: ClassVar[Counter[str]] = Counter()
@@ -43,7 +43,7 @@ class HostileDevice(Device):
         self._old: list[bytes] = []
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return its reply."""
+        """Return the device's reply."""
         reply = super().reply(message, context)
         if message.metadata.message_type != "train":
             return reply
@@ -57,7 +57,9 @@ class HostileDevice(Device):
         return reply
 
     def _forged(self, frame: bytes) -> tuple[str, bytes]:
-        """A way to forge, and what comes of it; never the frame itself."""
+        """Return a kind of forgery and a forged frame, which always differs from the given
+        frame.
+        """
         chance = self._rng.random()
         if chance < 0.1:
             return "ten_megabytes", frame + self._rng.bytes(FLOOD_BYTES)

@@ -1,10 +1,11 @@
-"""Sends the server frames that no honest device would, and looks what becomes of them.
+"""Invalid frames that are sent to the server, and their outcomes.
 
     python -m benchmarks.faults.hostile_frames [--frames 100000] [--seed 0]
 
-Sound answers are damaged, mixed up, replayed or made up; most get a right checksum again, so that
-they come as far as they can. Half go to the decoders alone, half as reports of 49 devices to a real
-run. None may raise anything but a message, none may be folded, and memory must not grow.
+Valid answers are damaged, mixed up, replayed or invented. Most get a valid checksum again, so that
+more of the code reads them. Half of the frames go to the decoders alone. The other half go to a
+real run, as reports of 49 devices. Frames may only cause errors of Samara with messages. No frame
+may be folded, and memory must not grow.
 """
 
 import gc
@@ -46,7 +47,7 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
 
 
 def resealed(frame: bytes) -> bytes:
-    """The frame with a right checksum."""
+    """Return the frame with a valid checksum."""
     if len(frame) < 8:
         return frame
     checksum = zlib.crc32(frame[8:], zlib.crc32(frame[:4]))
@@ -78,12 +79,12 @@ def sealed_noise(frame: bytes, others: list[bytes], rng: np.random.Generator) ->
 
 
 def of_another(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Another kind of frame, another round's, or another device's: sound, and out of place."""
+    """Return a valid frame of another kind, round or device."""
     return others[rng.integers(len(others))]
 
 
 def count_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Steps and queries that do not go with the number of scalars, or are not those asked."""
+    """Return a frame whose steps and queries contradict the number of scalars or the request."""
     return resealed(frame[:24] + rng.bytes(4) + frame[28:])
 
 
@@ -103,7 +104,7 @@ def device_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) 
 
 
 def of_newer_kind(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """A refusal, a part of a blob or its receipt in place of a report, sound or damaged."""
+    """Return a refusal, a part of a blob or its receipt instead of a report, valid or damaged."""
     token, device = frame[8:16].ljust(8, b"\0"), int(rng.integers(CLIENTS))
     start, numbers = int(rng.integers(2**20)), tuple(map(int, rng.integers(2**32, size=2)))
     # A refusal that names a missing blob ends the sender's part in the run, and so the attack.
@@ -127,7 +128,7 @@ WAYS = (
 
 
 class Hostile(InProcessGrid):
-    """Every device but the first is hostile, in every round."""
+    """A grid on which every device except the first is hostile, in every round."""
 
     def __init__(self, config: RunConfig, rng: np.random.Generator, frames: int) -> None:
         super().__init__(app, CLIENTS, config.flat())
@@ -136,14 +137,14 @@ class Hostile(InProcessGrid):
         self.ways: Counter[str] = Counter()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out replies, most of them forged."""
+        """Return replies, most of them forged."""
         replies = sorted(
             super().pull_messages(message_ids), key=lambda reply: reply.metadata.src_node_id
         )
         if not replies or replies[0].metadata.message_type != "train":
             return replies
         frames = [bytes(r.content.config_records[RECORD]["frame"]) for r in replies]  # type: ignore[arg-type]
-        # of other devices of this round, and everything of the round before
+        # frames of other devices in this round, and all frames of the previous round
         others = self._sound + frames[:1]
         for reply, frame in zip(replies[1:], frames[1:], strict=True):
             way = WAYS[self._rng.integers(len(WAYS))]
@@ -170,12 +171,12 @@ class Hostile(InProcessGrid):
 
 
 def attack_decoders(frames: int, seed: int) -> Counter[str]:
-    """Give so many frames to every decoder; returns how many were refused or decoded.
+    """Give frames to every decoder, and return the numbers of refused and decoded frames.
 
-    A frame that decodes is one whose damage left it sound, such as another loss or device.
+    A damaged frame may still be valid, for example with another loss or device.
 
     Raises:
-        Exception: anything but a `SamaraError` that a decoder raises.
+        Exception: any error of a decoder that is not a `SamaraError`.
     """
     rng = np.random.default_rng(seed)
     gradients = rng.normal(size=(1, 4)).astype(np.float32)
@@ -195,17 +196,18 @@ def attack_decoders(frames: int, seed: int) -> Counter[str]:
         try:
             kind_of(forged)
             decode(forged)
-            outcomes["sound after all"] += 1
+            outcomes["still valid"] += 1
         except SamaraError:
             outcomes["refused"] += 1
     return outcomes
 
 
 def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str], int, list[int]]:
-    """Serve a run with one honest device among hostile ones.
+    """Serve a run with one honest device among hostile devices.
 
     Returns:
-        Frames by how they were forged, rounds, and resident bytes after each tenth of the rounds.
+        Number of frames by kind of forgery, number of rounds, and resident bytes after each tenth
+        of the rounds.
 
     Raises:
         AssertionError: if a forged report was folded.

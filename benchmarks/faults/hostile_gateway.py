@@ -1,4 +1,4 @@
-"""A gateway with a sound key that speaks for a phone whose private key is gone.
+"""A gateway with a valid key that answers for a phone whose private key has been deleted.
 
     python -m benchmarks.faults.hostile_gateway [--rounds 12]
 
@@ -7,7 +7,7 @@ follows Flower's protocol. One phone is attached to it at first and reports as i
 quarter of the rounds the phone's private key is deleted, and from then on the gateway answers for
 the phone: with the hellos and reports that the phone has signed before, with new ones that the
 gateway signs itself, with the phone's signature under another frame, and as if the phone were one
-of the honest devices. Nothing of it may be folded, and rounds must go on.
+of the honest devices. None of these answers may be folded, and rounds must continue.
 """
 
 import logging
@@ -43,7 +43,7 @@ WAYS = (OLD, OLD_SIGNATURE, OWN, AS_ANOTHER)
 
 
 class HostileGateway(Device):
-    """A gateway with one phone, for which it answers itself once the phone is gone.
+    """A gateway with one phone; the gateway itself answers for the phone after the phone is gone.
 
     Args:
         superlink: address, host:port.
@@ -51,7 +51,7 @@ class HostileGateway(Device):
         key: the gateway's private key.
         phone_key: the phone's private key, which is deleted.
         last_sound: last round in which the phone still has its key.
-        other: client index of a device that the phone claims to be sometimes.
+        other: client index of a device that the gateway sometimes claims the phone to be.
 
     Attributes:
         ways: number of forged answers by way and kind of frame.
@@ -71,7 +71,9 @@ class HostileGateway(Device):
         self.ways: Counter[str] = Counter()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return a gateway's reply with one answer of the phone, or in its name."""
+        """Return a gateway's reply with one answer, from the phone or forged in the phone's
+        name.
+        """
         record = message.content.config_records[RECORD]
         instruction, snapshot, tail = (
             bytes(record[name])  # type: ignore[arg-type]
@@ -114,18 +116,18 @@ class HostileGateway(Device):
 
 
 def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]]:
-    """Serve so many rounds to honest devices and a gateway that forges after a quarter of them.
+    """Serve a run to honest devices and a gateway that forges after a quarter of the rounds.
 
     Args:
         folder: empty folder of the run.
         rounds: rounds of the run, at least 4.
 
     Returns:
-        Number of rounds with a report in the phone's name while it had its key, the same once it
-        had none, and the number of forged answers by way.
+        Number of rounds with a report in the phone's name while the phone had its key, number of
+        such rounds afterwards, and number of forged answers by way.
 
     Raises:
-        AssertionError: if the run does not go on.
+        AssertionError: if the run does not continue.
     """
     names = [f"device-{number}" for number in range(HONEST)]
     address = free_address()
@@ -143,7 +145,7 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
         phone = keys.add(PHONE, folder / f"{PHONE}.pem").client
         live.start_server()
         live.wait(lambda: live.said().count("may join") == clients + 1, "the server")
-        assert live.server is not None, "it was started above"
+        assert live.server is not None, "the server was started above"
         ca = live.run / "certificates" / "ca.pem"
         other = live.devices[names[0]]
         gateway = HostileGateway(address, ca, gateway_key, phone_key, last_sound, other)

@@ -1,4 +1,4 @@
-"""Hellos of a client with a sound key, which no run must begin with, end with, or be locked by."""
+"""False hellos of a client with a valid key, which must not start, end or block a run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -42,7 +42,7 @@ HELLOS: dict[str, Change] = {
 
 
 class HostileGrid(InProcessGrid):
-    """A grid on which some clients send other hellos than they should, and others come later."""
+    """A grid on which some clients send false hellos, and other clients connect later."""
 
     def __init__(
         self, config: RunConfig, changes: dict[int, Change], first: Iterable[int] | None = None
@@ -53,13 +53,13 @@ class HostileGrid(InProcessGrid):
         self._looks = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the connected nodes: at first those that come first."""
+        """Return the connected nodes; at first, only the early nodes are connected."""
         nodes = list(super().get_node_ids())
         self._looks += 1
         return nodes if self._first is None or self._looks > 6 else sorted(self._first)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Hand out the replies, some hellos of which are changed."""
+        """Return the replies, with some hellos changed."""
         for reply in super().pull_messages(message_ids):
             change = self._changes.get(reply.metadata.src_node_id - FIRST_CLIENT_NODE)
             if change and reply.metadata.message_type == MessageType.QUERY:

@@ -1,4 +1,4 @@
-"""Requests to `samara client serve` that no sound program would send, by kind, and sound ones."""
+"""Invalid requests to `samara client serve`, by kind, and valid requests."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 from samara.devices.live.owner.http_requests import MAX_BODY_BYTES
 
 TOKEN = "a-token-of-a-benchmark"
-"""The token that a request must bring."""
+"""The token that a request must contain."""
 _POSTS: dict[str, dict[str, Any]] = {
     "/classify": {"text": "a day", "model": "personal"},
     "/feedback": {"text": "a day", "label": "no label of the task"},
@@ -26,16 +26,16 @@ _VALUES: list[Any] = [
     *([], [""], [[]], [None], {}, {"a": "b"}, {"": {}}, [{"role": "user", "content": "a"}]),
 ]
 BROKEN = frozenset({400})
-"""Status of a request that is no sound one."""
+"""Statuses of an invalid request."""
 
 
 class Hostile(NamedTuple):
-    """A request, and what may come back.
+    """A request and its allowed responses.
 
     Attributes:
         content: bytes of the request.
-        statuses: statuses that are right; empty if any answer, and none, is.
-        ends: whether the sender's half of the connection is closed behind the bytes.
+        statuses: allowed statuses; empty if any answer, or no answer, is allowed.
+        ends: whether the sender closes its half of the connection after the bytes.
     """
 
     content: bytes
@@ -62,7 +62,7 @@ def request(
 
 
 def sound(rng: np.random.Generator) -> Hostile:
-    """Return a question that must be answered."""
+    """Return a valid question, which must be answered."""
     body = {"text": " ".join(rng.choice(["soup", "cold", "lovely", "day"], 5))}
     return Hostile(request(json.dumps(body).encode()), frozenset({200}))
 
@@ -78,7 +78,7 @@ def _cut_off(rng: np.random.Generator) -> Hostile:
 
 
 def _other_values(rng: np.random.Generator) -> Hostile:
-    """A sound body, with another value in one place; some values are sound, too."""
+    """Return a valid body with another value in one place; some of these values are also valid."""
     path = _path(rng)
     name = rng.choice(list(_POSTS[path]))
     body = _POSTS[path] | {name: _VALUES[rng.integers(len(_VALUES))]}
@@ -110,7 +110,9 @@ def _large(rng: np.random.Generator) -> Hostile:
 
 
 def _long_text(rng: np.random.Generator) -> Hostile:
-    """A body within the limit, whose text is longer than a model reads or a question may be."""
+    """Return a body within the size limit whose text exceeds a model's or a question's length
+    limit.
+    """
     size = int(rng.integers(2**18, 2**19))
     body = json.dumps({"text": "ab " * (size // 3)}).encode()
     return Hostile(request(body), frozenset({200, 400}))
@@ -134,7 +136,7 @@ def _other_path(rng: np.random.Generator) -> Hostile:
 
 
 def _headers(rng: np.random.Generator) -> Hostile:
-    """Headers that are no HTTP."""
+    """Return headers that are not HTTP."""
     lines = [
         *(b"Content-Length: -1", b"Content-Length: 99", b"Content-Length: 1e3", b"no colon"),
         *(b"a b: c", b": empty", b"x: \0", b"x: a\rb", b"Host: a.example"),
@@ -145,13 +147,15 @@ def _headers(rng: np.random.Generator) -> Hostile:
 
 
 def _large_headers(rng: np.random.Generator) -> Hostile:
-    """More headers than are read; what is sent on may break the connection before the answer."""
+    """Return more headers than the server reads. The unread bytes may break the connection before
+    the answer.
+    """
     line = b"x: " + b"y" * int(rng.integers(100_000, 300_000)) + b"\r\n"
     return Hostile(request(b'{"text": "a"}', more=line))
 
 
 def _odd_headers(rng: np.random.Generator) -> Hostile:
-    """Headers that are HTTP and unusual."""
+    """Return unusual headers that are valid HTTP."""
     lines = [
         b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x",
         b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
@@ -190,14 +194,14 @@ def _wrong_token(rng: np.random.Generator) -> Hostile:
 
 
 def _half(rng: np.random.Generator) -> Hostile:
-    """The beginning of a sound request, behind which the connection is closed."""
+    """Return the beginning of a valid request, after which the connection is closed."""
     path = _path(rng)
     content = request(json.dumps(_POSTS[path]).encode(), path)
     return Hostile(content[: rng.integers(1, len(content))], ends=True)
 
 
 def _unread(rng: np.random.Generator) -> Hostile:
-    """A stream that nobody waits for."""
+    """Return a request for a stream whose answer nobody reads."""
     path = list(_POSTS)[2 + rng.integers(2)]
     body = _POSTS[path] | {"max_tokens": 50, "stream": True}
     return Hostile(request(json.dumps(body).encode(), path), ends=True)
@@ -215,7 +219,7 @@ def _no_http(rng: np.random.Generator) -> Hostile:
 
 
 def _broken_chunks(rng: np.random.Generator) -> Hostile:
-    """A body whose parts are damaged, of a request that is answered with or without it."""
+    """Return a request with damaged body chunks, which may be answered with or without its body."""
     parts = [
         b"zz\r\n",
         b"5\r\nabcdefgh\r\n",
@@ -228,7 +232,9 @@ def _broken_chunks(rng: np.random.Generator) -> Hostile:
 
 
 def _pipelined(rng: np.random.Generator) -> Hostile:
-    """A sound request with others right behind it, which is answered first."""
+    """Return a valid request followed directly by other requests; the first must be answered
+    first.
+    """
     first = request(b'{"text": "a"}').replace(b"Connection: close\r\n", b"")
     behind = (request(b"{}"), rng.bytes(50), first + first)[rng.integers(3)]
     return Hostile(first + behind, frozenset({200}))

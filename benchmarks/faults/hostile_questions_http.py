@@ -1,11 +1,12 @@
-"""Requests to `samara client serve` that no sound program would send.
+"""Invalid requests to `samara client serve`, and their outcomes.
 
     python -m benchmarks.faults.hostile_questions_http [--requests 10000] [--seed 0]
 
-A real process serves the embedded model on loopback, with a token. Broken requests of every kind,
-drawn from a seed, come over sockets, and sound questions between them. Each sound one must be
-answered; each whole broken one must get the status of its kind and an error of OpenAI's form; the
-process must stay, write no traceback, and hold little more memory than before.
+A real process serves the embedded model on loopback, with a token. Invalid requests of every kind,
+drawn from a seed, arrive over sockets, with valid questions between them. Every valid question must
+be answered. Every complete invalid request must get the status of its kind, and an error in
+OpenAI's format. The process must not end, must write no traceback, and must use little more memory
+than before.
 """
 
 import http.client
@@ -30,9 +31,9 @@ _WARM_UP = 300
 
 
 def send(port: int, hostile: Hostile) -> tuple[int, bytes] | None:
-    """Return status and body of the answer to a request; None if there is none."""
+    """Return status and body of the answer to a request; None without an answer."""
     with socket.create_connection(("127.0.0.1", port), _WAIT_SECONDS) as connection:
-        with suppress(ConnectionError):  # who is refused early cannot send the rest
+        with suppress(ConnectionError):  # a request that is refused early cannot be sent completely
             connection.sendall(hostile.content)
         if hostile.ends:
             with suppress(OSError):
@@ -51,7 +52,7 @@ def check(name: str, hostile: Hostile, answer: tuple[int, bytes] | None) -> str:
     """Return the outcome of a request.
 
     Raises:
-        AssertionError: if it is not one that the request may have.
+        AssertionError: if the request does not allow this outcome.
     """
     sent = f"{name}: {hostile.content[:300]!r}"
     if answer is None:
@@ -72,11 +73,12 @@ def attack(place: Path, requests: int, seed: int) -> tuple[Counter[str], float, 
 
     Args:
         place: empty folder with a short path.
-        requests: number of requests after those that warm it up.
+        requests: number of requests after the warm-up.
         seed: seed of the requests.
 
     Returns:
-        Number of outcomes, by kind and status; memory in MiB before and after; what it logged.
+        Number of outcomes by kind and status, memory in MiB before and after, and the process's
+        log.
 
     Raises:
         AssertionError: if an answer is wrong, or the process ends.
@@ -93,7 +95,7 @@ def attack(place: Path, requests: int, seed: int) -> tuple[Counter[str], float, 
             name = list(KINDS)[number % len(KINDS)]
             hostile = KINDS[name](rng)
             outcomes[f"{name} {check(name, hostile, send(port, hostile))}"] += 1
-            assert process.poll() is None, f"it ended: {log.read_text()[-2000:]}"
+            assert process.poll() is None, f"the process ended: {log.read_text()[-2000:]}"
         after, last = resident.memory_info().rss / 2**20, sound(rng)
         check("sound", last, send(port, last))
     return outcomes, before, after, log.read_text()

@@ -1,12 +1,13 @@
-"""Strangers at a gateway's page server: streams, requests and links that must let nobody in.
+"""Strangers at a gateway's page server, whose streams and requests must not be admitted.
 
     python -m benchmarks.faults.hostile_web [--connections 1000] [--slow 200]
 
-A gateway serves a page over TLS in a process of its own, in front of a server that answers about
-invitations. One admitted phone is attached by WebSocket and answers a task after each tenth of the
-hostile connections, which are in turn of every kind below. Then so many connections are held open
-at once by sending and reading little or nothing, and the same again. Printed: how each kind ended,
-how many slow ones were sent away, and the gateway's resident memory.
+A gateway serves a page over TLS in a separate process, in front of a server that answers requests
+about invitations. One admitted phone is attached by WebSocket, and answers a task after each tenth
+of the hostile connections. These connections take turns among the kinds below. Then, twice, slow
+connections are held open together; they send and read little or nothing. The program prints the
+ends of each kind, the number of slow connections that were closed, and the gateway's resident
+memory.
 """
 
 import asyncio
@@ -48,13 +49,13 @@ from samara.shared.protocol.frames.refusal import Refusal
 from samara.shared.protocol.signing import answer_bytes, proof_bytes, public_pem, sign
 
 LARGE = 64 * 2**20
-"""Bytes of the file that slow readers ask for."""
+"""Bytes of the file that slow readers request."""
 AT_ONCE = 50
 UNREAD_SECONDS = 90.0
-"""Time for which a file that was asked for is not read."""
+"""Seconds for which a requested file is not read."""
 WAVES = 2
 MOST_SLOW_SECONDS = 240.0
-"""Whoever is still there then was not sent away."""
+"""Seconds after which a connection counts as not closed by the gateway."""
 SECONDS = 60.0
 STREAMS = (
     "page of another site",
@@ -71,7 +72,7 @@ SLOW = "no TLS", "half a request", "half a body", "half a proof", "file not read
 
 
 def serve(folder: Path, phone: bytes, pipe: Connection) -> None:
-    """Serve a page and invitations until the pipe says so, in a process of its own."""
+    """Serve a page and invitations, in a separate process, until the pipe says to stop."""
     asyncio.run(_serve(folder, phone, pipe))
 
 
@@ -100,7 +101,7 @@ async def _serve(folder: Path, phone: bytes, pipe: Connection) -> None:
 
 
 class Stranger:
-    """A stranger with keys of its own, a server's address, and an invitation that was used.
+    """A stranger with unregistered keys, a server's address, and a used invitation.
 
     Args:
         port: port of the page server.
@@ -114,7 +115,7 @@ class Stranger:
         self._origin = f"https://127.0.0.1:{port}"
 
     def stream(self, origin: str | None = "") -> Any:
-        """Return a WebSocket that is yet to be opened."""
+        """Return an unopened WebSocket."""
         return connect(
             f"wss://127.0.0.1:{self._port}/stream",
             ssl=self._context,
@@ -127,12 +128,12 @@ class Stranger:
         )
 
     async def connect(self, tls: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a connection without WebSocket."""
+        """Open a plain connection without a WebSocket."""
         context = self._context if tls else None
         return await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
 
     async def be(self, kind: str) -> str:
-        """Make a hostile connection of a kind; return how it ended."""
+        """Make a hostile connection of a kind, and return a description of its end."""
         try:
             if kind in REQUESTS:
                 return await self._request(kind)
@@ -191,7 +192,7 @@ class Stranger:
                 reader, writer = await self.connect(tls=kind != "no TLS")
                 writer.write(said)
                 if kind == "file not read":
-                    await asyncio.sleep(UNREAD_SECONDS)  # asyncio reads little meanwhile
+                    await asyncio.sleep(UNREAD_SECONDS)  # asyncio reads little during this time
                 received = 0
                 while piece := await reader.read(2**16):
                     received += len(piece)
@@ -223,7 +224,7 @@ async def answer(stranger: Stranger, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def used_invitation(run: Path, tls: TlsFiles) -> bytes:
-    """Return a request to join by an invitation that another key was registered by."""
+    """Return a request to join by an invitation that another key has used."""
     end = datetime.now(UTC) + timedelta(hours=1)
     code = invite_client(run, "anna", tls.authority, None, end)
 
@@ -241,14 +242,14 @@ async def attack(folder: Path, connections: int, slow: int) -> dict[str, Any]:
 
     Args:
         folder: empty folder.
-        connections: connections that do something wrong, in turn of every kind.
-        slow: connections that are held open at once, in turn of every kind.
+        connections: number of hostile connections, which take turns among all kinds.
+        slow: number of connections held open at the same time, which take turns among all kinds.
 
     Returns:
-        What came out.
+        The outcomes, by name.
 
     Raises:
-        AssertionError: if the gateway lets anybody in, or the phone no longer answers.
+        AssertionError: if the gateway admits a stranger, or the phone no longer answers.
     """
     tls = make_certificates(folder / "certificates", [])
     (folder / "large.bin").write_bytes(bytes(LARGE))

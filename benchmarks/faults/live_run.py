@@ -1,7 +1,7 @@
-"""A live run in real processes, for the scripts that disturb one: `samara server up`, `client up`.
+"""A live run in real processes (`samara server up`, `client up`), for scripts that disturb the run.
 
-Every process may be put behind a command, for example into a network namespace, and is ended with
-the run. What a process says goes to a file of its name that ends in ".said".
+Every process may run behind another command, for example in a network namespace, and ends with the
+run. The output of a process goes to a file with its name and the suffix ".said".
 """
 
 import json
@@ -42,14 +42,14 @@ class Place:
 
 
 class LiveRun:
-    """A server, its clients, and what they have done so far; a context manager.
+    """A server, its clients, and their outputs so far; a context manager.
 
     Args:
-        folder: of everything; short, as sockets lie in it.
-        settings: of the run, dotted keys.
-        names: of the clients; each gets a key.
-        address: that clients reach the server by, host:port.
-        server: where it runs.
+        folder: folder of all files; its path must be short, because it contains sockets.
+        settings: settings of the run, by dotted key.
+        names: names of the clients; each client gets a key.
+        address: address at which clients reach the server, host:port.
+        server: surroundings of the server's process.
         run: folder of the run; by default in `folder`.
     """
 
@@ -81,7 +81,7 @@ class LiveRun:
         self.devices = {key.name: key.client for key in keys.read_all()}
 
     def __enter__(self) -> Self:
-        """The run, not started yet."""
+        """Return the run, which is not started yet."""
         return self
 
     def __exit__(
@@ -90,7 +90,7 @@ class LiveRun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process; when something went wrong, first show what each said last."""
+        """End every process; after an error, first show the last output of each process."""
         if error:
             for file in sorted(self.folder.glob("*.said")):
                 print(f"--- {file.stem}\n{file.read_text(errors='replace')[-1500:]}")
@@ -106,7 +106,7 @@ class LiveRun:
     def start_server(self, *options: str) -> None:
         """Start `samara server up`, or start it again."""
         host, port = self.address.rsplit(":", 1)
-        # in a network namespace clients have another address than the server's own processes
+        # in a network namespace, clients and the server's own processes use different addresses
         listen = "127.0.0.1" if is_loopback(host) else "0.0.0.0"
         command = ["server", "up", "--run", str(self.run), "--host", listen, "--port", port]
         command += ["--name", host]
@@ -115,9 +115,9 @@ class LiveRun:
         self.server = self._launched([*command, *options], self._place, "server")
 
     def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
-        """Start `samara client up`, or start it again; its folder is `home`.
+        """Start `samara client up`, or start it again; the client's folder is `home`.
 
-        It gets the key of its name unless the options say otherwise.
+        The client uses the key of its name, unless the options name another key.
         """
         command = ["client", "up", "--name", name, "--home", str(self.home(name))]
         command += ["--superlink", self.address, *options]
@@ -128,19 +128,19 @@ class LiveRun:
         self.start(name, command, place)
 
     def start(self, name: str, command: Sequence[str], place: Place | None = None) -> None:
-        """Start another command of samara that stays, under a name."""
+        """Start another long-running command of samara, under a name."""
         self.clients[name] = self._launched(command, place or Place(), name)
 
     def home(self, name: str) -> Path:
-        """The folder of a client."""
+        """Return the folder of a client."""
         return self.folder / name
 
     def key(self, name: str) -> Path:
-        """The private key of a client."""
+        """Return the private key file of a client."""
         return self.run / KEYS_FOLDER / f"{name}.key"
 
     def revoke(self, name: str) -> None:
-        """Revoke the key of a client, as the operator's command does."""
+        """Revoke the key of a client, like the operator's command."""
         ClientKeys(self.run / KEYS_FOLDER).revoke(name)
 
     def said(self, who: str = "server") -> str:
@@ -148,7 +148,7 @@ class LiveRun:
         return (self.folder / f"{who}.said").read_text(errors="replace")
 
     def process(self, of: "subprocess.Popen[bytes]", part: str) -> psutil.Process | None:
-        """A process that another started, by a part of its command line."""
+        """Return a child of a process, found by a part of the child's command line."""
         try:
             family = psutil.Process(of.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -162,7 +162,7 @@ class LiveRun:
         return None
 
     def last(self) -> int:
-        """The last round that was acknowledged."""
+        """Return the last acknowledged round."""
         for event in self._metrics.read_new():
             if event["event"] == "round":
                 self.rounds[event["round"]] = event
@@ -174,10 +174,10 @@ class LiveRun:
         return {names[device] for device in self.rounds[number]["clients"]}
 
     def wait(self, ready: Callable[[], object], what: str, seconds: float = 600) -> float:
-        """Wait until something is so; returns for how many seconds.
+        """Wait until a condition holds, and return the seconds of the wait.
 
         Raises:
-            AssertionError: if for so many seconds nothing was done.
+            AssertionError: if nothing happens in the run for the given number of seconds.
         """
         begun = since = time.monotonic()
         done = self._work_done()
@@ -190,7 +190,9 @@ class LiveRun:
         return time.monotonic() - begun
 
     def _work_done(self) -> dict[Path, int]:
-        """Return when sessions, ledgers and evaluations changed; logs also grow in vain."""
+        """Return the times at which sessions, ledgers and evaluations changed. Logs also grow
+        without progress, and are left out.
+        """
         places = [self.run, *map(self.home, self.names)]
         names = "session", "*.seg", PERSONALIZATIONS_FILE, METRICS_FILE
         files = [file for place in places for name in names for file in place.rglob(name)]
@@ -211,19 +213,19 @@ class LiveRun:
         return self.wait(reported, f"a report of {name}", seconds)
 
     def end_server(self) -> int:
-        """End the server by a signal; see what `check` sees, and return what it returns."""
-        assert self.server is not None, "it was started before"
+        """End the server by a signal, run `check`, and return its result."""
+        assert self.server is not None, "the server was started before"
         self.server.terminate()
         self.server.wait()
         return self.check()
 
     def digests(self) -> dict[int, str]:
-        """The digest after every round of the ledger, each proven by replay."""
+        """Return the digest after every round of the ledger; replay proves each digest."""
         layout = read_layout(self.run)
         return {s.round: digest(layout.hash, s.state).hex() for s in replay_run(self.run)}
 
     def positions(self) -> dict[str, tuple[int, str]]:
-        """Round and digest of every client's session on disk."""
+        """Return the round and the digest of every client's session on disk."""
         found = {}
         for name in self.names:
             for file in self.home(name).glob("runs/*/session"):
@@ -232,24 +234,25 @@ class LiveRun:
         return found
 
     def check(self) -> int:
-        """See that the ledger has every acknowledged round, and every client a state of it.
+        """Check that the ledger has every acknowledged round, and that every client has a state of
+        it.
 
-        Of rounds before the ledger's oldest snapshot, nothing is left to see.
+        Rounds before the ledger's oldest snapshot cannot be checked.
 
         Returns:
-            How many rounds the ledger has.
+            The number of rounds in the ledger.
 
         Raises:
-            AssertionError: if not.
+            AssertionError: if a round is missing, or a client has another state.
         """
         self.last()
         digests = self.digests()
-        first = min(digests)  # the rounds before it may have been compacted away
+        first = min(digests)  # earlier rounds may have been compacted away
         for number, event in self.rounds.items():
             kept = number < first or digests.get(number) == event["digest"]
-            assert kept, f"round {number} is lost or another"
+            assert kept, f"round {number} is lost or differs"
         for name, (number, reached) in self.positions().items():
-            assert digests[number] == reached, f"{name} stands elsewhere after round {number}"
+            assert digests[number] == reached, f"{name} has another state after round {number}"
         return max(digests)
 
     def _launched(
@@ -268,10 +271,10 @@ class LiveRun:
 
 
 def again(live: LiveRun, settings: Mapping[str, Scalar], rounds: int) -> str:
-    """Repeat the run in process, with the cohorts that it had; see that it ends in the same digest.
+    """Repeat the run in process with the same cohorts, and check that it ends in the same digest.
 
     Raises:
-        AssertionError: if it does not.
+        AssertionError: if the digests differ.
     """
     from samara.simulations.simulate import simulate
 
@@ -281,4 +284,4 @@ def again(live: LiveRun, settings: Mapping[str, Scalar], rounds: int) -> str:
     repeated = read_result(simulate(config, cohorts_from=live.run, homes=homes))
     expected = live.digests()[rounds]
     assert repeated["final_digest"] == expected, "another end"
-    return f"an undisturbed run with the same cohorts ends in {expected[:16]} too"
+    return f"an undisturbed run with the same cohorts also ends in {expected[:16]}"

@@ -1,12 +1,12 @@
-"""Devices with sound keys that send Flower's SuperLink messages which no honest device would.
+"""Devices with valid keys that send malformed messages to Flower's SuperLink.
 
     python -m benchmarks.faults.malformed_messages [--messages 1000] [--hostile 3]
 
-`samara server up` over TLS with device keys, two honest toy devices, and hostile ones in this
-process. Each answers an instruction with a reply that is broken inside or says that another device
-sent it, and then sends messages as if it were the SuperLink, announcements of thousands of
-objects, objects that nobody asked for, and bytes that are no message. None of it may be folded, no
-process of the server may end, and its memory and its disk must not grow.
+The run is `samara server up` over TLS with device keys. Two honest toy devices and the hostile
+devices run in this process. A hostile device answers an instruction with a malformed reply, or with
+a reply in another device's name. It then sends messages in the SuperLink's name, announcements of
+thousands of objects, unrequested objects, and bytes that are not a message. No such message may be
+folded, no process of the server may end, and the server's memory and disk use must not grow.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.wire import RECORD
 
 PUSHES = 20
-"""Messages that a hostile device sends beside each reply."""
+"""Number of messages that a hostile device sends in addition to each reply."""
 
 
 class Reply(NamedTuple):
-    """A reply as a node pushes it: metadata, the ids of its objects, and the objects."""
+    """A reply in the form that a node pushes: metadata, the ids of its objects, and the objects."""
 
     metadata: Any
     tree: ObjectTree
@@ -58,7 +58,7 @@ def object_of(kind: str, children: list[str], body: bytes) -> bytes:
 
 
 def reply_of(message: Message) -> Reply:
-    """Return a reply as an honest node pushes it."""
+    """Return a reply in the form that an honest node pushes."""
     set_message_id(message, message.object_id)
     objects = {i: part.deflate() for i, part in get_all_nested_objects(message).items()}
     metadata = message_to_proto(message)
@@ -69,7 +69,7 @@ def reply_of(message: Message) -> Reply:
 
 
 def made_of(sound: Reply, root: bytes) -> Reply:
-    """Return a reply whose one object has these bytes."""
+    """Return a reply whose only object has the given bytes."""
     name = hashlib.sha256(root).hexdigest()
     sound.metadata.metadata.message_id = name
     return Reply(sound.metadata, ObjectTree(object_id=name), {name: root})
@@ -100,12 +100,12 @@ BROKEN = (without_parts, of_another_kind, of_noise, incomplete, large)
 
 
 class MalformedDevice(Device):
-    """Introduces itself as it should, and then sends Flower what it should not.
+    """A device that sends a valid hello, and then malformed messages.
 
     Attributes:
-        sent: number of messages by way, of all of these devices.
+        sent: number of messages by kind, of all hostile devices together.
         statuses: number of answers by HTTP status.
-        victim: node id that it pretends to be.
+        victim: node id that the device claims to be.
     """
 
     sent: ClassVar[Counter[str]] = Counter()
@@ -119,12 +119,14 @@ class MalformedDevice(Device):
         self._asked: list[str] = []
 
     def end(self) -> None:
-        """Leave after the message under way."""
+        """End the device after the current message."""
         super().end()
         self._http.close()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return its reply; after a broken one to an instruction it sends everything else."""
+        """Return the device's reply; after a malformed reply to an instruction, send all other
+        messages.
+        """
         sound = super().reply(message, context)
         if message.metadata.message_type != MessageType.TRAIN:
             return sound
@@ -154,7 +156,7 @@ class MalformedDevice(Device):
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "again"), reply_to=message)
 
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: Any) -> None:
-        """Answer a message; what the SuperLink makes of it does not end the device."""
+        """Answer a message; an error of the SuperLink does not end the device."""
         with suppress(Exception):
             super()._answer(node, message, tree, connection)
 
@@ -168,7 +170,7 @@ class MalformedDevice(Device):
             self._store(node, run, name, content)
 
     def _push_beside(self, node: int, sound: Reply) -> None:
-        """Send something that answers no instruction."""
+        """Send messages that do not answer an instruction."""
         metadata, run = sound.metadata.metadata, sound.metadata.metadata.run_id
         way = int(self._rng.integers(9))
         name = self._rng.bytes(32).hex()
@@ -196,7 +198,7 @@ class MalformedDevice(Device):
             return
         elif way == 6:
             self._count("twenty_megabytes")
-            with suppress(httpx.TransportError):  # it is cut off in the middle
+            with suppress(httpx.TransportError):  # the server may cut the request off
                 self._send("push-object", bytes(20 * 2**20))
             return
         elif way == 7 and len(self._asked) > 1:

@@ -1,7 +1,7 @@
-"""A small network on one machine: a server and its clients in network namespaces of their own.
+"""A small network on one machine: a server and its clients in separate network namespaces.
 
-Takes root and a kernel with namespaces, veth and bridges. Addresses are 10.204.0.1 for the server
-and 10.204.0.2 and up for the clients. Nothing is left of it after the block.
+The network needs root and a kernel with namespaces, veth and bridges. The server has the address
+10.204.0.1, and the clients have 10.204.0.2 and higher. All namespaces are removed after the block.
 """
 
 import os
@@ -15,7 +15,7 @@ SERVER_ADDRESS = "10.204.0.1"
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes over a client's interface, Ethernet headers included."""
+    """Bytes over a client's interface, including Ethernet headers."""
 
     up: int
     down: int
@@ -43,12 +43,12 @@ class Network:
     def traffic(self, number: int) -> Traffic:
         """Return the traffic over a client's interface so far."""
         inside, link = self.client(number), "/sys/class/net/up0/statistics"
-        # sysfs shows the namespace that it was mounted in: ip netns exec mounts it anew
+        # sysfs shows the namespace in which it was mounted; ip netns exec mounts it anew
         told = _run(*inside, "cat", f"{link}/tx_bytes", f"{link}/rx_bytes").split()
         return Traffic(int(told[0]), int(told[1]))
 
     def make(self, undo: ExitStack) -> None:
-        """Make all of it."""
+        """Create all namespaces and interfaces."""
         server = self._namespace(f"{self._name}s", undo)
         _run(*server, "ip", "link", "add", "bridge0", "type", "bridge")
         _run(*server, "ip", "address", "add", f"{SERVER_ADDRESS}/24", "dev", "bridge0")
@@ -74,10 +74,10 @@ class Network:
 
 @contextmanager
 def network(clients: int) -> Iterator[Network]:
-    """A network of a server and so many clients.
+    """Create a network of a server and some clients for the duration of a block.
 
     Raises:
-        RuntimeError: if it is not permitted here.
+    RuntimeError: if this machine does not permit it.
     """
     with ExitStack() as undo:
         made = Network(clients)

@@ -1,21 +1,21 @@
-"""Ports of this machine that no other measurement or test takes meanwhile."""
+"""Ports of this machine that no other measurement or test uses at the same time."""
 
 import socket
 from contextlib import suppress
 
 _FIRST, _END = 20_000, 32_000
-"""Below the ports that Linux gives to outgoing connections."""
+"""End of the range, below the ports that Linux gives to outgoing connections."""
 _claims: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, claimed until this process ends.
+    """Return a port on which no process listens, and claim it until this process ends.
 
-    The claim is an abstract Unix socket of the port's name, so that processes beside this one
-    claim others.
+    The claim is an abstract Unix socket named after the port. Other processes therefore claim other
+    ports.
 
     Raises:
-        RuntimeError: if all are taken.
+        RuntimeError: if all ports are in use.
     """
     for port in range(_FIRST, _END):
         claim = socket.socket(socket.AF_UNIX)

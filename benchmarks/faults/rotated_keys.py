@@ -1,14 +1,14 @@
-"""Live runs in which the key of a board, and of a phone, is replaced while rounds go on.
+"""Live runs in which the keys of a board and of a phone are replaced during the rounds.
 
     python -m benchmarks.faults.rotated_keys [--rounds 2]
 
 *Board*: `samara server up` and two `samara client up` over TLS with the embedded model. After a few
-rounds the operator rotates the key of one of them, whose process goes on with its earlier key, as a
-thief would; later it is started again with the new key. *Phone*: a phone behind `samara gateway up`
-beside two toy devices; it makes its next key itself, and the process with the earlier one goes on.
-The earlier key must be refused within seconds, rounds must go on, the client must go on with its
-index and its session, and the run must end in the digest of one with the same cohorts and no
-rotation.
+rounds, the operator rotates the key of one client. The client's process continues with the earlier
+key, like a thief's process, and is restarted later with the new key. *Phone*: a phone behind
+`samara gateway up`, and two toy devices. The phone creates its next key itself, and the process
+with the earlier key continues. The earlier key must be refused within seconds, and rounds must
+continue. The client must keep its index and its session. The run must end in the same digest as a
+run with the same cohorts and without rotation.
 """
 
 import logging
@@ -44,18 +44,18 @@ BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
 FIRST_ROUNDS = 3
 """Rounds before the rotation."""
 MOST_ROUNDS = 100_000
-"""More than a run will have, which is ended by a signal."""
+"""More rounds than a run reaches, because a signal ends the run."""
 
 
 def rotate_board(folder: Path, rounds: int) -> str:
-    """Rotate the key of a real client in a live run; returns what happened.
+    """Rotate the key of a real client in a live run, and return a description of the outcome.
 
     Args:
         folder: empty folder of the run.
         rounds: rounds after the first one with a report under the new key.
 
     Raises:
-        AssertionError: if the earlier key is of use, or the client is not the same afterwards.
+        AssertionError: if the earlier key still works, or the client differs afterwards.
     """
     settings: dict[str, Scalar] = {"rounds": MOST_ROUNDS, "steps": 1, "queries": 4, "batch": 16}
     settings |= {"personal.rounds": 0, "evaluate.every": 0, "cohort.available": 2}
@@ -66,18 +66,18 @@ def rotate_board(folder: Path, rounds: int) -> str:
         live.wait(lambda: live.said().count("may join") == 2, "the server")
         for name in live.names:
             own = folder / f"{name}.key"
-            shutil.move(live.key(name), own)  # as an operator does, who leaves none behind
+            shutil.move(live.key(name), own)  # as an operator does, who leaves no copy of the key
             live.start_client(name, None, "--key", str(own), "--set", "threads=1")
         live.wait_for_round(FIRST_ROUNDS, 900)
         [session] = live.home(BOARD).glob("runs/*/session")
         own, client = folder / f"{BOARD}.key", live.devices[BOARD]
         stolen = folder / "stolen.key"
         shutil.copy(own, stolen)
-        assert not _is_refused(live, stolen), "the key is of no use before"
+        assert not _is_refused(live, stolen), "the key does not work before the rotation"
         samara(folder, "server", "keys", "rotate", BOARD, "--run", str(live.run))
         refused = live.wait(lambda: _is_refused(live, stolen), "the refusal")
         last = live.last()
-        live.wait_for_round(live.last() + 2)  # the process with the earlier key is still there
+        live.wait_for_round(live.last() + 2)  # the process with the earlier key still runs
         between = [BOARD in live.reporters(n) for n in range(last + 2, live.last() + 1)]
         assert between, "no round ended before the client had its new key"
         assert not any(between), "a report under the earlier key counts"
@@ -90,7 +90,7 @@ def rotate_board(folder: Path, rounds: int) -> str:
         live.wait_for_report(BOARD)
         live.wait_for_round(live.last() + rounds)
         assert list(live.home(BOARD).glob("runs/*/session")) == [session]
-        assert session.stat().st_mtime_ns > before, "the session did not go on"
+        assert session.stat().st_mtime_ns > before, "the session did not continue"
         assert {key.name: key.client for key in ClientKeys(live.run / KEYS_FOLDER).read_all()} == (
             live.devices
         )
@@ -99,19 +99,19 @@ def rotate_board(folder: Path, rounds: int) -> str:
     end = again(live, settings, number)
     return (
         f"board: the earlier key was refused {refused:.1f} s after `keys rotate`, in round {last}; "
-        f"reports by round {reports}; the client went on as {client} with its session, and {end}"
+        f"reports by round {reports}; the client continued as {client} with its session, and {end}"
     )
 
 
 def rotate_phone(folder: Path, rounds: int) -> str:
-    """Rotate the key of a phone behind a real gateway; returns what happened.
+    """Rotate the key of a phone behind a real gateway, and return a description of the outcome.
 
     Args:
         folder: empty folder of the run.
         rounds: rounds after the first one with a report under the new key.
 
     Raises:
-        AssertionError: if the earlier key is of use, or the phone is not the same afterwards.
+        AssertionError: if the earlier key still works, or the phone differs afterwards.
     """
     names = ["device-0", "device-1"]
     address, door = free_address(), free_address()
@@ -154,9 +154,9 @@ def rotate_phone(folder: Path, rounds: int) -> str:
         live.wait_for_round(live.last() + rounds)
         live.end_server()
         reports = [PHONE in live.reporters(number) for number in live.rounds]
-        assert phone.session is not None, "it took part"
+        assert phone.session is not None, "the phone took part"
         number = phone.session.position.round
-        assert phone.session.digest.hex() == live.digests()[number], "the phone is elsewhere"
+        assert phone.session.digest.hex() == live.digests()[number], "the phone has another state"
     nodes: list[UserConfig] = [{CLIENT_INDEX: live.devices[n]} for n in (*names, PHONE)]
     acknowledged = {number: event["digest"] for number, event in live.rounds.items()}
     end = check_toy_run(folder, settings, acknowledged, "phone", nodes)
@@ -178,12 +178,12 @@ def _lacks_phone(live: LiveRun, since: int) -> bool:
 
 def _is_refused(live: LiveRun, key: Path) -> bool:
     private = load_ssh_private_key(key.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey), "client keys are of elliptic curves"
+    assert isinstance(private, ec.EllipticCurvePrivateKey), "client keys are on elliptic curves"
     return is_refused(live.address, live.run / "certificates" / "ca.pem", private)
 
 
 class _Threads:
-    """Toy devices and attached phones, which end with the block."""
+    """The threads of toy devices and attached phones, which end with the block."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()

@@ -1,14 +1,14 @@
-"""Kills the server side of a run, again and again, and looks whether a round is lost.
+"""Repeated kills of a run's server processes, and a check that no round is lost.
 
     python -m benchmarks.faults.server_kill [--kills 100] [--live 15] [--seed 0]
 
-First at strategy and store level: a process serves toy devices in process, some of which are absent
-in some rounds, and gets `kill -9` at a random moment. Then with real processes: `samara server up`
-over TLS with device keys, toy devices that connect to it, and `kill -9` of the command, of Flower's
-SuperLink, of its SuperExec or of the ServerApp, whichever the seed says.
+The first part tests strategy and store. A process serves toy devices in process, some of which are
+absent in some rounds, and gets `kill -9` at random moments. The second part uses real processes:
+`samara server up` over TLS with device keys, and toy devices that connect to it. The seed decides
+whether the command, Flower's SuperLink, its SuperExec or the ServerApp gets `kill -9`.
 
-Every round that was acknowledged must be in the ledger with its digest, and the end must be that of
-an undisturbed run with the same cohort history.
+Every acknowledged round must be in the ledger with its digest. The run must end like an undisturbed
+run with the same cohorts.
 """
 
 import logging
@@ -44,16 +44,16 @@ _ROUND_SECONDS = 20.0
 
 
 class Absences(InProcessGrid):
-    """Loses one reply in eight."""
+    """A grid that loses one reply in eight."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out the replies that are not lost; which ones is chance."""
+        """Return the replies that are not lost; losses are random."""
         replies = super().pull_messages(message_ids)
         return [r for r in replies if r.metadata.message_type != "train" or os.urandom(1)[0] >= 32]
 
 
 class _Acknowledging(logging.Handler):
-    """Tells of every round once it is in the ledger."""
+    """A log handler that reports every round once it is in the ledger."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(logging.INFO)
@@ -66,7 +66,7 @@ class _Acknowledging(logging.Handler):
 
 
 def serve_and_tell(settings: dict[str, Scalar], pipe: Connection) -> None:
-    """Serve toy devices in this process."""
+    """Serve toy devices in this process, and report every round through a pipe."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logger = logging.getLogger("samara.server")
     logger.addHandler(_Acknowledging(pipe))
@@ -76,10 +76,10 @@ def serve_and_tell(settings: dict[str, Scalar], pipe: Connection) -> None:
 
 
 def kill_in_process(kills: int, seed: int, folder: Path) -> str:
-    """Kill so many servers of one run; returns what happened.
+    """Kill the server of one run repeatedly, and return a description of the outcome.
 
     Raises:
-        AssertionError: if an acknowledged round is lost or another.
+        AssertionError: if an acknowledged round is lost or differs.
     """
     rng = np.random.default_rng(seed)
     settings = settings_of(folder / "run", 3 * kills + 5, 0.02)
@@ -113,10 +113,10 @@ def _collect(pipe: Connection, acknowledged: dict[int, str], wanted: int) -> Non
 
 
 def kill_live(kills: int, seed: int, folder: Path) -> str:
-    """Kill so many processes of a real server; returns what happened.
+    """Kill processes of a real server repeatedly, and return a description of the outcome.
 
     Raises:
-        AssertionError: if an acknowledged round is lost or another, or the run does not go on.
+        AssertionError: if an acknowledged round is lost or differs, or the run does not continue.
     """
     rng = np.random.default_rng(seed)
     killed: Counter[str] = Counter()

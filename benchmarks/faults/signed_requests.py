@@ -14,7 +14,9 @@ _SECONDS = 60.0
 
 
 def connect(superlink: str, ca: Path) -> httpx.Client:
-    """Return an HTTP client of a SuperLink (host:port) that trusts an authority (PEM)."""
+    """Return an HTTP client for a SuperLink (host:port) that trusts a certificate authority
+    (PEM).
+    """
     trusted = ssl.create_default_context(cafile=str(ca))
     return httpx.Client(base_url=f"https://{superlink}", verify=trusted, timeout=_SECONDS)
 
@@ -41,10 +43,10 @@ def send_signed(
 
 
 def is_refused(superlink: str, ca: Path, private: ec.EllipticCurvePrivateKey) -> bool:
-    """Return whether a SuperLink refuses whoever holds a key, before it reads what they send.
+    """Return whether a SuperLink refuses a key before it reads the request's body.
 
     Raises:
-        AssertionError: if it neither refuses the key nor the bytes, which are no message.
+        AssertionError: if it refuses neither the key nor the body, which is not a message.
     """
     with connect(superlink, ca) as http:
         status = send_signed(http, private, "push-messages", b"\xff")

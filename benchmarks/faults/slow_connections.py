@@ -1,7 +1,7 @@
-"""Connections to a gateway that are made and then held open: a byte now and then, or nothing.
+"""Slow connections to a gateway ("slow loris"), which send a byte now and then, or nothing.
 
-What is called slow loris. Each kind stops at another point: before TLS, before HTTP/2, in the
-middle of a frame, after the settings, and in the middle of the proof.
+Each kind of connection stops at another point: before TLS, before HTTP/2, within a frame, after the
+settings, or within the proof.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 MOST_SECONDS = 60.0
-"""Whoever is still there then was not sent away."""
+"""Seconds after which a connection counts as not closed by the gateway."""
 _BETWEEN_BYTES = 1.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS, _END_HEADERS = 0, 1, 4, 4
@@ -25,26 +25,31 @@ _CALL = {
     "te": "trailers",
 }
 _MESSAGE = struct.pack(">BI", 0, 1000)
-"""The head of a message of 1,000 bytes."""
+"""Head of a message of 1,000 bytes."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """An HTTP/2 frame (RFC 9113, section 4.1)."""
+    """Return an HTTP/2 frame (RFC 9113, section 4.1)."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def literal(name: str, value: str) -> bytes:
-    """A header field without indexing, new name (RFC 7541, section 6.2.2), both under 127 bytes."""
+    """Return a header field without indexing (RFC 7541, section 6.2.2).
+
+    Name and value must be shorter than 127 bytes.
+    """
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
 def call_frame(stream: int) -> bytes:
-    """The frame that opens a stream to the gateway's service; the number is odd."""
+    """Return the frame that opens a stream to the gateway's service; the stream's number must be
+    odd.
+    """
     return frame(_HEADERS, _END_HEADERS, stream, b"".join(literal(*f) for f in _CALL.items()))
 
 
 HELLO = _PREFACE + frame(_SETTINGS, 0, 0, b"")
-"""The first bytes of a client's connection."""
+"""First bytes of a client's connection."""
 _CALLED = HELLO + call_frame(1)
 KINDS: dict[str, tuple[bool, bytes, bytes]] = {
     "no TLS": (False, b"\x16\x03\x01\x02\x00", b"\1"),
@@ -53,11 +58,15 @@ KINDS: dict[str, tuple[bool, bytes, bytes]] = {
     "no call": (True, HELLO, b""),
     "half a proof": (True, _CALLED + frame(_DATA, 0, 1, _MESSAGE), frame(_DATA, 0, 1, b"\0")),
 }
-"""The kinds of connections: with TLS or not, the first bytes, and the bytes of every second."""
+"""Kinds of connections by name: whether TLS is used, the first bytes, and the bytes sent each
+second.
+"""
 
 
 async def held(port: int, kind: str, authority: Path) -> float | None:
-    """Hold a connection of a kind open; returns after how many seconds it ended, None if never."""
+    """Hold a connection open, and return the seconds until the gateway ended it; None if it never
+    did.
+    """
     tls, first, then = KINDS[kind]
     context = ssl.create_default_context(cafile=str(authority)) if tls else None
     if context:
@@ -90,7 +99,7 @@ async def _trickled(writer: asyncio.StreamWriter, some: bytes) -> None:
 
 
 async def all_held(port: int, count: int, authority: Path) -> dict[str, list[float | None]]:
-    """Hold so many connections at once, in turn of each kind; see `held`."""
+    """Hold connections open together, and return the results of `held` by kind."""
     kinds = [list(KINDS)[n % len(KINDS)] for n in range(count)]
     ended = await asyncio.gather(*(held(port, kind, authority) for kind in kinds))
     found: dict[str, list[float | None]] = {}

@@ -1,9 +1,10 @@
-"""A device without a model: a quadratic whose minimum is the device's own, in 2,000 elements.
+"""A device without a model. Its loss is a quadratic function of 2,000 elements with its own
+minimum.
 
-It speaks Samara's frames in full, catches up by replay, checks every digest, and answers in
-milliseconds, so that scripts about servers spend their time on servers. Its projected gradients
-are a function of state, seeds and device, as a real device's are. `app` runs in the in-process
-engine; `serve` connects it to a real SuperLink as one process per device.
+The device uses all of Samara's frames, catches up by replay, checks every digest, and answers in
+milliseconds. Scripts about servers therefore spend their time on servers. As on a real device, its
+projected gradients are a function of state, seeds and device. `app` runs in the in-process engine;
+`serve` connects it to a real SuperLink as one process per device.
 """
 
 import json
@@ -61,7 +62,7 @@ def hello_of(
     layout: Layout = LAYOUT,
     model_id: bytes = MODEL_ID,
 ) -> bytes:
-    """Return the hello of a toy client as a frame, in a run of so many clients."""
+    """Return the hello of a toy client as a frame, in a run with the given number of clients."""
     position = session.position.round if session else 0
     facts = json.dumps({"clients": clients})
     return Hello(device, EXAMPLES, position, model_id, layout.to_json(), facts).encode()
@@ -70,7 +71,9 @@ def hello_of(
 def report_of(
     instruction: TrainInstruction, session: Session, device: int, layout: Layout = LAYOUT
 ) -> Report:
-    """Return the report of a toy client: ⟨z, x − m⟩ for every direction z and its own minimum m."""
+    """Return the report of a toy client: ⟨z, x − m⟩ for every direction z, with the client's
+    minimum m.
+    """
     minimum = np.random.default_rng(device).normal(size=layout.size)
     slope = to_float32(session.state).astype(float) - minimum
     seeds = instruction.seeds(device)

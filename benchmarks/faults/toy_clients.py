@@ -1,12 +1,12 @@
-"""Toy devices that speak Flower's own protocol to a real SuperLink, all in one process.
+"""Toy devices that use Flower's protocol with a real SuperLink, all in one process.
 
     python -m benchmarks.faults.toy_clients --superlink 127.0.0.1:8000 --devices 4 \\
         [--ca CA --keys FOLDER]
 
-What a SuperNode and its ClientApp processes do, without the processes: every device is a thread
-that fetches messages, has `toy_device.app` answer, and sends the answer. Device i has the key
-FOLDER/device-i.key. It goes on when the SuperLink dies and comes back, until the run is
-finished.
+The devices do the work of a SuperNode and its ClientApp without separate processes. Every device is
+a thread that fetches messages, lets `toy_client.app` answer them, and sends the answers. Device i
+has the key FOLDER/device-i.key. A device continues after a restart of the SuperLink, until the run
+is finished.
 """
 
 import logging
@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.3
 
 
 class Device(threading.Thread):
-    """One device; ends with the process, or when it is told to."""
+    """A device, which ends with the process or on request."""
 
     def __init__(
         self, number: int, devices: int, superlink: str, ca: Path | None, key: Path | None
@@ -65,7 +65,7 @@ class Device(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Answer messages until the run is finished; when the SuperLink dies, try again."""
+        """Answer messages until the run is finished; if the SuperLink dies, try again."""
         host, port = self._superlink.rsplit(":", 1)
         while not _listens(host, int(port)):
             if self._ended.wait(_POLL_SECONDS):
@@ -88,7 +88,7 @@ class Device(threading.Thread):
                 # the SuperLink is gone for now, or the run of the message is over
                 logging.warning("device %d: %r", self._number, error)
             self._ended.wait(_POLL_SECONDS)
-        with suppress(httpx.HTTPError):  # it may be gone for good
+        with suppress(httpx.HTTPError):  # the SuperLink may be gone permanently
             stack.close()
 
     def reply(self, message: Message, context: Context) -> Message:
@@ -119,10 +119,10 @@ class Device(threading.Thread):
 
 @contextmanager
 def heartbeats_end_with_the_run() -> Iterator[None]:
-    """Let devices of this process end while one of their heartbeats is on its way.
+    """Let devices of this process end while one of their heartbeats is in transit.
 
-    Flower sends heartbeats in a thread, which raises the answer that the run is finished. Other
-    errors of threads go to the hook of before.
+    Flower sends heartbeats in a thread, which raises an error when the run is finished. This
+    function hides that error. Other errors of threads go to the earlier hook.
     """
     before = threading.excepthook
 
@@ -149,7 +149,7 @@ def _listens(host: str, port: int) -> bool:
 
 def _keys(file: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
     private = load_ssh_private_key(file.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey), "device keys are of elliptic curves"
+    assert isinstance(private, ec.EllipticCurvePrivateKey), "device keys are on elliptic curves"
     return private, private.public_key()
 
 

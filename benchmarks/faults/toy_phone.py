@@ -14,15 +14,15 @@ from samara.shared.protocol.ledger.records import CatchUp
 
 
 class ToyPhone:
-    """A phone as `samara.devices.live.connection.gateway_stream.attach` wants one.
+    """A phone for `samara.devices.live.connection.gateway_stream.attach`.
 
     Args:
         client: client index.
-        clients: number of clients that its hello names.
+        clients: number of clients in the phone's hello.
 
     Attributes:
-        session: the last state of the run that it has; None before the first instruction.
-        answered: number of instructions that it has answered.
+        session: the phone's latest session of the run; None before the first instruction.
+        answered: number of answered instructions.
     """
 
     def __init__(self, client: int, clients: int) -> None:
@@ -31,14 +31,16 @@ class ToyPhone:
         self._client, self._clients = client, clients
 
     def answer(self, task: Task) -> bytes:
-        """Return its hello, report or evaluation; to parts of files a refusal, to notices these."""
+        """Return the phone's hello, report or evaluation. Return a refusal for a part of a blob,
+        and a notice itself for a notice.
+        """
         match task.kind:
             case TaskKind.HELLO:
                 return hello_of(self._client, self.session, self._clients)
             case TaskKind.REFUSED:
                 return task.instruction
             case TaskKind.BLOB:
-                error = FrameError("a toy phone lacks no blob")
+                error = FrameError("a toy phone needs no blob")
                 return Refusal.of_error(token_of(task.instruction), self._client, 0, error).encode()
         kind = TrainInstruction if task.kind == TaskKind.TRAIN else EvaluateInstruction
         self.answered += 1

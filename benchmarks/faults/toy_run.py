@@ -1,4 +1,4 @@
-"""A run of toy clients: its settings, and what must hold of it at the end."""
+"""A run of toy clients: its settings, and the checks at its end."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,23 +42,24 @@ def check(
     what: str,
     nodes: Sequence[UserConfig] = (),
 ) -> str:
-    """Prove the ledger, compare it with what was acknowledged and with an undisturbed run.
+    """Prove the ledger by replay, and compare it with acknowledged rounds and with an undisturbed
+    run.
 
     Args:
-        folder: folder that has the run, finished or not, as `run`.
+        folder: folder with the run, finished or not, in the subfolder `run`.
         settings: settings of the run.
         acknowledged: digest of every acknowledged round.
-        what: what the run went through, for the returned text.
+        what: description of the run's disturbances for the returned text.
         nodes: node configuration of each client; by default of toy clients 0 to 3.
 
     Raises:
-        AssertionError: if an acknowledged round is lost or another, or the ends differ.
+        AssertionError: if an acknowledged round is lost or differs, or the final digests differ.
     """
     run = folder / "run"
     layout_hash = read_layout(run).hash
     rounds = {step.round: digest(layout_hash, step.state).hex() for step in replay_run(run)}
     for number, said in acknowledged.items():
-        assert rounds.get(number) == said, f"round {number} was acknowledged and is another"
+        assert rounds.get(number) == said, f"round {number} differs from the acknowledged round"
     end = rounds[max(rounds)]
     config = RunConfig.of({**settings, "out": str(folder / "again")}, "again")
     grid = InProcessGrid(app, len(nodes) or CLIENTS, config.flat(), nodes=nodes)

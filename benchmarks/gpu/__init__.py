@@ -1,1 +1,1 @@
-"""Everything that only a GPU can tell, part by part, by one command."""
+"""All measurements that need a GPU, in parts, by one command."""

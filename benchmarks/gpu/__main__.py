@@ -1,13 +1,13 @@
-"""Everything that only a GPU can tell, in the order of its worth.
+"""All measurements that need a GPU, the most important first.
 
     make gpu GPU="--minutes 9 --out runs/gpu"
     python -m benchmarks.gpu [--rehearse] [--minutes N] [--only PART] [--again PART] [--out FOLDER]
 
-Each part runs in a process of its own with a limit of its own. Results are appended cell by cell to
-`results.jsonl`, and `gpu.md` is written anew after each part; the same command goes on where it was
-ended. Nothing is downloaded or installed; a library that is absent costs the cells that need it,
-which say so and are tried again by the next call. With `--rehearse` sizes are tiny and the GPU is
-that of `tests/accelerator.py`.
+Each part runs in a separate process with its own time limit. Results are appended cell by cell to
+`results.jsonl`, and `gpu.md` is written anew after each part. After an interruption, the same
+command continues. Nothing is downloaded or installed. If a library is missing, the cells that need
+it fail with that reason, and the next call tries them again. With `--rehearse`, sizes are tiny, and
+`tests/accelerator.py` emulates the GPU.
 """
 
 import argparse
@@ -47,9 +47,9 @@ class Found:
     """The results of a part so far.
 
     Attributes:
-        cells: rows of each cell that was measured.
-        errors: reason of each cell that was not.
-        ends: how each call ended, with machine, time and seconds.
+        cells: rows of each measured cell.
+        errors: reason for each cell that could not be measured.
+        ends: outcome, machine, time and seconds of each call.
     """
 
     cells: dict[str, list[Row]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Found:
 
     @property
     def state(self) -> str:
-        """The state at the end of the last call; empty if there was none."""
+        """The state at the end of the last call; empty without a call."""
         return self.ends[-1]["state"] if self.ends else ""
 
 
@@ -82,7 +82,9 @@ def read_results(out: Path) -> dict[str, Found]:
 
 
 def measure(part: Part, given: Given) -> None:
-    """Measure the cells of a part that have no rows yet, in this process; each is kept at once."""
+    """Measure the cells of a part that have no rows yet, in this process, and store each cell at
+    once.
+    """
     before, file = read_results(given.out)[part.name].cells, given.out / RESULTS
 
     def keep(cell: str, **event: Any) -> None:
@@ -98,7 +100,7 @@ def measure(part: Part, given: Given) -> None:
                     traceback.print_exc()
                     keep(cell, error=_reason(error))
                 _free_memory()
-    except Exception as error:  # of what all cells need
+    except Exception as error:  # an error in the preparation for all cells
         traceback.print_exc()
         keep(ALL_CELLS, error=_reason(error))
 
@@ -118,14 +120,14 @@ def _free_memory() -> None:
 def run_part(
     part: Part, command: list[str], environment: dict[str, str], out: Path, most: float
 ) -> str:
-    """Run a part in a process of its own, and return how it ended.
+    """Run a part in a separate process, and return its final state.
 
     Args:
         part: part to run.
         command: command of the process.
-        environment: its environment.
+        environment: environment variables of the process.
         out: folder of the results.
-        most: seconds that are left for all parts.
+        most: remaining seconds for all parts.
     """
     begun, limit = time.monotonic(), min(60 * part.minutes, most)
     with (out / f"{part.name}.log").open("a", encoding="utf-8") as log:
@@ -155,7 +157,7 @@ def run_part(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it has started, first politely."""
+    """End a process and its children, first by SIGTERM."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sent)
@@ -190,7 +192,7 @@ def write_page(out: Path, rehearse: bool) -> None:
 
 
 def _table(rows: list[Row]) -> Iterable[str]:
-    """Yield runs of rows with equal columns as tables."""
+    """Yield the lines of tables, one table for consecutive rows with equal columns."""
     columns: list[str] = []
     for row in rows:
         if list(row) != columns:
@@ -206,7 +208,7 @@ def _line(cells: Iterable[object]) -> str:
 
 @contextmanager
 def rehearsed(out: Path) -> Iterator[Given]:
-    """Pretend a GPU inside the context; yields what parts are given, a tiny model among it."""
+    """Emulate a GPU inside the context, and yield the arguments of the parts, with a tiny model."""
     from accelerator import pretended_gpus  # type: ignore[import-not-found]
     from tiny_models import BAD, GOOD, save_model  # type: ignore[import-not-found]
 
@@ -225,18 +227,20 @@ def rehearsed(out: Path) -> Iterator[Given]:
 
 
 def _environment(rehearse: bool, wheels: Path | None, temporary: str) -> dict[str, str]:
-    """The environment of the parts, in which wheels are installed if some are given."""
+    """Return the environment of the parts, in which given wheels are installed."""
     folders = [str(ROOT), *([str(ROOT / "tests")] if rehearse else [])]
     if wheels:
         if not (files := sorted(map(str, wheels.glob("*.whl")))):
-            raise SystemExit(f"--wheels {wheels}: no *.whl is there")
+            raise SystemExit(
+                f"--wheels {wheels}: the folder contains no *.whl; give another folder"
+            )
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         subprocess.run([*command, "--target", temporary, *files], check=True)
         folders.insert(0, temporary)
     path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     if rehearse:
-        # Triton's interpreter is slow; where a part is about Triton, it loads that itself
+        # Triton's interpreter is slow; parts about Triton load it themselves
         own |= {"TRITON_INTERPRET": "1", "SAMARA_REPLAY_BACKEND": "numba", "ON": "a pretended GPU"}
         return os.environ | own
     asked = "import torch; print(torch.cuda.get_device_name() + ', torch ' + torch.__version__)"
@@ -249,7 +253,7 @@ def _environment(rehearse: bool, wheels: Path | None, temporary: str) -> dict[st
     )
     if ended.returncode:
         reason = (ended.stderr.splitlines() or ["?"])[-1]
-        raise SystemExit(f"torch finds no GPU here ({reason}); --rehearse needs none")
+        raise SystemExit(f"torch finds no GPU here ({reason}); use --rehearse, which needs no GPU")
     return os.environ | own | {"ON": ended.stdout.strip()}
 
 
@@ -257,14 +261,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
     parser.add_argument(
-        "--minutes", type=float, default=1e9, help="of all parts; the next call goes on"
+        "--minutes", type=float, default=1e9, help="minutes for all parts; the next call continues"
     )
     parser.add_argument("--only", choices=NAMES, action="append", help="parts to run")
     parser.add_argument(
         "--again", choices=NAMES, action="append", default=[], help="forget results"
     )
     parser.add_argument(
-        "--wheels", type=Path, help="folder of wheels to use, installed nowhere else"
+        "--wheels", type=Path, help="folder of wheels, installed for this command only"
     )
     parser.add_argument("--model", default="", help="folder of SmolLM2, or another causal LM")
     parser.add_argument("--data", action="append", default=[], metavar="TASK=DATA")
@@ -272,7 +276,7 @@ def main() -> None:
     parser.add_argument("--part", choices=NAMES, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if wrong := [pair for pair in asked.data if "=" not in pair]:
-        parser.error(f"--data: {wrong[0]} is no TASK=DATA")
+        parser.error(f"--data {wrong[0]}: give TASK=DATA")
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if asked.part:
@@ -287,7 +291,7 @@ def main() -> None:
         append_event(out / RESULTS, {"part": name, "again": True})
     found = read_results(out)
     chosen = [part for part in PARTS if part.name in (asked.only or NAMES)]
-    if asked.rehearse:  # whose seconds say nothing
+    if asked.rehearse:  # its seconds have no meaning
         chosen = [replace(part, minutes=10) for part in chosen]
     open_parts = [part for part in chosen if found[part.name].state not in DONE]
     open_parts.sort(key=lambda part: found[part.name].state == FAILED)
@@ -299,7 +303,7 @@ def main() -> None:
         for part in open_parts:
             left = until - time.monotonic()
             if left < LEAST_SECONDS:
-                print(f"{part.name} and later parts: no time left; the same command goes on")
+                print(f"{part.name} and later parts: no time is left; run the same command again")
                 break
             print(
                 f"{part.name}: {part.tells}, at most {min(part.minutes, left / 60):.1f} min",

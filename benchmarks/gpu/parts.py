@@ -1,7 +1,8 @@
-"""The parts of a GPU day: what each measures, cell by cell, in the order of their worth.
+"""The parts of the GPU measurements and their cells, the most important part first.
 
-A cell is measured as a whole or not at all; a part that is interrupted goes on with the next one.
-Libraries are imported inside the cells, so that one that is absent costs what needs it alone.
+A cell is measured completely or not at all. An interrupted part continues with the next cell.
+Libraries are imported inside the cells, so that a missing library only affects the cells that need
+it.
 """
 
 import subprocess
@@ -31,8 +32,8 @@ class Given:
 
     Attributes:
         out: folder of the results.
-        rehearse: whether sizes are tiny and the GPU a pretended one.
-        model: folder of the model of the parts that train one; may be empty.
+        rehearse: whether sizes are tiny and the GPU is emulated.
+        model: folder of the model for parts that train a model; may be empty.
         data: data by task.
     """
 
@@ -43,18 +44,18 @@ class Given:
 
     @property
     def turns(self) -> range:
-        """The turns of a measurement, whose median counts."""
+        """The repetitions of a measurement, whose median counts."""
         return range(1 if self.rehearse else 3)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part, which runs in a process of its own.
+    """A part, which runs in a separate process.
 
     Attributes:
-        name: its name on the command line.
-        minutes: minutes after which it is ended.
-        tells: what its figures tell.
+        name: name of the part on the command line.
+        minutes: time limit of the part.
+        tells: short statement of the question that the part answers.
         cells: function that yields a name and the work of each cell.
     """
 
@@ -65,7 +66,7 @@ class Part:
 
 
 def digests(given: Given) -> Iterator[Cell]:
-    """Replay and directions on the GPU beside the CPU's bits."""
+    """Yield comparisons of replay and directions on the GPU with the CPU's results."""
     import numpy as np
 
     from samara.shared.protocol.directions import Distribution
@@ -99,7 +100,7 @@ def digests(given: Given) -> Iterator[Cell]:
 
 
 def replay(given: Given) -> Iterator[Cell]:
-    """Elements per second of replay and directions, beside the bytes per second of copies."""
+    """Yield elements per second of replay and directions, and bytes per second of copies."""
     import numpy as np
     import torch
 
@@ -144,7 +145,7 @@ def replay(given: Given) -> Iterator[Cell]:
 
 
 def gpu_tests(given: Given) -> Iterator[Cell]:
-    """The tests that only a GPU can run."""
+    """Yield the tests that need a GPU."""
 
     def run() -> Iterator[Row]:
         files = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -162,7 +163,7 @@ def gpu_tests(given: Given) -> Iterator[Cell]:
 
 
 def read_verdicts(report: Path) -> Iterator[Row]:
-    """Read what became of every test from pytest's JUnit report.
+    """Read the outcome of every test from pytest's JUnit report.
 
     Args:
         report: XML file, in which a test may also have properties and output.
@@ -185,13 +186,13 @@ def steps(
     batches: tuple[int, ...] = (4,),
     lengths: tuple[int, ...] = (64, 256),
 ) -> Callable[[Given], Iterator[Cell]]:
-    """P-RGE steps in every grouping, beside MeZO's own loop.
+    """Return the cells of P-RGE steps in every grouping, beside MeZO's loop.
 
     Args:
         shape: shape of the model.
         variants: quantization and compute type of each cell.
         batches: numbers of examples.
-        lengths: tokens of each of them.
+        lengths: tokens of an example.
     """
 
     def measure(quantization: Any, dtype: str, rehearse: bool) -> Iterator[Row]:
@@ -226,7 +227,7 @@ def steps(
 
 
 class _StreamedModel:
-    """A model on the GPU whose random blocks are in page-locked memory of the host."""
+    """A model on the GPU with random blocks in page-locked host memory."""
 
     def __init__(self, shape: str, dtype: Any) -> None:
         import torch
@@ -244,7 +245,7 @@ class _StreamedModel:
         return ((n, p) for n, p in self.base.network.named_parameters() if not p.is_meta)
 
     def begin_anew(self) -> tuple[Any, Any]:
-        """Give all weights their first values, and return model and store."""
+        """Reset all weights to their initial values, and return model and store."""
         for name, parameter in self._parameters():
             parameter.copy_(self._resident[name])
         for block in range(len(self.store.packed_blocks)):
@@ -256,7 +257,7 @@ class _StreamedModel:
 def _mezo_step(
     base: Any, store: Any, variant: str, batch: int, tokens: int
 ) -> Iterator[Callable[[], float]]:
-    """Yield a MeZO step in place on a model, which is streamed if it has a store."""
+    """Yield a MeZO step in place on a model; the model is streamed if a store is given."""
     import torch
 
     from benchmarks.speed.shapes import TASK
@@ -293,7 +294,8 @@ def zo2(
         "no efficient update",
     ),
 ) -> Callable[[Given], Iterator[Cell]]:
-    """MeZO steps in place on all parameters, resident and streamed from the host.
+    """Return the cells of MeZO steps in place on all parameters, resident and streamed from the
+    host.
 
     Args:
         shape: shape of the model.
@@ -342,7 +344,7 @@ def zo2(
 
 
 def streams(given: Given) -> Iterator[Cell]:
-    """The work of ZO2's three streams in one step, by torch's profiler."""
+    """Yield the work of ZO2's three streams in one step, by torch's profiler."""
 
     def profile(variant: str) -> Iterator[Row]:
         import torch
@@ -375,7 +377,7 @@ def streams(given: Given) -> Iterator[Cell]:
 
 
 def offload(given: Given) -> Iterator[Cell]:
-    """LSP-Offload and Zero-Offload over the machine's own link, beside Adam on the GPU."""
+    """Yield LSP-Offload and Zero-Offload over the machine's link, beside Adam on the GPU."""
     import torch
 
     from benchmarks.speed import offload as emulated
@@ -437,7 +439,7 @@ def offload(given: Given) -> Iterator[Cell]:
 
 
 def training(task: str, most: int, seeds: int) -> Callable[[Given], Iterator[Cell]]:
-    """Runs of P-RGE with adapters inside the model, by `samara tune`.
+    """Return the cells of P-RGE runs with adapters inside the model, by `samara tune`.
 
     Args:
         task: name of the task.

@@ -1,1 +1,1 @@
-"""Tables of the papers beside what is measured or predicted here."""
+"""Tables of the papers beside measurements or predictions of this machine."""

@@ -1,18 +1,18 @@
-"""A table of a paper beside what is measured, or predicted, here.
+"""A table of a paper beside measurements or predictions of this machine.
 
     python -m benchmarks.papers mezo-1 --model MODEL --data sst2=DATA --data rte=DATA --out FOLDER
     python -m benchmarks.papers p-rge-3
     python -m benchmarks.papers zo2-4 --measure
 
-Small machines take few steps and no grid (`--scale`, the default). `--paper` trains with the
-paper's own settings at every point of its grid, and shows the one that is best on validation. What
-a row does otherwise than the paper is said below the table.
+By default (`--scale`), rows train few steps without a grid, for small machines. `--paper` trains
+with the paper's settings at every point of its grid, and shows the point with the best validation
+result. A line below the table lists each row's differences from the paper.
 
-Rows that train are runs of `samara tune`, one for every task that has data and every seed; a table
-that was interrupted shows what it has, and the same command goes on. Rows of equal settings, in one
-table or in several with the same `--out`, are one run. What cannot run here is predicted by the
-time and memory model, and marked so; what another benchmark measures is printed below the table
-with `--measure`. Every number stands beside the paper's.
+Rows that train are runs of `samara tune`, one for every seed and every task with data. After an
+interruption, the table shows its existing results, and the same command continues. Rows with equal
+settings share one run, also between tables with the same `--out`. The time and memory model
+predicts rows that cannot run here; these rows are marked. With `--measure`, results of another
+benchmark are printed below the table. Every number is shown beside the paper's.
 """
 
 import argparse
@@ -54,15 +54,19 @@ from samara.shared.storage.files import write_durably
 _LONGEST_NAME = 100
 _DIGITS = {"seconds": 2, "GiB of weights": 2, "GiB": 1}
 Figures = dict[str, float]
-"""``metric`` on the test split; of what trains also the validation ``loss`` and that ``before``."""
+"""``metric`` on the test split. Trained rows also have the validation ``loss`` after the last step
+and ``before`` the first.
+"""
 Found = dict[str, dict[str, list[Figures]]]
-"""The figures of every seed, by row and task."""
+"""Figures of every seed, by row and task."""
 
 
 def settings_of(
     row: Row, task: str, seed: int, arguments: argparse.Namespace
 ) -> list[TuneSettings]:
-    """The settings of the runs of a row: one, or with `--paper` one for each point of the grid."""
+    """Return the settings of a row's runs: one run, or with `--paper` one run per point of the
+    grid.
+    """
     settings, hyperparameters = row.on(task)
     if not (arguments.paper and hyperparameters):
         return [_settings_of(row, settings, task, seed, arguments)]
@@ -90,16 +94,16 @@ def _settings_of(
 
 
 def _given_for(row: Row, assignments: Sequence[str]) -> dict[str, Any]:
-    """The settings that the command line gives for one row."""
+    """Return the settings that the command line gives for one row."""
     named = (assignment.partition(":") for assignment in assignments)
     return dict(parse_assignment(setting) for name, _, setting in named if name == row.name)
 
 
 def check(table: PaperTable, arguments: argparse.Namespace) -> None:
-    """Refuse what the table does not have, and settings that do not go together.
+    """Check that the table has the requested rows and tasks, and that the settings can be combined.
 
     Raises:
-        ConfigError: naming the option, and what there is.
+    ConfigError: if the check fails; the message names the option and its possible values.
     """
     columns, names = list(map(str, table.columns)), [row.name for row in table.rows]
     for option, given, known in (
@@ -108,14 +112,16 @@ def check(table: PaperTable, arguments: argparse.Namespace) -> None:
     ):
         if unknown := [name for name in given if name not in known]:
             there = ", ".join(known) or "none"
-            raise ConfigError(f"{option}: the table has no {', '.join(unknown)}; it has {there}")
+            raise ConfigError(
+                f"{option}: the table has no {', '.join(unknown)}; use one of {there}"
+            )
     for row in table.rows:
         for task in arguments.data if row.settings else ():
             settings_of(row, task, arguments.seeds[0], arguments)
 
 
 def departures(row: Row, task: str, arguments: argparse.Namespace) -> str:
-    """Return what a row does otherwise than the paper on a task, of what the paper says."""
+    """Return a row's differences from the settings that the paper states for a task."""
     _, hyperparameters = row.on(task)
     if hyperparameters is None:
         return ""
@@ -133,7 +139,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) -> Found:
-    """Train what can be trained, seed by seed, and return what there is when it ends."""
+    """Train all trainable rows, seed by seed, and return all results, also after Ctrl-C."""
     found: Found = {}
     try:
         for seed in arguments.seeds:
@@ -142,7 +148,9 @@ def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) 
                     if row.settings:
                         _measure_cell(row, task, seed, arguments, found, console)
     except KeyboardInterrupt:
-        console.print("stopped: what was measured is kept, and the same command goes on")
+        console.print(
+            "stopped: the results so far are kept; run the same command again to continue"
+        )
     return found
 
 
@@ -152,7 +160,7 @@ def _measure_cell(
     console.print(f"{task}, seed {seed}: {row.name}", highlight=False)
     try:
         results = [read_result(tune(run)) for run in settings_of(row, task, seed, arguments)]
-    except (ModelError, TaskError) as error:  # for example no in-context learning by an encoder
+    except (ModelError, TaskError) as error:  # for example, an encoder has no in-context learning
         console.print(f"  left out: {error}", markup=False)
         return
     result = max(results, key=_on_validation)
@@ -164,12 +172,14 @@ def _measure_cell(
 
 
 def _on_validation(result: dict[str, Any]) -> float:
-    """The metric by which a point of a grid is chosen."""
+    """Return the metric by which a point of a grid is chosen."""
     return float(result["validation"][result["metric"]]) if "validation" in result else 0.0
 
 
 def predicted(prediction: Prediction, table: PaperTable) -> list[tuple[float, bool]]:
-    """The prediction for every column, in the unit of its quantity, and whether the step fits."""
+    """Return the prediction for every column, in the unit of its quantity, and whether the step
+    fits.
+    """
     return [_predict(prediction, table.vary, column) for column in table.columns]
 
 
@@ -197,7 +207,7 @@ def _predict(prediction: Prediction, vary: str, column: str | int) -> tuple[floa
 
 
 def _predicted_cells(row: Row, table: PaperTable) -> Iterator[str]:
-    """Each prediction with its error; a star where the model was fitted to the cell."""
+    """Yield each prediction with its error, and a star if the model was fitted to the cell."""
     assert row.predict is not None
     quantity = row.predict.quantity
     for (value, fits), paper, column in zip(
@@ -213,9 +223,9 @@ def _predicted_cells(row: Row, table: PaperTable) -> Iterator[str]:
 
 
 def shown(table: PaperTable, found: Found) -> Table:
-    """The paper's numbers, and below each what is measured or predicted here.
+    """Return a table of the paper's numbers, with the measurement or prediction below each.
 
-    The loss tells methods apart where a few steps change no answer.
+    The loss distinguishes methods when a few steps change no answer.
     """
     view = Table(title=table.title, box=None)
     view.add_column("")
@@ -243,7 +253,7 @@ def _mean_metric(cell: Sequence[Figures]) -> str:
 
 
 def _mean_losses(cell: Sequence[Figures]) -> str:
-    """The means of the validation loss before the first and after the last step."""
+    """Return the mean validation loss before the first and after the last step."""
     if not cell:
         return ""
     before, after = (np.mean([figures[name] for figures in cell]) for name in ("before", "loss"))
@@ -251,10 +261,10 @@ def _mean_losses(cell: Sequence[Figures]) -> str:
 
 
 def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:
-    """Sentences that say what differs from the paper."""
+    """Return sentences about the differences from the paper."""
     lines = [f"The paper has {table.model}."]
     if any(row.predict and row.predict.fitted for row in table.rows):
-        lines.append("* a cell that the model of time and memory was fitted to")
+        lines.append("* the model of time and memory was fitted to this cell")
     if arguments.model:
         lines.append(
             f"Here: {'/'.join(Path(arguments.model).parts[-2:])}, {_scale(arguments)}, "
@@ -292,11 +302,11 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help="run the table's own benchmark too")
     arguments = parser.parse_args()
     if wrong := [given for given in arguments.data if "=" not in given]:
-        parser.error(f"--data: {wrong[0]} is no TASK=PATH")
+        parser.error(f"--data {wrong[0]}: give TASK=PATH")
     arguments.data = dict(given.split("=", 1) for given in arguments.data)
     table, console = read_table(arguments.table), Console()
     if arguments.measure and not table.benchmark:
-        parser.error(f"--measure: {arguments.table} has no benchmark of its own; give --data")
+        parser.error(f"--measure: the table {arguments.table} has no benchmark; give --data")
     found: Found = {}
     if arguments.data:
         if not (arguments.model and arguments.out):

@@ -1,9 +1,8 @@
-"""A table of a paper: what it measured, and how the same is measured or predicted here.
+"""A table of a paper: its measurements, and the corresponding measurements or predictions here.
 
-A table is a TOML file beside this module. Its rows have the paper's numbers, a number for every
-column, and either settings of `samara tune`, or what the time and memory model is asked, or the
-reason why there is nothing to run. Rows that train name what the paper trained them with, which is
-in ``hyperparameters.toml``.
+A table is a TOML file beside this module. Each row has the paper's number for every column. It also
+has settings of `samara tune`, a question to the time and memory model, or the reason why nothing is
+run. Rows that train name their hyperparameters, which are in ``hyperparameters.toml``.
 """
 
 import tomllib
@@ -28,12 +27,12 @@ class Prediction(_Part):
     Attributes:
         step: P-RGE on adapters, zeroth order on all parameters, or first order.
         quantity: seconds of a step, tokens per second, peak memory, or memory of the weights alone.
-            nvidia-smi and the papers call MiB and GiB MB and GB.
-        model: name of a shape, where ``{}`` is the column; or a model folder.
+            nvidia-smi and the papers write MB and GB for MiB and GiB.
+        model: name of a shape, in which ``{}`` stands for the column, or a model folder.
         device: name of a profile.
         work: fields of the step's workload: `roofline.Workload`,
             `full_parameter_estimate.FullParameterWorkload`, `offload_estimate.FirstOrderWorkload`.
-        fitted: columns whose number a constant of the model, or of the profile, was fitted to.
+        fitted: columns to whose number a constant of the model or of the profile was fitted.
     """
 
     step: Literal["adapters", "all-parameters", "first-order"] = "adapters"
@@ -45,14 +44,14 @@ class Prediction(_Part):
 
 
 class Hyperparameters(_Part):
-    """The settings and the grid that a paper trained rows with.
+    """The settings and the grid with which a paper trained rows.
 
     Attributes:
         source: paper and table.
         settings: settings of `samara tune`.
-        grid: values of settings that the paper searched, each with each.
-        together: settings of which the paper searched these combinations, each with the grid.
-        tasks: the grid of tasks for which it is another.
+        grid: searched values of settings; all combinations are searched.
+        together: combinations of settings that the paper searched, each with the whole grid.
+        tasks: grids of the tasks with other grids.
     """
 
     source: str
@@ -62,7 +61,9 @@ class Hyperparameters(_Part):
     tasks: dict[str, dict[str, list[Any]]] = Field(default_factory=dict)
 
     def trials(self, task: str) -> list[dict[str, Any]]:
-        """Return the settings of every point of the grid, those that were not searched included."""
+        """Return the settings of every point of the grid, including the settings that were not
+        searched.
+        """
         grid = self.grid | self.tasks.get(task, {})
         return [
             {**self.settings, **some, **dict(zip(grid, point, strict=True))}
@@ -71,17 +72,17 @@ class Hyperparameters(_Part):
         ]
 
     def values(self, task: str) -> dict[str, list[Any]]:
-        """Return the values of each setting that the paper had."""
+        """Return the paper's values of each setting."""
         trials = self.trials(task)
         keys = {key: None for trial in trials for key in trial}
         return {key: list(dict.fromkeys(trial[key] for trial in trials)) for key in keys}
 
 
 class OnTask(_Part):
-    """The settings of a row on one task, where they are others.
+    """The settings of a row on one task, if they differ from the row's.
 
     Attributes:
-        settings: settings of `samara tune`, beside the row's.
+        settings: settings of `samara tune` in addition to the row's.
         hyperparameters: as in `Row`.
     """
 
@@ -94,12 +95,13 @@ class Row(_Part):
 
     Attributes:
         name: name of the row.
-        paper: the paper's number for every column; null where it has none.
+        paper: the paper's number for every column; null if it has no number.
         settings: settings of `samara tune`; empty if the row is not trained here.
-        hyperparameters: name of what the paper trained the row with; empty if it trains nothing.
+        hyperparameters: name of the row's hyperparameters in the paper; empty if the row trains
+            nothing.
         tasks: other settings of the row on some tasks.
-        predict: what is predicted.
-        missing: why nothing is run or predicted.
+        predict: question to the time and memory model.
+        missing: reason why nothing is run or predicted.
     """
 
     name: str
@@ -113,11 +115,11 @@ class Row(_Part):
     @model_validator(mode="after")
     def _is_one_of_three(self) -> Self:
         if sum(map(bool, (self.settings, self.predict, self.missing))) != 1:
-            raise ValueError(f"{self.name}: needs one of settings, predict and missing")
+            raise ValueError(f"{self.name}: give exactly one of settings, predict and missing")
         return self
 
     def on(self, task: str) -> tuple[dict[str, Any], Hyperparameters | None]:
-        """Return the row's own settings on a task, and what the paper trained it with there."""
+        """Return the row's settings on a task, and the paper's hyperparameters for it."""
         own, name = self.settings, self.hyperparameters
         if other := self.tasks.get(task):
             own, name = own | other.settings, other.hyperparameters
@@ -129,10 +131,10 @@ class PaperTable(_Part):
 
     Attributes:
         title: paper, number and subject.
-        model: what the paper trained or timed.
-        differs: sentences that say what differs here, besides model, steps and data.
-        columns: tasks of `samara tune`; or, with `vary`, values of a field of the predicted step.
-        vary: the field of the predicted step that columns are values of, or ``model``; empty for
+        model: model that the paper trained or timed.
+        differs: sentences about differences here, besides model, steps and data.
+        columns: tasks of `samara tune` or, with `vary`, values of a field of the predicted step.
+        vary: field of the predicted step whose values are the columns, or ``model``; empty for
             tasks.
         benchmark: module, with its options, that measures the table's rows on a small model.
         rows: rows in the paper's order.
@@ -151,7 +153,8 @@ class PaperTable(_Part):
         for row in self.rows:
             if len(row.paper) != len(self.columns):
                 raise ValueError(
-                    f"{row.name}: {len(row.paper)} numbers, {len(self.columns)} columns"
+                    f"{row.name}: the row has {len(row.paper)} numbers for {len(self.columns)} "
+                    f"columns"
                 )
         return self
 
@@ -163,7 +166,7 @@ def table_names() -> list[str]:
 
 @cache
 def read_hyperparameters() -> dict[str, Hyperparameters]:
-    """Read what the papers trained with, by name."""
+    """Read the papers' hyperparameters, by name."""
     content = tomllib.loads((FOLDER / "hyperparameters.toml").read_text("utf-8"))
     return {name: Hyperparameters.model_validate(each) for name, each in content.items()}
 

@@ -1,1 +1,1 @@
-"""Measurements of what a server can learn from the scalars that it receives."""
+"""Measurements of the information that a server can get from received scalars."""

@@ -2,20 +2,21 @@
 
     python -m benchmarks.privacy.audit --out FOLDER [--epsilons 8,2,0.5] [--seeds 0,1,2,3,4]
 
-A canary is a client that is in the whole run or not in it, by the toss of a coin. Each reports a
-scalar of its own as large as the clip allows and zeros for the others, through the code of a run:
-`VectorReport`, `PrivateAggregator` and its file of releases, which is all that the attacker sees.
-It adds up a canary's scalar over all releases, and guesses that the tenth of the canaries with the
-highest sums were in the run and the tenth with the lowest were not. How many of its guesses are
-right bounds ε from below: in an (ε, δ)-private run as many are right with a probability of at most
-5 %. Nothing else is in the sums, which is the best case for the attacker. A bound above the
-reported ε would show that the noise is wrong.
+A canary is a client that takes part in the whole run or not at all, as a coin decides. Each canary
+reports one scalar as large as the clip allows, and zeros for the scalars of other canaries. The
+reports go through the code of a run: `VectorReport`, `PrivateAggregator` and its file of releases.
+The attacker sees only the releases. It sums a canary's scalar over all releases. It guesses that
+the tenth of the canaries with the highest sums took part, and that the tenth with the lowest sums
+did not. The number of right guesses gives a lower bound on ε: in an (ε, δ)-private run, that many
+guesses are right with a probability of at most 5 %. The sums contain nothing else, which is the
+best case for the attacker. A bound above the reported ε would show that the noise is wrong.
 
-Runs whose noise has a quarter of its standard deviation, or is left out, report the same ε: these
-the audit has to find. With every guess right the bound is the logarithm of a third of the guesses,
-4.9, so that it can find nothing where the reported ε is 8.
+Other runs report the same ε, but with a quarter of the noise's standard deviation, or without
+noise. The audit must detect these runs. If every guess is right, the bound is the logarithm of a
+third of the guesses, 4.9. The audit therefore cannot detect anything for a reported ε of 8.
 
-FOLDER/audit.jsonl has a line per run; the same command continues, and prints the table.
+FOLDER/audit.jsonl has a line per run. The same command continues an interrupted audit, and prints
+the table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,19 +45,19 @@ from samara.shared.settings.config import RunConfig
 
 ROUNDS, QUERIES, CANARIES = 10, 256, 2048
 GUESSED = 0.2
-"""The share of the canaries that is guessed, half of it as present and half as absent."""
+"""Share of the canaries with a guess: half of them guessed as present, half as absent."""
 CONFIDENCE = 0.95
 NOISES: dict[str, Noise] = {
     "as reported": sample_noise,
     "a quarter": lambda count, sigma: sample_noise(count, max(1, sigma // 4)),
     "none": lambda count, sigma: np.zeros(count, object),
 }
-"""The noise of a run, by its name."""
+"""Name of a run's noise."""
 
 
 @dataclass(frozen=True)
 class _Ledger:
-    """A state of one number in place of a ledger on the disk."""
+    """A state of one number instead of a ledger on disk."""
 
     state: NDArray[np.int64] = field(default_factory=lambda: zero_state(1))
 
@@ -76,11 +77,11 @@ class _Store:
 def chance_of_guesses(
     canaries: int, guesses: int, right: int, epsilon: float, delta: float
 ) -> float:
-    """Return the largest probability that so many guesses are right in an (ε, δ)-private run.
+    """Return the largest probability of at least `right` right guesses in an (ε, δ)-private run.
 
-    Steinke, Nasr, Jagielski (2023), Theorem 5.2: with δ = 0 the number of right guesses is at most
-    a binomial of the probability e^ε/(1 + e^ε); what δ adds is at most 2·m·δ times the largest mean
-    of that binomial's probabilities over the i values below `right`.
+    Steinke, Nasr, Jagielski (2023), Theorem 5.2: with δ = 0, a binomial of the probability e^ε/(1 +
+    e^ε) dominates the number of right guesses. δ adds at most 2·m·δ times the largest mean of that
+    binomial's probabilities over the i values below `right`.
 
     Args:
         canaries: number of canaries, m.
@@ -103,10 +104,10 @@ def chance_of_guesses(
 def lower_bound(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the largest ε that the guesses rule out at a confidence; 0 if they rule out none.
+    """Return the largest ε that the guesses rule out at a confidence; 0 if they rule out no ε.
 
     Args:
-        canaries, guesses, right, delta: of `chance_of_guesses`.
+        canaries, guesses, right, delta: as in `chance_of_guesses`.
         confidence: probability that the ε of the run is above the result.
     """
     low, high = 0.0, 64.0
@@ -122,7 +123,7 @@ def lower_bound(
 
 
 def guess(scores: NDArray[np.float64], share: float = GUESSED) -> NDArray[np.int8]:
-    """Return 1 for the highest scores, −1 for the lowest, and 0 for those that are not guessed."""
+    """Return 1 for the highest scores, −1 for the lowest, and 0 for scores without a guess."""
     each = int(len(scores) * share / 2)
     order = np.argsort(scores, kind="stable")
     guesses = np.zeros(len(scores), np.int8)
@@ -133,13 +134,13 @@ def guess(scores: NDArray[np.float64], share: float = GUESSED) -> NDArray[np.int
 def audit(
     epsilon: float, seed: int, noise: Noise, canaries: int = CANARIES, rounds: int = ROUNDS
 ) -> Row:
-    """Run a federation of canaries, attack its releases, and return what they show.
+    """Run a federation of canaries, attack its releases, and return the row of results.
 
     Args:
         epsilon: ε of the run.
         seed: seed of the coins.
         noise: noise of the run.
-        canaries: number of canaries, a multiple of `QUERIES`; they have a scalar each.
+        canaries: number of canaries, a multiple of `QUERIES`; each canary has one scalar.
         rounds: rounds of the run.
     """
     settings: dict[str, Any] = {"method": "global", "seed-policy": "shared", "seed": seed}

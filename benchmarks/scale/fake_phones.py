@@ -1,12 +1,11 @@
-"""A gateway among many phones, a fifth of which vanish, and streams that mean no good.
+"""A gateway with many phones, a fifth of which vanish, and with hostile streams.
 
     python -m benchmarks.scale.fake_phones --phones 200 --rounds 20
 
-Phones are streams of this process with keys of their own, over TLS; they answer at once. The
-gateway is a process of its own, whose memory is looked at after every tenth of the rounds, of the
-streams that break rules, and while strangers hold connections open
-(`benchmarks.faults.slow_connections`).
-Everything is drawn from --seed.
+Phones are streams of this process over TLS, each with its own key; they answer at once. The gateway
+is a separate process. Its memory is measured after every tenth of the rounds and of the hostile
+streams, and while strangers hold connections open (`benchmarks.faults.slow_connections`). All
+random choices come from --seed.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ from samara.shared.protocol.signing import SigningKey, answer_bytes, proof_bytes
 
 ROUND_SECONDS = 5.0
 LET_IN_SECONDS = 15.0
-"""A stream that lasts so long is not turned away."""
+"""Seconds after which a stream counts as not rejected."""
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
-"""A connection of its own for every phone."""
+"""gRPC option that gives every phone a separate connection."""
 PORT_LINE = "port "
 
 
 async def hosted() -> None:
-    """The gateway's process: asks on every line of its input and prints what came back."""
+    """Run the gateway's process: send a request for every input line, and print its answers."""
     folder = Path(sys.argv[2])
     admitted = {file.read_bytes() for file in folder.glob("*.pem")}
     gateway = Gateway(admitted.__contains__)
@@ -63,7 +62,7 @@ async def hosted() -> None:
 
 
 class Host:
-    """The gateway's process from outside."""
+    """The gateway's process, as controlled by this process."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         command = [
@@ -82,7 +81,7 @@ class Host:
         self.authority = folder / CERTIFICATES_FOLDER / "ca.pem"
 
     def ask(self, instruction: str) -> Any:
-        """One line in, one line out."""
+        """Send one line to the process, and return the answer in its next output line."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(instruction + "\n")
@@ -90,29 +89,29 @@ class Host:
         return json.loads(self._process.stdout.readline())
 
     def channel(self) -> Any:
-        """A connection of its own."""
+        """Return a channel with a separate connection."""
         credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
         return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, CHANNEL_OPTIONS)
 
     @property
     def process(self) -> int:
-        """The id of the process."""
+        """Return the id of the process."""
         return self._process.pid
 
     @property
     def memory(self) -> float:
-        """Resident memory, MiB."""
+        """Return the resident memory in MiB."""
         rss: int = psutil.Process(self._process.pid).memory_info().rss
         return round(rss / 2**20, 1)
 
     def kill(self) -> None:
         """Kill the process with SIGKILL."""
-        with self._process:  # which closes its pipes, and waits
+        with self._process:  # closes the pipes, and waits for the process
             self._process.kill()
 
 
 async def fake(key: SigningKey, host: Host, dice: random.Random, vanishing: float) -> None:
-    """A phone that answers, or vanishes and comes back, until it is cancelled."""
+    """Run a phone that answers, or vanishes and returns, until the task is cancelled."""
     device = client_index_of_key(key.public)
     while True:
         try:
@@ -132,12 +131,12 @@ async def fake(key: SigningKey, host: Host, dice: random.Random, vanishing: floa
                 stream.cancel()
         except grpc.RpcError:
             pass
-        # longer than a round, so that who vanishes is missed
+        # The pause is longer than a round, so that the round misses the phone.
         await asyncio.sleep(ROUND_SECONDS * dice.uniform(1.1, 2))
 
 
 async def hostile(keys: list[SigningKey], stranger: SigningKey, host: Host, turn: int) -> str:
-    """One stream that breaks a rule; returns what the gateway said."""
+    """Open one stream that breaks a rule, and return the gateway's status."""
     borrowed = keys[turn % len(keys)]
     forged = Proof(public_key=borrowed.public, signature=stranger.sign(proof_bytes(bytes(32))))
     says: list[FromPhone] = [
@@ -169,7 +168,9 @@ async def hostile(keys: list[SigningKey], stranger: SigningKey, host: Host, turn
 async def tried(
     phones: int, rounds: int, streams: int, strangers: int, vanishing: float, seed: int
 ) -> dict[str, Any]:
-    """Rounds among vanishing phones, hostile streams, slow strangers, and a gateway killed."""
+    """Measure rounds with vanishing phones, hostile streams, slow strangers, and a killed
+    gateway.
+    """
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -238,7 +239,7 @@ async def tried(
 
 
 def tenth(of: str, number: int, count: int, host: Host) -> dict[str, float]:
-    """The memory, if another tenth is done."""
+    """Return the memory if another tenth is complete, else an empty mapping."""
     done = 10 * number // count
     return {f"{of}, {done}/10": host.memory} if done > 10 * (number - 1) // count else {}
 
@@ -251,7 +252,7 @@ def main(
     vanishing: Annotated[float, typer.Option(min=0, max=1)] = 0.2,
     seed: int = 0,
 ) -> None:
-    """Print as JSON who answered, what hostile streams were told, and the gateway's memory."""
+    """Print as JSON the answers, the statuses of hostile streams, and the gateway's memory."""
     told = asyncio.run(tried(phones, rounds, streams, strangers, vanishing, seed))
     print(json.dumps(told, indent=1))
 

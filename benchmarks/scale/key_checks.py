@@ -1,8 +1,8 @@
-"""Measure what a live server spends in a round on checking the keys of its clients.
+"""The time in a round that a live server needs to check the keys of its clients.
 
-In a round each client's key is checked when the server looks for clients, and again when its report
-is taken in: two checks a client. `--checks` limits how many of them are timed; a round's seconds
-are then computed from their mean.
+In a round, each client's key is checked when the server looks for clients, and again when the
+client's report arrives. `--checks` limits how many of them are timed; a round's seconds are then
+computed from their mean.
 
 Run with ``python -m benchmarks.scale.key_checks --keys 10 100 1000``.
 """
@@ -24,7 +24,7 @@ _CHECKS_PER_CLIENT = 2
 
 
 def register_keys(folder: Path, count: int) -> list[bytes]:
-    """Register this many keys as if it had been done long ago; return the public keys (PEM)."""
+    """Register keys as if they had been registered long ago, and return the public keys (PEM)."""
     public_keys = []
     for number in range(count):
         public = ec.generate_private_key(ec.SECP256R1()).public_key()
@@ -42,7 +42,7 @@ def register_keys(folder: Path, count: int) -> list[bytes]:
 
 
 def seconds_per_check(folder: Path, public_keys: list[bytes], checks: int) -> float:
-    """Return the mean seconds of one check, after a first one."""
+    """Return the mean seconds of one check, after an unmeasured first check."""
     keys = ClientKeys(folder)
     keys.refusal_reason(public_keys[0])
     begin = time.perf_counter()
@@ -53,7 +53,9 @@ def seconds_per_check(folder: Path, public_keys: list[bytes], checks: int) -> fl
 
 
 def seconds_of_round(folder: Path, count: int, most_checks: int) -> tuple[float, float]:
-    """Return the mean seconds of one check with so many keys, and those of a round's checks."""
+    """Return the mean seconds of one check with `count` keys, and the seconds of a round's
+    checks.
+    """
     public_keys = register_keys(folder, count)
     checks = min(most_checks, _CHECKS_PER_CLIENT * count)
     seconds = seconds_per_check(folder, public_keys, checks)

@@ -1,4 +1,4 @@
-"""The parts of live runs of boards and phones behind a gateway, with the embedded model."""
+"""Building blocks of live runs with boards and phones behind a gateway, with the embedded model."""
 
 import json
 import os
@@ -16,18 +16,18 @@ from samara.shared.tasks.messages import messages, writers
 BOARDS = {"jetson": "none", "jetson-nf4": "nf4", "laptop": "none"}
 """Quantization of the base model of each client."""
 PHONES = {"phone-fp32": "none", "phone-int8": "int8", "phone-8da4w": "8da4w"}
-"""That of each phone's program."""
+"""Quantization of each phone's program."""
 GATEWAY, EVERYBODY = "gateway", "everybody"
 OPEN = "phones attach at port"
 """The gateway's log line when phones can attach."""
 MODEL = str(find_embedded_model())
-"""The path of the embedded model: its name would stand for generated messages."""
+"""Path of the embedded model. Its name would select generated messages."""
 TASK = str(files("samara.shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
 
 
 def samara(folder: Path, *command: str) -> str:
-    """Run a command to its end; returns what it printed.
+    """Run a command to its end, and return its output.
 
     Raises:
         subprocess.CalledProcessError: if it fails.
@@ -44,7 +44,9 @@ def samara(folder: Path, *command: str) -> str:
 
 
 def write_messages(folder: Path, seed: int) -> dict[str, Path]:
-    """A folder of training, validation and test messages for each participant, and of all."""
+    """Write a folder of training, validation and test messages for each participant, and one for
+    all.
+    """
     names = [*BOARDS, *PHONES]
     folders = {name: folder / f"data-{name}" for name in [*names, EVERYBODY]}
     if (written := folder / "messages.written").exists():

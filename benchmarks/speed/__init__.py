@@ -1,1 +1,1 @@
-"""Measurements of speed, as ratios of two things measured side by side."""
+"""Measurements of speed, as ratios of two interleaved measurements."""

@@ -1,10 +1,10 @@
-"""Seconds until ``import samara``, and until every command has printed its help.
+"""The time of ``import samara``, and of every command's ``--help``.
 
     python -m benchmarks.speed.command_start
 
-Every measurement is a new process, the least of some, since other work on the machine only adds to
-it. Processor seconds, of user and system, are printed beside seconds by the clock: on a busy
-machine they say more.
+Every measurement is the minimum of several new processes, because other work on the machine can
+only add time. The output has wall-clock seconds and processor seconds (user and system). Processor
+seconds are more reliable on a busy machine.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ REPETITIONS = 5
 
 
 class Seconds(NamedTuple):
-    """The time of a process by the clock, and the processor's."""
+    """The wall-clock seconds and processor seconds of a process."""
 
     clock: float
     processor: float
@@ -39,7 +39,7 @@ def commands() -> list[tuple[str, ...]]:
 
 
 def seconds_of(arguments: Sequence[str]) -> Seconds:
-    """Return the least seconds of some processes of this Python with these arguments."""
+    """Return the minimum seconds of several processes of this Python with the given arguments."""
     measured = []
     for _ in range(REPETITIONS):
         used, begun = getrusage(RUSAGE_CHILDREN), time.perf_counter()
@@ -51,7 +51,7 @@ def seconds_of(arguments: Sequence[str]) -> Seconds:
 
 
 def main() -> None:
-    """Print a line per measurement, as it is made."""
+    """Print a line after each measurement."""
     print("clock  processor")
     lines = {
         "python -c pass": ["-c", "pass"],

@@ -1,9 +1,8 @@
-"""MeZO as it was published: parameters perturbed in place, one forward after the other.
+"""MeZO as published: parameters are perturbed in place, with one forward pass after another.
 
 Malladi et al., "Fine-tuning language models with just forward passes" (2023), in the form with q
-queries that P-RGE restates as its Algorithm 2. It is what P-RGE is measured against, and the only
-place where parameters are perturbed in place and restored by subtraction, which leaves rounding
-behind.
+queries that P-RGE restates as its Algorithm 2. P-RGE is measured against this code. Only here are
+parameters perturbed in place and restored by subtraction, which leaves rounding errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +19,8 @@ class InPlaceMeZO:
     """Zeroth-order steps on parameters in place, with noise regenerated from seeds.
 
     Args:
-        parameters: perturbed and updated.
-        loss: of the current parameters on the batch under way.
+        parameters: parameters to perturb and update.
+        loss: function that returns the loss of the current parameters on the current batch.
     """
 
     def __init__(self, parameters: Sequence[Tensor], loss: Callable[[], float]) -> None:
@@ -29,7 +28,7 @@ class InPlaceMeZO:
         self._generator = torch.Generator(parameters[0].device)
 
     def estimate(self, seeds: Sequence[int], epsilon: float) -> list[float]:
-        """The projected gradient of every seed (Algorithm 2, lines 3–13)."""
+        """Return the projected gradient of every seed (Algorithm 2, lines 3–13)."""
         gradients = []
         for seed in seeds:
             self.perturb(seed, epsilon)
@@ -41,14 +40,16 @@ class InPlaceMeZO:
         return gradients
 
     def step(self, seeds: Sequence[int], epsilon: float, learning_rate: float) -> list[float]:
-        """Estimate, and descend along every seed; returns the projected gradients."""
+        """Estimate the projected gradients, descend along every seed, and return the projected
+        gradients.
+        """
         gradients = self.estimate(seeds, epsilon)
         for seed, gradient in zip(seeds, gradients, strict=True):
             self.perturb(seed, -learning_rate * gradient / len(seeds))
         return gradients
 
     def perturb(self, seed: int, scale: float) -> None:
-        """θ ← θ + scale·z(seed), tensor by tensor."""
+        """Add scale·z(seed) to the parameters, tensor by tensor."""
         self._generator.manual_seed(seed)
         for parameter in self._parameters:
             z = torch.empty_like(parameter).normal_(generator=self._generator)
@@ -56,10 +57,10 @@ class InPlaceMeZO:
 
 
 def lora_parameters(base: BaseModel, perturbations: Perturbations) -> list[Tensor]:
-    """A and B of every adapted layer as plain LoRA trains them; they are views, not copies.
+    """Return A and B of every adapted layer, as trained by plain LoRA. They are views, not copies.
 
     Args:
-        base: with adapters in it.
+        base: model with adapters.
         points: the single point that passes are evaluated at; its center holds the B's.
     """
     parameters = []
@@ -77,13 +78,14 @@ def whole_network_loss(
     mask: Tensor,
     labels: Tensor,
 ) -> Tensor:
-    """Cross-entropy of the token that follows each sequence, from the network's plain forward.
+    """Return the cross-entropy of the token after each sequence, from the network's plain forward
+    pass.
 
-    It has its graph where gradients are computed.
+    The result has a graph if gradients are enabled.
 
     Args:
-        base: a causal LM with adapters in it.
-        adapter: these adapters.
+        base: causal LM with adapters.
+        adapter: the adapters of the model.
         points: a single point.
         ids: int64 [B, S], padded on the right.
         mask: int64 [B, S].

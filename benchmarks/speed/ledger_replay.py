@@ -1,13 +1,12 @@
-"""Replays a long ledger from the disk: time, and memory beyond what the process had when warm.
+"""Time and additional memory of the replay of a long ledger from disk.
 
     python -m benchmarks.speed.ledger_replay [--rounds 10000] [--clients 1] [--seeds 32]
         [--elements 811008] [--distribution gaussian] [--ledger FOLDER]
 
-The ledger is written by the same replay, with no snapshot, so it takes as long as reading it; with
-`--ledger` it is kept, and a ledger that is already there is not written again. A process of its own
-then opens it twice over: first a ledger of one round, so that everything is loaded and compiled,
-then the long one. CPU seconds are those of this process while it opens the long one. Peak memory
-is what the kernel counted meanwhile.
+The ledger is written by the same replay without snapshots, so writing takes as long as reading.
+With `--ledger`, the ledger is kept, and an existing ledger is not written again. A separate process
+first opens a ledger of one round, so that everything is loaded and compiled. It then opens the long
+ledger. CPU seconds and the kernel's peak memory refer to this second opening.
 """
 
 import argparse
@@ -37,7 +36,9 @@ def opened(folder: Path, layout: Layout) -> Ledger:
 
 
 def write(folder: Path, rounds: int, clients: int, seeds: int, layout: Layout) -> None:
-    """Bring a ledger to so many rounds, each with so many seeds of every client."""
+    """Extend a ledger to a number of rounds, each with the given number of seeds of every
+    client.
+    """
     ledger = opened(folder, layout)
     for number in range(ledger.position.round + 1, rounds + 1):
         coefficients = np.random.default_rng(number).normal(scale=1e-4, size=(clients, seeds))
@@ -53,7 +54,7 @@ def write(folder: Path, rounds: int, clients: int, seeds: int, layout: Layout) -
 
 
 def peak_bytes() -> int:
-    """Most memory the process had since the kernel was last asked to forget, or ever had."""
+    """Return the process's peak memory since the last `forget_peak`, or since its start."""
     try:
         status = Path("/proc/self/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -64,15 +65,15 @@ def peak_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Let the count of most memory begin anew, where the kernel can do that."""
+    """Reset the process's peak memory, if the kernel supports it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        print("the kernel keeps counting from the start; the peak may be of warming up")
+        print("the kernel cannot reset the peak memory; the peak may come from the warm-up")
 
 
 def measure(warm: Path, folder: Path, layout: Layout) -> dict[str, float]:
-    """Open a short ledger and then the long one."""
+    """Open a short ledger, then measure the opening of the long ledger."""
     opened(warm, layout).close()
     forget_peak()
     before, begun = psutil.Process().memory_info().rss, time.perf_counter()

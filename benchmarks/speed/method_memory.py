@@ -1,12 +1,12 @@
-"""The memory of methods beside that of inference, on one batch of one model (MeZO, table 12).
+"""The memory of methods beside the memory of inference, on one batch of one model (MeZO, table 12).
 
     python -m benchmarks.speed.method_memory [--shape llama-34m] [--batch 16] [--tokens 64]
 
-Every method takes a step in a process of its own, on random weights in float32. Two measures: the
-most bytes that the weights and all tensors of a step hold at once, and the most that the process
-had resident, with Python and the libraries in it. The compiled generator of directions, which takes
-as much for every model, is loaded in all processes, in that of inference too; `--plain` leaves it
-out where it is not used.
+Every method takes a step in a separate process, on random weights in float32. There are two
+measures: the peak bytes of the weights and all tensors of a step, and the peak resident memory of
+the process, with Python and its libraries. All processes, including that of inference, load the
+compiled generator of directions, whose memory does not depend on the model. `--plain` loads the
+generator only for methods that use it.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Rig:
         self.weights = sum(parameter.nbytes for parameter in self.base.network.parameters())
 
     def step(self, method: str) -> Callable[[], object]:
-        """Return the work of a method, with all that it allocates."""
+        """Return a function that takes a step of a method, with all its allocations."""
         match method:
             case "inference":
                 return lambda: self._scores(self._no_adapters)
@@ -99,14 +99,14 @@ class Rig:
 def measure(
     method: str, shape: str, batch: int, tokens: int, plain: bool = False
 ) -> dict[str, int]:
-    """Take a step in this process and return bytes by measure.
+    """Take a step in this process, and return the bytes of each measure.
 
     Args:
         method: a name in `METHODS`.
         shape: name of the model's shape.
         batch: number of examples.
-        tokens: length of each of them.
-        plain: whether the generator of directions is loaded by methods that use it alone.
+        tokens: tokens of an example.
+        plain: whether only methods that use the generator of directions load it.
     """
     if not plain:
         NumbaBackend(1).directions(SEEDS, 1, "gaussian")
@@ -121,7 +121,9 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-34m", choices=SHAPES)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--plain", action="store_true", help="load no generator without need")
+    parser.add_argument(
+        "--plain", action="store_true", help="load the generator of directions only if it is used"
+    )
     parser.add_argument("--measure", choices=METHODS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:

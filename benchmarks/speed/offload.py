@@ -1,4 +1,4 @@
-"""First-order training whose optimizer runs on the host, on models of random weights."""
+"""First-order training with an optimizer on the host, on models with random weights."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def new_network(shape: str, device: torch.device = CPU) -> Any:
-    """A Llama of random weights in float32, with checkpointing."""
+    """Return a Llama with random float32 weights and activation checkpointing."""
     network = random_base(shape, "none", torch.float32, device).network.requires_grad_(True)
     network.activation_checkpointing_enable({"use_reentrant": False})
     network.config.use_cache = False
@@ -36,13 +36,13 @@ def new_network(shape: str, device: torch.device = CPU) -> Any:
 def scheduled(
     layers: list[ScheduledLayer], accelerator: Accelerator, order: Order | None, most: int | None
 ) -> Iterator[UpdateSchedule]:
-    """Have backward passes inside the context update the layers; yields the schedule.
+    """Let backward passes inside the context update the layers, and yield the schedule.
 
     Args:
         layers: layers in the order of the forward pass.
         accelerator: accelerator that computes.
-        order: order of the transfers; None for updates at once.
-        most: most layers whose gradients may be on the accelerator at a time.
+        order: order of the transfers; None means immediate updates on the accelerator.
+        most: maximum number of layers with gradients on the accelerator at the same time.
     """
     updates = [update for layer in layers for update in layer.updates]
     schedule: ImmediateSchedule | OverlappedSchedule = ImmediateSchedule()
@@ -55,7 +55,9 @@ def scheduled(
 
 
 def scheduled_layers(network: Any, subspace: int | None) -> list[ScheduledLayer]:
-    """All weights, or with a subspace the blocks' matrices, in the order of the forward pass."""
+    """Return all layers or, with a subspace, the blocks' matrices, in the order of the forward
+    pass.
+    """
     model, layers = network.model, []
     if subspace is None:
         parts = [[model.embed_tokens], *([block] for block in model.layers)]
@@ -82,7 +84,7 @@ def scheduled_layers(network: Any, subspace: int | None) -> list[ScheduledLayer]
 def training_step(
     network: Any, accelerator: Accelerator, batch: int, length: int = SEQUENCE
 ) -> Callable[[], None]:
-    """A forward and backward pass over random tokens."""
+    """Return a function that does a forward and backward pass over random tokens."""
     tokens = torch.randint(2, network.config.vocab_size, (batch, length)).to(network.device)
 
     def step() -> None:

@@ -1,9 +1,9 @@
-"""The speed of making and replaying directions, beside the loop that other projects use.
+"""The speed of drawing and replaying directions, beside the loop of other projects.
 
 The peers' loop is MeZO's (Malladi et al., 2023): for every seed, reset torch's generator, draw a
-float32 normal for every tensor, and add a multiple of it. Everything is measured in turn,
-repetition by repetition, and a ratio is taken within its repetition, so that a machine whose
-clock or neighbours change does not favour anybody. Figures are medians.
+float32 normal for every tensor, and add a multiple of it. Measurements are interleaved, repetition
+by repetition, and ratios are computed within a repetition. Changes of the machine's clock or load
+therefore affect all measurements equally. Figures are medians.
 """
 
 import os
@@ -36,7 +36,7 @@ PEER_LOOP = "peer loop"
 
 
 class _Subject(NamedTuple):
-    """Something to measure: who does what to how many elements."""
+    """A measurement: backend, work, and number of elements."""
 
     work: str
     backend: str
@@ -47,20 +47,20 @@ class _Subject(NamedTuple):
 def measured(
     adapters: Sequence[str], seeds: int, threads: int, repetitions: int
 ) -> list[dict[str, Any]]:
-    """Rows of figures.
+    """Measure replay and directions, and return rows of figures.
 
     Args:
         adapters: names in `ADAPTERS`.
-        seeds: folded at once.
-        threads: of the CPU; 0 is one per core.
-        repetitions: of everything.
+        seeds: number of seeds folded together.
+        threads: CPU threads; 0 means one per core.
+        repetitions: repetitions of all measurements.
 
     Returns:
         One row per adapter, work, backend and distribution. An element is one element of one
         direction.
 
     Raises:
-        ConfigError: if there is no such adapter.
+        ConfigError: if an adapter's name is unknown.
     """
     unknown = [name for name in adapters if name not in ADAPTERS]
     if unknown:
@@ -75,7 +75,7 @@ def measured(
         size = sum(rows * columns for rows, columns in shapes)
         subjects = _subjects(shapes, size, seeds, threads)
         for subject in subjects:
-            subject.run()  # compiles, and brings memory in
+            subject.run()  # the first call compiles, and allocates memory
         speeds: dict[_Subject, list[float]] = {subject: [] for subject in subjects}
         for _ in range(repetitions):
             for subject in subjects:
@@ -98,7 +98,7 @@ def measured(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows as a table."""
+    """Return rows as a table."""
     first = rows[0]
     threads = f"{first['threads']} thread{'s' * (first['threads'] > 1)}"
     shown = Table(title=f"{first['seeds']} seeds on {threads}; million elements of directions/s")

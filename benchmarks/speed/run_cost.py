@@ -1,12 +1,12 @@
-"""Processor seconds of runs, part by part, beside what their plans say.
+"""Processor seconds of runs, by part, beside the predictions of their plans.
 
     python -m benchmarks.speed.run_cost [--model MINILM --data SHARED] [--only NAME ...]
 
-Every run is a new process. `FITTED` are the runs that the constants of
-`samara.simulations.planning.run_cost` follow from: with one step a round and with 16, what differs
-is `STEP`; with 16 directions and with 64, `SCORE` and `PRODUCT`; evaluations of rows that are kept
-are `MESSAGE`; forty clients and eight, `EXAMPLE` and `TOKEN`. `CHECKED` are others, which need a
-sentence encoder and a folder of data sets, and whose figures decide nothing.
+Every run is a new process. The constants of `samara.simulations.planning.run_cost` follow from the
+runs in `FITTED`. The difference between one step and 16 steps a round gives `STEP`. The difference
+between 16 and 64 directions gives `SCORE` and `PRODUCT`. Evaluations of cached rows give `MESSAGE`.
+Forty and eight clients give `EXAMPLE` and `TOKEN`. The runs in `CHECKED` need a sentence encoder
+and a folder of data sets; no constant is fitted to them.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def cpu_seconds() -> float:
 
 
 def measure(config: RunConfig) -> dict[str, tuple[float, float]]:
-    """Return the expected and the real processor seconds of a run, by part and in all."""
+    """Return the expected and the measured processor seconds of a run, by part and in total."""
     from samara.shared.results.result import RunResult
     from samara.simulations.planning.run_progress import PLAN
     from samara.simulations.report.client_curves import write_curves
@@ -100,7 +100,7 @@ def measure(config: RunConfig) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    """Print a line per run, as it ends."""
+    """Print a line at the end of each run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="folder of a sentence encoder")
     parser.add_argument("--data", type=Path, help="folder of data sets")

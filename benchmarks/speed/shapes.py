@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights: nothing is downloaded, only shapes matter here."""
+"""Models of known shapes with random weights, which need no download."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ TASK = ClassificationTask.model_validate(
 
 
 def config_of(shape: str) -> Any:
-    """The transformers configuration of a shape."""
+    """Return the transformers configuration of a shape."""
     from transformers import LlamaConfig, OPTConfig
 
     sizes = {"max_position_embeddings": _CONTEXT, **SHAPES[shape]}
@@ -74,7 +74,7 @@ def config_of(shape: str) -> Any:
 
 
 def tokenizer_of(shape: str) -> Any:
-    """A tokenizer of made-up words that fill the vocabulary: w2, w3 …"""
+    """Return a tokenizer whose vocabulary consists of artificial words: w2, w3 …"""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -94,7 +94,7 @@ def random_base(
     device: torch.device,
     without_blocks: bool = False,
 ) -> BaseModel:
-    """A model made in its final form, layer by layer, on its device.
+    """Return a model that is created in its final form, layer by layer, on its device.
 
     Args:
         shape: a name in `SHAPES`.
@@ -136,13 +136,13 @@ def random_base(
 
 
 def write_checkpoint(shape: str, folder: Path, shard_bytes: int, dtype: torch.dtype) -> None:
-    """Write a Hugging Face folder of random weights, never holding more than a shard.
+    """Write a Hugging Face folder of random weights, with at most one shard in memory.
 
     Args:
         shape: a name in `SHAPES`.
-        folder: an empty one.
-        shard_bytes: a shard is closed when it has grown to this.
-        dtype: of the weights.
+        folder: empty folder.
+        shard_bytes: size at which a shard is complete.
+        dtype: type of the weights.
     """
     from safetensors.torch import save_file
 
@@ -174,7 +174,7 @@ def _shards(
 
 
 def _random(name: str, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Ones for a norm, otherwise normal numbers; on one device the same for the same name."""
+    """Return ones for a norm, otherwise normal numbers that depend only on name and device."""
     if parameter.ndim == 1:
         return torch.full(parameter.shape, float(not name.endswith("bias")), dtype=dtype).to(device)
     generator = torch.Generator(device).manual_seed(sum(name.encode()))
@@ -207,11 +207,11 @@ class RandomStore(BlockStore):
 
     @property
     def in_memory(self) -> bool:
-        """Return False: there is nothing before it is fetched."""
+        """Return False, because blocks do not exist before they are fetched."""
         return False
 
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
-        """Return the part of the staging buffer that the block takes."""
+        """Return the part of the staging buffer that the block uses."""
         assert staging_buffer is not None
         return staging_buffer[: self.packed_blocks[block].bytes]
 
@@ -222,12 +222,12 @@ class RandomStore(BlockStore):
             view.copy_(_random(full_name, view, view.dtype, self._device))
 
     def write_back(self, block: int, host_buffer: Tensor) -> None:
-        """Refuse: a copy of the store is changed, never the store."""
+        """Raise an error, because random blocks are only read."""
         raise AssertionError("random blocks are only read")
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that some work takes, until the device has finished it."""
+    """Return the seconds of some work, until the device has finished the work."""
     import time
 
     if device.type == "cuda":

@@ -2,12 +2,13 @@
 
     python -m benchmarks step --json FILE
 
-All steps are whole: directions, forward passes, loss, update. Repetitions are interleaved, so that
-what else happens on the machine hits all alike; seconds are medians, and a ratio is the median of
-the ratios within a repetition. MeZO-LoRA perturbs A and B of plain LoRA in place and runs the whole
-network as its authors' code does, with logits at every position. So do MeZO on all parameters, with
-as many directions, and the first-order steps, SGD and Adam on all parameters and Adam on LoRA-FA's
-B: one forward and one backward pass of the batch, without activation checkpointing.
+All steps are complete: directions, forward passes, loss, update. Repetitions are interleaved, so
+that other load on the machine affects all steps equally. Seconds are medians, and a ratio is the
+median of the ratios within a repetition. MeZO-LoRA perturbs A and B of plain LoRA in place. Like
+its authors' code, it runs the whole network, with logits at every position. MeZO on all parameters
+does the same, with as many directions. The first-order steps are SGD and Adam on all parameters,
+and Adam on LoRA-FA's B. They do one forward and one backward pass of the batch over the whole
+network, without activation checkpointing.
 """
 
 import json
@@ -53,7 +54,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class StepBench:
-    """The settings of the measurement; see the options of the command."""
+    """The settings of the measurement, which are the options of the command."""
 
     shape: str
     quantization: Quantization
@@ -88,13 +89,13 @@ class Bench:
         self._seed = 0
 
     def prompts(self, batch: int, length: int) -> list[Prompt]:
-        """Random sequences, each read at its last token."""
+        """Return random sequences, each read at its last token."""
         vocabulary = self.base.network.config.vocab_size
         ids = np.random.default_rng(batch * length).integers(12, vocabulary, (batch, length))
         return [Prompt((tuple(row),), ((length - 1,),)) for row in ids.tolist()]
 
     def p_rge(self, prompts: list[Prompt], schedule: Schedule) -> Callable[[], None]:
-        """A step with the master copy."""
+        """Return a P-RGE step that uses a master copy of the adapter."""
         labels = np.arange(len(prompts)) % 2
         center = torch.zeros(self.layout.size, device=self.device)
 
@@ -108,7 +109,7 @@ class Bench:
         return step
 
     def algorithm_1(self, prompts: list[Prompt]) -> Callable[[], None]:
-        """A step with all copies, in one pass."""
+        """Return a step of Algorithm 1, which keeps all perturbed adapters, in one pass."""
         labels = np.arange(len(prompts)) % 2
         center = np.zeros(self.layout.size, np.float32)
         first = self._directions().cpu().numpy()
@@ -124,9 +125,9 @@ class Bench:
         return step
 
     def others(self, prompts: list[Prompt]) -> dict[str, Callable[[], object]]:
-        """MeZO in place on LoRA and on all parameters, and first-order steps.
+        """Return steps of MeZO in place on LoRA and on all parameters, and first-order steps.
 
-        Quantized parameters are trained by none of these.
+        No step trains quantized parameters.
         """
         ids = torch.tensor([prompt.sequences[0] for prompt in prompts], device=self.device)
         mask = torch.ones_like(ids)
@@ -169,7 +170,7 @@ class Bench:
         )
 
     def _directions(self) -> Tensor:
-        """Return directions that were not drawn before, int16 [q, d], on the device."""
+        """Return new directions, int16 [q, d], on the device."""
         self._seed += self.settings.queries
         seeds = np.arange(self._seed, self._seed + self.settings.queries, dtype=np.uint64)
         layout = self.layout
@@ -182,9 +183,9 @@ class Bench:
 
         Args:
             batch: number of examples.
-            length: tokens of each of them.
-            first_order: whether first-order steps are among them, whose gradients and moments
-                take several times the memory of the weights.
+            length: tokens of an example.
+            first_order: whether to include first-order steps, whose gradients and moments need
+                several times the memory of the weights.
         """
         prompts = self.prompts(batch, length)
         auto = self.auto(prompts)
@@ -198,7 +199,7 @@ class Bench:
         peaks = {}
         for name, step in steps.items():
             if not name.startswith(tuple(OPTIMIZERS)):
-                step()  # but the first step of an optimizer allocates what it keeps
+                step()  # the first step of an optimizer allocates its states
             with measure_peak_memory(self.device) as peak:
                 step()
             peaks[name] = peak.bytes
@@ -230,7 +231,7 @@ class Bench:
 def run(settings: StepBench, file: Path | None = None) -> None:
     """Measure, print a table, and write all rows with the machine's facts as JSON.
 
-    What is measured is printed and written size by size, and kept where Ctrl-C ends it.
+    Results are printed and written after each size, and are kept if Ctrl-C ends the measurement.
 
     Args:
         settings: settings of the measurement.
@@ -248,14 +249,14 @@ def run(settings: StepBench, file: Path | None = None) -> None:
     console.print(f"making {settings.shape}")
     bench, rows = Bench(settings), list[Row]()
     sizes = [(batch, length) for batch in settings.batches for length in settings.lengths]
-    _write(file, settings, bench, rows)  # so that a folder that is missing is told at once
+    _write(file, settings, bench, rows)  # reports a missing folder at once
     try:
         for number, (batch, length) in enumerate(sizes, 1):
             console.print(f"size {number} of {len(sizes)}: {batch} examples of {length} tokens")
             rows += bench.rows(batch, length)
             _write(file, settings, bench, rows)
     except KeyboardInterrupt:
-        console.print("stopped: the sizes before are kept")
+        console.print("stopped: the results of the earlier sizes are kept")
     table = Table(title=f"Steps of {settings.shape}, {settings.quantization}, {settings.layers}")
     for column in ("B", "tokens", "grouping", "ms", "MiB over weights", "against MeZO"):
         table.add_column(column, justify="right")
@@ -282,7 +283,9 @@ def _write(file: Path | None, settings: StepBench, bench: Bench, rows: list[Row]
     try:
         write_durably(file, (json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{file}: the rows cannot be written: {error.strerror}; give another --json"
+        ) from error
 
 
 def _gradients(

@@ -1,9 +1,9 @@
-"""MeZO steps on streamed parameters without one of ZO2's parts at a time (ZO2, table 4).
+"""MeZO steps on streamed parameters, each time without one of ZO2's parts (ZO2, table 4).
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.streamed_ablations [--shape llama-34m] [--turns 3]
 
-Blocks wait on the disk as float32. Turns are interleaved; tokens per second are medians, and a
-ratio is the median of the ratios within a turn. Timings change, bits do not.
+Blocks are stored on disk as float32. Turns are interleaved. Tokens per second are medians, and a
+ratio is the median of the ratios within a turn. Variants differ in time, but not in results.
 """
 
 import argparse
@@ -52,10 +52,10 @@ def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
     """Return a step on one example, resident or streamed from the disk.
 
     Args:
-        folder: folder of the model.
+        folder: model folder.
         blocks: folder for its trained blocks.
         variant: resident, or a name in `VARIANTS`.
-        tokens: length of the example.
+        tokens: tokens of the example.
     """
     stream = "off" if variant == RESIDENT else "disk"
     settings = {"path": str(folder), "stream": stream}
@@ -83,7 +83,7 @@ def mezo_step(
         space: space of the trained parameters.
         forward: forward engine that was built with the space's adapter.
         batch: number of examples.
-        tokens: length of each of them.
+        tokens: tokens of an example.
     """
     ids = np.random.default_rng(batch * tokens).integers(12, 500, (batch, tokens))
     prompts = [Prompt((tuple(row),), ((tokens - 1,),)) for row in ids.tolist()]
@@ -118,7 +118,7 @@ def measure(shape: str, tokens: int, turns: int, folder: Path) -> dict[str, list
         for name, step in steps.items():
             begun = time.perf_counter()
             step()
-            if turn:  # the first one fills caches and pages
+            if turn:  # the first turn fills caches and pages
                 seconds[name].append(time.perf_counter() - begun)
     return seconds
 

@@ -1,7 +1,7 @@
-"""Steps that others take on the same rows: MeZO on all parameters in place, and first order.
+"""Steps of other methods on the same rows: MeZO in place on all parameters, and first order.
 
-Each keeps what it holds between steps (gradients are freed, moments are not), so the first step of
-an optimizer allocates what the method needs.
+Between steps, gradients are freed, but an optimizer's moments are kept. The first step of an
+optimizer therefore allocates all the memory that the method needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
 def mezo_step(
     parameters: Sequence[Tensor], loss: Loss, queries: int, epsilon: float, learning_rate: float
 ) -> Callable[[], object]:
-    """A MeZO step on parameters in place, with the memory of inference.
+    """Return a MeZO step on parameters in place, which needs the memory of inference.
 
     Args:
-        parameters: perturbed and updated.
-        loss: of the current parameters.
+        parameters: parameters to perturb and update.
+        loss: function that returns the loss of the current parameters.
         queries: directions of a step.
         epsilon: size ε of the perturbations.
         learning_rate: η.
@@ -39,11 +39,11 @@ def mezo_step(
 def first_order_step(
     parameters: Sequence[Tensor], loss: Loss, optimizer: str, learning_rate: float
 ) -> Callable[[], object]:
-    """A step along the true gradient, whose parameters need gradients during the step alone.
+    """Return a step along the true gradient; the parameters require gradients only during the step.
 
     Args:
-        parameters: leaves that are updated.
-        loss: of the current parameters, with its graph.
+        parameters: leaf tensors to update.
+        loss: function that returns the loss of the current parameters, with its graph.
         optimizer: a name in `OPTIMIZERS`.
         learning_rate: η.
     """

@@ -175,7 +175,9 @@ def decode_session(data: bytes) -> Session:
     start = len(_MAGIC) + _DIGEST_BYTES
     body = data[start:]
     if data[:start] != _MAGIC + hashlib.sha256(body).digest():
-        raise CatchUpError("the saved session is damaged")
+        raise CatchUpError(
+            "the saved session is damaged; do nothing, because the server sends its state again"
+        )
     reader = Reader(memoryview(body))
     try:
         saved = {name: bytes(reader.take(*reader.fields(_LENGTH))) for name in Session.PARTS}
@@ -183,5 +185,8 @@ def decode_session(data: bytes) -> Session:
             saved[Session.COMMON] = bytes(reader.take(*reader.fields(_LENGTH)))
         reader.end()
     except FrameError as error:
-        raise CatchUpError(f"the saved session is damaged: {error}") from error
+        raise CatchUpError(
+            f"the saved session is damaged ({error}); do nothing, because the server sends its "
+            "state again"
+        ) from error
     return Session.from_bytes(saved)

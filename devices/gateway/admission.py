@@ -25,7 +25,7 @@ class RejectionError(Exception):
 
 
 class Admission:
-    """Decides which keys may attach.
+    """Decisions on the keys that may attach.
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
@@ -50,7 +50,7 @@ class Admission:
         """Check that a key may attach.
 
         Args:
-            public_key: public key, PEM, whose private half the other end has proved to have.
+            public_key: public key, PEM. The other end has proved that it owns the private key.
             host: address of the other end.
 
         Raises:
@@ -67,15 +67,20 @@ class Admission:
         if self._asked >= MAX_ASKED:
             raise RejectionError(later, "too many new keys at once; try again later")
         if not self._new_keys.admits(network_of(host)):
-            raise RejectionError(later, "too many new keys of this address; try again in a minute")
+            raise RejectionError(
+                later, "too many new keys from this address; try again in a minute"
+            )
         self._asked += 1
         try:
             if not await asyncio.to_thread(self._registered, public_key):
-                raise RejectionError(denied, "this key is not registered at the server")
+                raise RejectionError(
+                    denied,
+                    "this key is not registered at the server; join the run with an invitation",
+                )
         except DeviceError as error:
             self._lines.warn("new phones", "are not admitted at present: %s", error)
             raise RejectionError(
-                later, "the server cannot be asked for this key; try again later"
+                later, "the gateway cannot ask the server about this key; try again later"
             ) from error
         finally:
             self._asked -= 1

@@ -12,7 +12,7 @@ from samara.shared.storage.watched_folder import WatchedFolder
 log = logging.getLogger("samara.gateway")
 
 SEARCH_SECONDS = 1.0
-"""Least seconds between two searches of an unchanged folder for an unknown key."""
+"""Minimum seconds between two searches of an unchanged folder for an unknown key."""
 
 
 class AdmittedKeys:
@@ -36,7 +36,7 @@ class AdmittedKeys:
     def __call__(self, public_key: bytes) -> bool:
         """Return whether a public key (PEM) is in the folder."""
         name = self._names.get(public_key)
-        # a file that held another key may have been overwritten with this one
+        # A file that contained another key may have been overwritten with this key.
         is_due = name is None and self._clock() >= self._searched + SEARCH_SECONDS
         if is_due or self._files.may_have_changed(name or ""):
             self.read()
@@ -54,5 +54,5 @@ def _read_key(file: Path) -> bytes:
     try:
         return normalize_public_key(file.read_bytes())
     except (OSError, DeviceError) as error:
-        log.warning("%s: key not admitted: %s", file, error)
+        log.warning("%s: this key is not admitted: %s", file, error)
         return b""

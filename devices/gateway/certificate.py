@@ -45,7 +45,7 @@ class GatewayCertificate:
         try:
             self.current = _load(self._settings)
         except (SamaraError, OSError) as error:
-            log.warning("the certificate cannot be renewed: %s", error)
+            log.warning("the gateway's certificate cannot be renewed and stays as it is: %s", error)
         return self.current != before
 
 
@@ -60,14 +60,18 @@ def _load(settings: GatewaySettings) -> tuple[bytes, bytes]:
         certificate = tls.certificate
         key = tls.key
     if key is None:
-        raise DeviceError("--cert needs --cert-key, the certificate's private key")
+        raise DeviceError(
+            "--cert needs --cert-key, the certificate's private key; give both options"
+        )
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
         return certificate.read_bytes(), key.read_bytes()
     except FileNotFoundError as error:
-        raise DeviceError(f"{certificate} or {key}: {error.strerror}") from error
+        raise DeviceError(
+            f"{certificate} or {key} cannot be read: {error.strerror}; check --cert and --cert-key"
+        ) from error
     except (OSError, ssl.SSLError) as error:
         raise DeviceError(
-            f"{certificate} and {key}: not a certificate and its private key in PEM, without a "
-            f"passphrase: {error}"
+            f"{certificate} and {key} are not a certificate and its private key in PEM, without a "
+            f"passphrase: {error}; check --cert and --cert-key"
         ) from error

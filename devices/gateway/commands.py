@@ -20,13 +20,16 @@ def up(
     superlink: Annotated[str, typer.Option(help="Address of the server, host:port.")],
     phones: Annotated[
         Path | None,
-        typer.Option(help="Folder of the keys (*.pem) to admit; default: the server's clients."),
+        typer.Option(
+            help="Folder of the keys (*.pem) to admit; default: keys registered at the server."
+        ),
     ] = None,
     listen: Annotated[
         str, typer.Option(help="Address to which phones attach, host:port.")
     ] = "0.0.0.0:9100",
     cert: Annotated[
-        Path | None, typer.Option(help="Certificate for phones, PEM; default: creates one.")
+        Path | None,
+        typer.Option(help="Certificate for phones, PEM; default: a created certificate."),
     ] = None,
     cert_key: Annotated[Path | None, typer.Option(help="Private key of --cert, PEM.")] = None,
     names: Annotated[
@@ -37,7 +40,9 @@ def up(
         Path | None, typer.Option(help="Key file from `samara server keys create`.")
     ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the server.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use plain text and no key.")
+    ] = False,
     home: Annotated[
         Path | None, typer.Option(help="Folder of the gateway; default ~/.samara/gateway.")
     ] = None,
@@ -45,10 +50,10 @@ def up(
         str, typer.Option(help="Also serve the page for browsers at host:port; needs --cert.")
     ] = "",
     program: Annotated[
-        Path | None, typer.Option(help="Program for browsers, --runtime onnx.")
+        Path | None, typer.Option(help="Program for browsers, exported with --runtime onnx.")
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="Folder of the page; default: as built or installed.")
+        Path | None, typer.Option(help="Folder of the page; default: the built or installed page.")
     ] = None,
     web_origin: Annotated[
         str, typer.Option(help="Origin of the page behind a reverse proxy, https://...")
@@ -74,9 +79,15 @@ def up(
             "--key FILE is missing; create one with `samara server keys create` on the server"
         )
     if insecure and phones is None:
-        raise ConfigError("--phones FOLDER is missing: with --insecure the server has no keys")
+        raise ConfigError(
+            "--phones FOLDER is missing; with --insecure, the server knows no keys, "
+            "so give a folder of the phones' keys"
+        )
     if bool(web) != bool(program) or (not web and (page or web_origin)):
-        raise ConfigError("browsers are served with both of --web and --program")
+        raise ConfigError(
+            "--web and --program: serving browsers needs both options, also for "
+            "--page and --web-origin"
+        )
     log_to_stderr()
     serve(
         GatewaySettings(

@@ -1,10 +1,10 @@
 """The gateway, which passes requests on to attached phones and boards.
 
-One event loop serves all streams. A phone only sends a message in reply to a message. The gateway
-ends a single stream if a message is out of turn or too long, or if the phone's key is not admitted.
-If a phone disconnects during a request and reattaches in time, it gets the request again. When the
-run is finished, all streams end with a status code that says so, and so does every later stream.
-Boards are treated in the same way.
+One event loop serves all streams. A phone sends messages only in reply to the gateway's messages.
+The gateway ends a single stream if a message is out of turn or too long, or if the phone's key is
+not admitted. If a phone disconnects during a request and reattaches in time, it gets the request
+again. When the run is finished, all open and later streams end with the status code of a finished
+run. The gateway treats boards as it treats phones.
 """
 
 import asyncio
@@ -192,8 +192,8 @@ class Gateway:
             config: as in `ask`.
 
         Returns:
-            The answers by client index, which the gateway then forgets; and the clients whose
-            answers may still arrive or do not fit in this part.
+            The answers by client index, and the clients whose answers may still arrive or do not
+            fit in this part. The gateway forgets the returned answers.
         """
         now = time.monotonic()
         request = GatewayRequest(task, config, now, now + seconds)
@@ -346,7 +346,9 @@ class Gateway:
     async def _remains_attached(
         self, incoming: asyncio.Future[FromPhone | None], ended: asyncio.Future[Any]
     ) -> bool:
-        """Return whether to keep waiting: the phone is silent, and nothing else ends its stream."""
+        """Return whether the gateway should keep waiting: the phone is silent, and its stream is
+        open.
+        """
         if incoming.done() and incoming.result() is not None:
             raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"

@@ -1,8 +1,8 @@
 """Connections of phones, passed on to gRPC byte by byte.
 
 gRPC accepts any connection, and only reports a connection once a stream is opened on it. This
-module counts, limits and ends connections before that, whatever their other ends have sent. The
-limits are those for browsers.
+module counts, limits and ends connections before a stream is opened, regardless of the received
+bytes. Browsers' connections have the same limits.
 """
 
 import asyncio
@@ -15,7 +15,9 @@ MAX_UNPROVEN = 1024
 MAX_UNPROVEN_OF_NETWORK = 256
 """Maximum number of unproven connections from one network, which many phones may share."""
 MAX_UNPROVEN_STREAMS = 4
-"""Maximum number of streams that a connection may open without a proof; a phone opens one."""
+"""Maximum number of streams that a connection may open without a proof; a phone opens one
+stream.
+"""
 _LAST_BYTES_SECONDS = 10.0
 """Seconds for the other end to receive the last bytes of a connection that gRPC has ended."""
 _LAST_SECOND = 1.0
@@ -23,7 +25,7 @@ _LAST_SECOND = 1.0
 
 
 class _Half(asyncio.Protocol):
-    """One half of a connection; its bytes go to the other half."""
+    """One half of a connection, which passes its bytes on to the other half."""
 
     transport: asyncio.Transport
     other: "_Half"

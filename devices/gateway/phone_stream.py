@@ -16,7 +16,7 @@ class PhoneStream(Protocol):
         """The address of the other end."""
 
     def keep(self) -> None:
-        """Protect this connection from eviction by new ones, because the other end has proved its
+        """Protect this connection from eviction by new connections; the other end has proved its
         key.
         """
 
@@ -50,7 +50,7 @@ class GrpcStream:
         return self._connection.host if self._connection else ""
 
     def keep(self) -> None:
-        """Protect this connection from eviction by new ones, because the other end has proved its
+        """Protect this connection from eviction by new connections; the other end has proved its
         key.
         """
         if self._connection:

@@ -60,12 +60,18 @@ def up(settings: GatewaySettings) -> None:
     try:
         make_private_folder(settings.folder)
     except OSError as error:
-        raise DeviceError(f"{settings.folder}: cannot be used: {error.strerror}") from error
+        raise DeviceError(
+            f"{settings.folder}: the gateway's folder cannot be used: "
+            f"{error.strerror}; give another --home"
+        ) from error
     _check_superlink_settings(settings)
     if settings.web:
         settings.web.check()
     if settings.phones and not settings.phones.is_dir():
-        raise DeviceError(f"{settings.phones}: no such folder; put the phones' public keys there")
+        raise DeviceError(
+            f"{settings.phones}: this folder does not exist; create it and put the "
+            f"phones' public keys there"
+        )
     with exclusive_lock(settings.folder / "gateway.lock", "another `samara gateway up` is running"):
         secret = settings.folder / "executor.secret"
         write_secret(secret, secrets.token_hex(32).encode())
@@ -76,7 +82,9 @@ def up(settings: GatewaySettings) -> None:
 
 
 def _check_superlink_settings(settings: GatewaySettings) -> None:
-    """Check the files that Flower's SuperNode needs; without them, it would fail repeatedly."""
+    """Check the files that Flower's SuperNode needs; without them, the SuperNode would fail
+    repeatedly.
+    """
     if settings.key:
         read_client_index(settings.key)
     verifying_context(settings.certificates)
@@ -137,7 +145,10 @@ def _serve(settings: GatewaySettings, secret: Path) -> None:
         while not stop.wait(_POLL_SECONDS):
             check_not_revoked(supernode)
             if is_run_finished(supernode):
-                log.info("the run is finished; telling the phones, which keep its model")
+                log.info(
+                    "the run is finished; the gateway informs the phones, which keep the "
+                    "run's model"
+                )
                 run(gateway.finish())
                 _await_phones(gateway, admitted, stop)
                 break
@@ -195,11 +206,9 @@ def _page_server(
 
 
 def _await_phones(gateway: Gateway, admitted: AdmittedKeys, stop: threading.Event) -> None:
-    """Wait until all phones know that the run is finished; wait for absent phones only for
-    a while.
-    """
+    """Wait until all phones know that the run is finished, but at most a minute."""
     end = time.monotonic() + _FAREWELL_SECONDS
     while time.monotonic() < end and not stop.wait(_POLL_SECONDS):
         if {client_index_of_key(key) for key in admitted.read()} <= gateway.told:
             break
-    log.info("%d phones have heard it", len(gateway.told))
+    log.info("%d phones know that the run is finished", len(gateway.told))

@@ -9,8 +9,8 @@ from samara.shared.storage.files import make_private_folder, write_durably
 
 
 class RegisteredKeys:
-    """The clients' keys of a run; the server is asked once per key, and the key is kept in a
-    folder.
+    """The clients' keys of a run. The gateway asks the server once per key, and stores each key in
+    a folder.
 
     A key that is revoked later stays in the folder, because the server itself refuses the answers
     of its phone.
@@ -35,10 +35,12 @@ class RegisteredKeys:
         if status == 404:
             return False
         if status != 200:
-            raise DeviceError(f"the server answers with status {status}")
+            raise DeviceError(f"the server answered with status {status}")
         try:
             make_private_folder(self._known.folder)
             write_durably(self._known.folder / f"{fingerprint}.pem", public_key)
         except OSError as error:
-            raise DeviceError(f"{self._known.folder}: cannot be written: {error}") from error
+            raise DeviceError(
+                f"{self._known.folder}: the phone's key cannot be stored there: {error}"
+            ) from error
         return True

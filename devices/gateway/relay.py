@@ -78,7 +78,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
                 raise
             if str(error) not in left_out:
                 left_out.add(str(error))
-                log.warning("phones are left out: %s", error)
+                log.warning("phones cannot take part in this run: %s", error)
             return False
         return True
 
@@ -150,7 +150,7 @@ def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
         """Request catch-up, training and a report from the named phones."""
         frame = task_of(message, TaskKind.TRAIN).instruction
         deadline = TrainInstruction.decode(frame).deadline or inf
-        # for late reports, a message may expire after its round
+        # A message may expire after its round, so that late reports still arrive.
         seconds = max(1.0, min(_left(message), deadline - MARGIN_SECONDS))
         return ask(TaskKind.TRAIN, message, context, seconds)
 

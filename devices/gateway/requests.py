@@ -12,7 +12,7 @@ RECONNECT_SECONDS = 60.0
 """Seconds for which a request waits for a phone or board to reattach."""
 MAX_PART_BYTES = 2**19
 """Size limit in bytes of the answers in a reply, unless a single answer is longer; servers accept
-2²⁰.
+2²⁰ bytes.
 """
 
 
@@ -73,7 +73,7 @@ class GatewayRequest:
         return new
 
     def answered(self, clients: Iterable[int]) -> list[int]:
-        """Return the clients whose answers have arrived and were not taken yet."""
+        """Return the clients whose answers have arrived but have not been taken."""
         return [c for c in clients if c in self.answers and self.answers[c].done()]
 
     def take_answers(
@@ -83,8 +83,8 @@ class GatewayRequest:
 
         Args:
             clients: the clients.
-            most_bytes: number of bytes after which no further answer is taken; the first is always
-                taken.
+            most_bytes: number of bytes after which no further answer is taken; the first answer is
+                always taken.
         """
         taken: dict[int, SignedAnswer] = {}
         for client in self.answered(clients):
@@ -97,7 +97,7 @@ class GatewayRequest:
     def pending(
         self, clients: Collection[int], is_expected: Callable[[int, float], bool]
     ) -> dict[int, asyncio.Future[SignedAnswer]]:
-        """Return those answers of some clients that are missing but may still arrive.
+        """Return the missing answers of some clients that may still arrive.
 
         Args:
             clients: the clients.

@@ -1,7 +1,7 @@
 """The gRPC server that serves a gateway's phones.
 
-It listens on this machine only. Phones reach it through `PassedConnections`; streams on other
-connections are not served.
+The server listens on this machine only. Phones reach it through `PassedConnections`. It serves no
+streams on other connections.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # for connections without a stream; a phone opens its stream at once
+    # This limit ends connections without a stream; a phone opens its stream at once.
     ("grpc.max_connection_idle_ms", 10_000),
 )
 
@@ -73,7 +73,10 @@ class _Service(GatewayServicer):  # type: ignore[misc]
         """Serve one phone's stream; see trainer.proto."""
         stream = GrpcStream(context, self.connections)
         if not stream.is_allowed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "open another connection")
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                "this connection may not open another stream; open another connection",
+            )
         try:
             await self._gateway.serve(stream)
         except RejectionError as rejection:
@@ -91,11 +94,11 @@ async def start_gateway(
 
     Args:
         gateway: gateway to serve.
-        address: host:port to listen on; port 0 takes a free one.
+        address: host:port to listen on; port 0 means any free port.
         certificate: certificate chain, PEM; empty for plain text.
         key: private key of the certificate, PEM.
         read_certificate: function that returns certificate and key for each new connection; by
-            default the given pair.
+            default, `certificate` and `key`.
 
     Returns:
         The server.

@@ -42,5 +42,5 @@ class ServerRequests:
         finally:
             connection.close()
         if len(answer) > MAX_WELCOME_BYTES:
-            raise DeviceError(f"the server answers with more than {MAX_WELCOME_BYTES} bytes")
+            raise DeviceError(f"the server answered with more than {MAX_WELCOME_BYTES} bytes")
         return response.status, answer

@@ -63,11 +63,11 @@ Microbenchmarks = dict[Microbenchmark, Callable[[], object]]
 
 
 class Stopwatch:
-    """Records the best times of microbenchmarks.
+    """Recorder of the shortest time of each microbenchmark.
 
     Args:
         threads: number of threads, which is also set in torch. With one thread, CPU time is
-            measured; with more, wall time.
+            measured. With more threads, wall time is measured.
     """
 
     def __init__(self, threads: int) -> None:
@@ -78,7 +78,9 @@ class Stopwatch:
 
     @torch.inference_mode()
     def sweep(self, works: Mapping[Microbenchmark, Callable[[], object]]) -> None:
-        """Time every microbenchmark once more, repeating short ones for at least 2 ms."""
+        """Time every microbenchmark once more, and repeat short microbenchmarks for at least 2
+        ms.
+        """
         for piece, work in works.items():
             if piece not in self._times:
                 self._seconds(work, 1)
@@ -132,7 +134,7 @@ def microbenchmarks() -> Microbenchmarks:
     works[Microbenchmark("half", _HALF)] = partial(nn.functional.linear, *half)
     for inputs, outputs in _PRODUCTS:
         count = -(-_WEIGHTS_BYTES // (4 * inputs * outputs))
-        # more weights than fit in any cache, as in a model
+        # The weights exceed every cache, as a model's weights do.
         weights = [torch.randn(outputs, inputs) for _ in range(count)]
         for tokens in _TOKENS:
             work = partial(_products, torch.randn(tokens, inputs), weights)
@@ -275,9 +277,9 @@ def profile_from_times(
         mode="load" if watts else "",
         sources={
             "memory": f"{here}: psutil; bandwidth is that of copying 128 MiB",
-            "memory.on-chip-bytes": "0: caches are in timing.activation-share",
+            "memory.on-chip-bytes": "0, because timing.activation-share includes the caches",
             "compute": f"{here}: products of matrices, fp16 in bfloat16",
-            "timing": f"{here}; shares are 1 because the rates are measured ones",
+            "timing": f"{here}; shares are 1, because the rates are measured",
             "timing.nf4-operations": f"{here}: {dequantizing}",
             "timing.int8-operations": f"{here}: {dequantizing}",
             **({"power": "given to samara device calibrate"} if watts else {}),
@@ -288,7 +290,9 @@ def profile_from_times(
 def _rate(
     best: Mapping[Microbenchmark, float], bandwidth: float, smallest: float
 ) -> tuple[float, float]:
-    """Return the fitted operations/s, and the tokens below which a product gets no faster."""
+    """Return the fitted operations/s, and the number of tokens below which a product gets no
+    faster.
+    """
     measurements = [
         (*piece.sizes[:3], seconds / piece.sizes[3])
         for piece, seconds in best.items()

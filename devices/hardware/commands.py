@@ -60,7 +60,7 @@ def estimate(
         str, typer.Option(help="llama2-7b, opt-13b, …, or a config.json or its folder.")
     ] = "",
     data: Annotated[
-        str, typer.Option(help="With SCENARIO: data to count examples and tokens of.")
+        str, typer.Option(help="With SCENARIO: data whose examples and tokens are counted.")
     ] = "",
     target: Annotated[
         str,
@@ -110,8 +110,8 @@ def estimate(
         return
     if target or data or not model:
         option = "--target" if target else "--data"
-        missing = f"{option}: give the SCENARIO" if target or data else "--model is missing"
-        raise ConfigError(f"{missing}, such as samara device estimate sst2 --device {device}")
+        missing = f"{option} needs a SCENARIO" if target or data else "set --model or a SCENARIO"
+        raise ConfigError(f"{missing}; for example: samara device estimate sst2 --device {device}")
     given = StepSettings.of(dict(map(parse_assignment, settings or [])), "device estimate")
     profile = load_device(device)
     profile = profile.with_power_mode(power) if power else profile
@@ -175,7 +175,8 @@ def _estimate_full_parameters(
 
     if given.readout_labels or quantization.value not in ("fp16", "fp32"):
         raise ConfigError(
-            "--optimizer mezo: trains the model's own weights in fp16 or fp32; leave out "
+            "--optimizer mezo: this optimizer trains the model's own weights in fp16 or fp32; "
+            "leave out "
             "readout-labels, and choose --quantization fp16 or fp32"
         )
     is_float32 = quantization is Quantization.FP32
@@ -214,8 +215,10 @@ def _estimate_first_order(
     foreign = given.readout_labels or given.model.stream != "off"
     if foreign or quantization.value not in ("fp16", "fp32"):
         raise ConfigError(
-            f"--optimizer {optimizer.value}: trains the model's own weights in fp16 or fp32, "
-            "in memory; leave out readout-labels and model.stream, and choose --quantization "
+            f"--optimizer {optimizer.value}: this optimizer trains the model's own weights in "
+            f"fp16 or fp32, "
+            "in memory; leave out readout-labels and model.stream, and choose "
+            "--quantization "
             "fp16 or fp32"
         )
     first_order = FirstOrderWorkload(
@@ -239,7 +242,7 @@ def _first_stream(given: "StepSettings") -> "Stream":
 
 
 def _other_streams(given: "StepSettings", profile: "DeviceProfile") -> "list[Stream]":
-    """Return the other places in which `auto` may store blocks, fastest first."""
+    """Return the places besides the device in which `auto` may store blocks, fastest first."""
     others: list[Stream] = ["host", "disk"] if given.model.stream == "auto" else []
     return [stream for stream in others if profile.has_stream(stream)]
 
@@ -299,8 +302,8 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
     asked = [name for name in given if context.get_parameter_source(name) is typed]
     if foreign := [name for name in asked if name in _WITHOUT_SCENARIO]:
         raise ConfigError(
-            f"--{foreign[0]}: the scenario decides it; change it there or by --set, or leave "
-            "SCENARIO out"
+            f"--{foreign[0]}: the scenario decides this value; change it in the scenario or with "
+            f"--set, or leave SCENARIO out"
         )
     points = parse_points(target) if target else 0.0
     places = [f"model.path={given['model']}"] if given["model"] else []
@@ -323,8 +326,8 @@ def _estimate_scenario(context: typer.Context, scenario: Path, target: str) -> N
     )
     if not is_counted and not {"batch", "seq"} <= set(asked):
         typer.echo(
-            "these are the maximum that the settings allow, and most data are smaller: --data DATA "
-            "counts yours"
+            "these counts are the maximum that the settings allow; most data are smaller. Use "
+            "--data DATA to count your own data"
         )
     if reached:
         typer.echo(reached.describe())
@@ -348,7 +351,9 @@ def calibrate(
     from samara.devices.hardware.profile import save_profile
 
     if not out.parent.is_dir():
-        raise typer.BadParameter(f"--out {out}: the folder does not exist; create it first")
+        raise typer.BadParameter(
+            f"--out {out}: the folder of this file does not exist; create the folder first"
+        )
     name = re.sub("[^a-z0-9.-]+", "-", out.stem.lower()).strip("-.") or "this-machine"
     profile = calibrate_cpu(name, watts, threads)
     save_profile(profile, out)

@@ -49,7 +49,7 @@ class CpuLimit(ABC):
         """Put a running process and its future children under the limit.
 
         Raises:
-            OSError: if there is no such process.
+            OSError: if no process has this id.
         """
         (self.folder / "cgroup.procs").write_text(str(process))
 

@@ -49,7 +49,7 @@ class CgroupV1Disk(DiskLimit):
         """Create the group.
 
         Raises:
-            OSError: if this machine does not permit it, or the kernel lacks such limits.
+            OSError: if this machine does not permit the group, or if the kernel cannot limit disks.
         """
         name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
         self.folder = GROUPS / "blkio" / current_group("blkio") / name
@@ -64,7 +64,7 @@ class CgroupV1Disk(DiskLimit):
         return enter_group(self.folder, command)
 
     def set_rate(self, device: str, rate: float | None) -> None:
-        """Set the limit. To the kernel, 0 means no limit."""
+        """Set the limit. The kernel reads a rate of 0 as no limit."""
         for file in _V1_FILES:
             (self.folder / file).write_text(f"{device} {_whole(rate) or 0}")
 

@@ -22,7 +22,7 @@ from samara.devices.hardware.roofline import (
 )
 
 UNIT = 256
-"""Number of examples computed together before a readout's steps, as in
+"""Number of examples for which a streamed model is read once before a readout's steps, as in
 `samara.client.forward.readout`.
 """
 _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
@@ -125,7 +125,7 @@ def estimate_readout(
     passing = estimate_step(shape, device, alone)
     time = readout_step_time(shape, device, work, labels - 1, examples)
     memory = readout_footprint(shape, device, work, labels, examples)
-    # A streamed model is read once per unit of examples.
+    # A streamed model is read once per `UNIT` examples.
     units = -(-examples // UNIT) if work.stream != "off" else 0
     in_memory = base_pass_time(shape, device, replace(work, stream="off"))
     first = in_memory * -(-examples // work.batch)

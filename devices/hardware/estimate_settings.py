@@ -42,8 +42,8 @@ class ModelOfStep(Section):
 
     stream: Literal["off", "auto", "host", "disk"] = setting(
         "off",
-        "`host` and `disk` read the blocks in every step, from the memory beside an accelerator's "
-        "own or from disk; `auto` only if they do not fit",
+        "`host` and `disk` stream the blocks in every step, from the host's memory or from disk; "
+        "`auto` streams them only if they do not fit in the device's memory",
     )
 
 
@@ -52,19 +52,19 @@ class StepSettings(Settings):
 
     queries: int = setting(1, "q, directions of a step", ge=1)
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(
-        "both", "which perturbations share a forward pass"
+        "both", "assignment of perturbations to forward passes"
     )
     differences: Literal["central", "forward"] = setting(
-        "central", "`forward` takes q + 1 losses in place of 2·q"
+        "central", "`central` needs 2·q losses per step, `forward` q + 1"
     )
-    supervised: int = setting(0, "supervised positions of an example; 0 is all", ge=0)
+    supervised: int = setting(0, "supervised positions of an example; 0: all positions", ge=0)
     readout_labels: int = setting(
         0, "labels of a readout on `--batch` cached examples; 0: adapters inside the model", ge=0
     )
     in_place: bool | Literal["auto"] = setting(
         "auto",
         "with `--optimizer mezo`: perturb the parameters themselves, without a float32 copy; "
-        "`auto` does so in `fp32`",
+        "`auto` does so only in `fp32`",
     )
     adapter: AdapterOfStep = setting(AdapterOfStep(), "Adapters")
     lsp: LspOfStep = setting(LspOfStep(), "LSP-Offload")

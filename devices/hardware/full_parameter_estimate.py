@@ -44,7 +44,7 @@ SCORE_COPIES = 2.5
 """
 LOGIT_BYTES: dict[Precision, float] = {"fp32": 26.0, "fp16": 20.0}
 """Bytes per logit at the peak of the published programs, including intermediates of the loss. The
-FP32 value is fitted; the FP16 value is set by hand.
+FP32 value is fitted. The FP16 value is set by hand.
 """
 HIDDEN_COPIES = 8
 """Fitted number of hidden states in memory beside the published programs' attention scores."""
@@ -258,7 +258,9 @@ def _estimate(
 def _time(
     shape: ModelShape, device: DeviceProfile, work: FullParameterWorkload, stored: int
 ) -> FullParameterTime:
-    """Return the seconds of a step; over a link, unlike a disk, both directions overlap."""
+    """Return the seconds of a step by part. Transfers in both directions overlap on a link, but not
+    on a disk.
+    """
     width = WIDTH[work.precision]
     computes: Precision = "fp16" if work.autocast else work.precision
     bandwidth = device.memory.bandwidth
@@ -327,7 +329,7 @@ def _alive_in_a_pass(shape: ModelShape, work: FullParameterWorkload) -> tuple[in
         peak_activation_entries(block, work.batch, work.sequence, work.sequence)
         for block in set(shape.blocks)
     )
-    # All passes of a step go through a streamed block together.
+    # All passes of a step go through a streamed block while it is in memory.
     waiting = 0 if work.stream == "off" else 2 * work.queries * hidden
     tile = logit_tile_positions(shape.vocabulary, tokens, True) if shape.vocabulary else 0
     return alive * width + waiting, tile * shape.vocabulary * _LOGITS_ALIVE

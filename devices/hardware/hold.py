@@ -52,10 +52,10 @@ def check_dilation_is_number(dilation: float) -> None:
     """Raise an error for an invalid time dilation.
 
     Raises:
-        DeviceError: if it is not a finite number of at least 1.
+        DeviceError: if the dilation is not a finite number of at least 1.
     """
     if not 1 <= dilation < math.inf:
-        raise DeviceError(f"--dilation {dilation:g}: give a finite number from 1 on")
+        raise DeviceError(f"--dilation {dilation:g}: give a finite number of at least 1")
 
 
 def machine_rate() -> float:
@@ -97,8 +97,8 @@ def plan_hold(
     if relative > dilation:
         raise DeviceError(
             f"{device.name} is {relative:.1f} times as fast as this machine at matrix products; "
-            f"use --dilation {relative * 1.005:.1f} or more, the number of seconds here per second "
-            "of the device"
+            f"set --dilation, the seconds here per second of the device, to at least "
+            f"{relative * 1.005:.1f}"
         )
     share = max(LEAST_CORES, machine_cores * relative / dilation)
     slowed = None if link is None else slow_link(link, dilation)
@@ -126,7 +126,7 @@ class Held:
             command: command and its arguments.
             slowed: whether to limit the command's processor time from the start.
         """
-        # the namespace comes last, because control groups are invisible inside it
+        # The command enters the namespace last, because control groups are invisible inside it.
         held = self.link.command(command) if self.link else list(command)
         if slowed and self.processor:
             held = self.processor.command(held)
@@ -155,10 +155,15 @@ def held(hold: Hold, say: Callable[[str], None]) -> Iterator[Held]:
         try:
             processor = limit_cpu(memory, hold.cores)
         except OSError as error:
-            say(f"processor: not held, this machine permits no limit of it ({error.strerror})")
+            say(
+                f"processor: not limited, because this machine permits no processor limit "
+                f"({error.strerror})"
+            )
         else:
             undo.callback(processor.close)
-            slower = f", {hold.dilation:g} s for a second of it" if hold.dilation > 1 else ""
+            slower = (
+                f", {hold.dilation:g} s here per second of the device" if hold.dilation > 1 else ""
+            )
             say(
                 f"processor: {hold.cores:.2f} of {cores()} cores, as fast as {hold.device}"
                 f"{slower}, by {processor.name}"
@@ -196,7 +201,9 @@ def run_held(hold: Hold, command: Sequence[str], say: Callable[[str], None]) -> 
             process.kill()
         watcher.join()
         if memory.killed(status) or memory.kills():
-            say(f"killed by the memory limit of {hold.limit_bytes / 2**20:,.0f} MiB")
+            say(
+                f"the command was killed by the memory limit of {hold.limit_bytes / 2**20:,.0f} MiB"
+            )
         say(f"peak memory: {memory.peak_bytes() / 2**20:,.0f} MiB")
         return status
 

@@ -1,8 +1,8 @@
 """Reliable removal of the control groups, namespaces and disks that limit processes to a device.
 
-Each of them has the id of its creating process in its name. This process removes it at the end of a
-block. If the process is killed, its `caretaker` does so; otherwise, the next process that creates
-limits does so.
+The name of each contains the id of the process that created it. That process removes it at the end
+of a block. If that process is killed, its `caretaker` removes it. If the caretaker is killed too,
+the next process that creates limits removes it.
 """
 
 import os
@@ -26,8 +26,8 @@ _DELETED = " (deleted)"
 
 
 def find_groups() -> dict[Path, int]:
-    """Return the control groups created by processes of this command, with their owners' process
-    ids.
+    """Return the control groups created by Samara's processes, with the process ids of their
+    creators.
     """
     parents = {GROUPS / "unified", GROUPS}
     for controllers in _HIERARCHIES:
@@ -44,14 +44,14 @@ def find_groups() -> dict[Path, int]:
 
 
 def find_namespaces() -> dict[str, int]:
-    """Return the network namespaces of shaped links, with their owners' process ids."""
+    """Return the network namespaces of shaped links, with the process ids of their creators."""
     folder = Path("/run/netns")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return {name: int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
 
 
 def find_disks() -> dict[Path, int]:
-    """Return the files mounted as separate disks, with their owners' process ids."""
+    """Return the files mounted as separate disks, with the process ids of their creators."""
     backing = Path("/sys/block").glob("loop*/loop/backing_file")
     files = [Path(file.read_text().strip().removesuffix(_DELETED)) for file in backing]
     return {
@@ -82,7 +82,7 @@ def remove_leftovers(owner: int | None = None) -> None:
             with suppress(OSError):
                 remove_group(group)
     for namespace, of in find_namespaces().items():
-        if is_left(of):  # its link goes with it
+        if is_left(of):  # the kernel removes the link with its namespace
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
     for disk, of in find_disks().items():
         if is_left(of):
@@ -90,7 +90,7 @@ def remove_leftovers(owner: int | None = None) -> None:
 
 
 class Caretaker:
-    """A process that survives if this process is killed, and then removes its leftovers.
+    """A child process that removes this process's leftovers if this process is killed.
 
     Args:
         process: the running caretaker process.
@@ -133,7 +133,11 @@ def caretaker() -> Iterator[Caretaker]:
 
 
 def main() -> None:
-    """Wait for the process whose id is the argument, and remove its leftovers, if any."""
+    """Wait until standard input closes, and remove the leftovers of the process given as argument.
+
+    Each line of standard input is the id of a process to kill first, with its children. The line
+    "finished" means that no leftovers exist.
+    """
     watched = set[int]()
     for line in map(str.strip, sys.stdin):
         if line == _FINISHED:

@@ -105,8 +105,8 @@ def _simulate_transfer(
     lost = int(random.negative_binomial(packets, 1 - link.loss)) if packets and link.loss else 0
     sent = packets + lost
     total = round(sent * size / max(packets, 1)) + sent * HEADER_BYTES
-    # Losses within one flight are retransmitted together. The waiting time therefore grows with
-    # their number only until every round trip has one.
+    # Losses within one flight are retransmitted together. The waiting time therefore grows with the
+    # number of losses only until every round trip contains a loss.
     flights = max(1, ceil(total / max(rate * 2 * link.latency, PACKET_BYTES)))
     waiting = min(lost, flights) * _WAIT_FOR_LOST * link.latency
     seconds = link.latency + random.uniform(0, 1) * link.jitter + total / rate + waiting

@@ -138,7 +138,9 @@ def _find_free_addresses() -> tuple[str, str]:
         pair = tuple(f"10.203.{(block + i) // 256}.{(block + i) % 256}" for i in (1, 2))
         if used.isdisjoint(pair):
             return pair[0], pair[1]
-    raise DeviceError("10.203.0.0/16 has no free addresses for another shaped link; close one")
+    raise DeviceError(
+        "10.203.0.0/16 has no free addresses for another shaped link; end a command that uses one"
+    )
 
 
 def _run(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""An enforced memory limit for a command, whose process the kernel kills at the limit.
+"""An enforced memory limit for a command: the kernel kills the command's process at the limit.
 
 The first permitted kind of limit is used: a control group of cgroup v1, a control group of cgroup
 v2, or ``systemd-run --scope``. If none is permitted, the process's memory is polled, and the
@@ -216,7 +216,7 @@ class CgroupV2Limit(CgroupLimit):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
         for controller in ("+cpu", "+io"):
-            with suppress(OSError):  # not delegated to this user
+            with suppress(OSError):  # the controller may not be delegated to this user
                 (self.folder / "cgroup.subtree_control").write_text(controller)
         self.entrance = self.folder / "processes"
         self.entrance.mkdir()
@@ -306,7 +306,9 @@ class SystemdLimit(PollingLimit):
         return [*self._prefix, *command]
 
     def killed(self, status: int) -> bool:
-        """Return whether the process was killed. In a scope, the cause is taken to be the limit."""
+        """Return whether the process was killed. In a scope, the limit is assumed to be the
+        cause.
+        """
         return status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 

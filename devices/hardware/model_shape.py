@@ -217,7 +217,7 @@ def _folder(path: str) -> Path:
     if not file.is_file():
         raise ModelError(
             f"{path!r}: neither a built-in shape ({', '.join(BUILT_IN)}) nor a Hugging Face model "
-            "folder or its config.json"
+            f"folder or its config.json; give one of these"
         )
     check_config(folder)
     return folder
@@ -238,8 +238,8 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
     text = config.get_text_config()
     if experts := next((key for key in _EXPERTS if (getattr(text, key, None) or 1) > 1), None):
         raise ModelError(
-            f"{folder}: the model has {getattr(text, experts)} experts of which a token uses some; "
-            "choose a dense model"
+            f"{folder}: a token uses only some of the model's {getattr(text, experts)} experts; "
+            f"choose a dense model"
         )
     network = empty_network(config, family, torch.float32, include_buffers=True)
     network.tie_weights()  # on the meta device, tied parameters start out separate

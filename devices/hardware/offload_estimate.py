@@ -191,10 +191,10 @@ def trained_parameters(shape: ModelShape, work: FirstOrderWorkload) -> int:
 
 
 def projector_bytes(shape: ModelShape, subspace: int, nonzeros: int, width: int) -> int:
-    """Return the bytes of all pairs of sparse projectors (definition 1), including indices.
+    """Return the bytes of all pairs of sparse projectors (LSP-Offload, definition 1), with indices.
 
     A side of a matrix that is not longer than the subspace is not projected. A row has at most as
-    many nonzeros as the subspace has dimensions.
+    many nonzeros as the subspace has dimensions. `width` is the number of bytes of a value.
     """
     sides = (
         side
@@ -207,7 +207,9 @@ def projector_bytes(shape: ModelShape, subspace: int, nonzeros: int, width: int)
 
 
 def _compressed(linear: Linear, subspace: int) -> int:
-    """Return the number of entries of a layer's compressed gradient, P'GQ."""
+    """Return the number of entries of P'GQ, a layer's gradient G compressed by its projectors P and
+    Q.
+    """
     return min(subspace, linear.inputs) * min(subspace, linear.outputs)
 
 
@@ -276,10 +278,11 @@ def estimate_host_memory(
 ) -> FirstOrderMemory:
     """Return the peak bytes on the host during a step: Adam's moments, and gradients that wait.
 
-    In Zero-Offload's order, all gradients wait on the host until the last one arrives; the updates
-    of one layer are added. With the layer-wise schedule, the host has the gradients and updates of
-    one layer, and the gradients that have arrived in the backward pass but are not yet processed.
-    The minimum is one arriving layer, one layer with its updates, and one returning layer.
+    In Zero-Offload's order, all gradients wait on the host until the last gradient arrives. The
+    updates of one layer are in memory at the same time. With the layer-wise schedule, the host has
+    the gradients and updates of one layer, and the gradients that have arrived in the backward pass
+    but are not yet processed. The minimum is one arriving layer, one layer with its updates, and
+    one returning layer.
 
     Args:
         shape: shape of the model.

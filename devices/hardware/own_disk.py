@@ -40,11 +40,13 @@ class OwnDisk:
         """Take all remaining space.
 
         Raises:
-            DeviceError: if the disk is no longer mounted; otherwise this call would fill another
-                disk.
+            DeviceError: if the disk is no longer mounted. Without this error, the call would fill
+                another disk.
         """
         if _device_of(self.folder) != self.device:
-            raise DeviceError(f"{self.folder}: its disk was unmounted; rehearse again")
+            raise DeviceError(
+                f"{self.folder}: the disk of this folder was unmounted; start the rehearsal again"
+            )
         with self._filler.open("wb") as file:
             piece = _DISK_BYTES
             end = 0
@@ -78,7 +80,7 @@ def check_own_disk() -> None:
     if missing:
         raise DeviceError(f"{', '.join(missing)}: not installed; install e2fsprogs and mount")
     if os.geteuid() != 0:
-        raise DeviceError("a file is mounted as a disk, which takes root")
+        raise DeviceError("only root may mount a file as a disk; run the command as root")
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def own_disk(folder: Path) -> Iterator[OwnDisk]:
         folder: mount point; created if missing, and empty again afterwards.
 
     Raises:
-        DeviceError: if this machine does not permit it.
+        DeviceError: if this machine does not permit the mount.
     """
     check_own_disk()
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,7 @@ def own_disk(folder: Path) -> Iterator[OwnDisk]:
         undo.callback(image.unlink, missing_ok=True)
         with image.open("wb") as file:
             file.truncate(_DISK_BYTES)
-        # without a journal, only the writing processes write, which may be slowed down
+        # Without a journal, only the limited processes write to the disk, so their limit applies.
         _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
         _run("mount", "-o", "loop", str(image), str(folder))
         undo.callback(unmount, folder)

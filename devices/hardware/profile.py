@@ -98,14 +98,17 @@ class Timing(ProfileSection):
     bandwidth_share: float = Field(gt=0, le=1, description="share of the bandwidth that is reached")
     rate_share: float = Field(gt=0, le=1, description="share of the operations/s that is reached")
     half_rate_share: float | None = Field(
-        None, gt=0, le=1, description="the same in fp16; left out if it is rate-share"
+        None,
+        gt=0,
+        le=1,
+        description="share of the operations/s reached in fp16; left out if equal to rate-share",
     )
     full_rows: float = Field(
         ge=1, description="tokens in a pass below which a matrix product becomes no faster"
     )
     activation_share: float = Field(
         gt=0,
-        description="share of the bandwidth reached between matrix products; over 1 in caches",
+        description="share of the bandwidth reached between matrix products; above 1 with caches",
     )
     nf4_operations: float = Field(ge=0, description="fp32 operations to dequantize one NF4 weight")
     int8_operations: float = Field(ge=0)
@@ -328,7 +331,9 @@ def save_profile(profile: SourcedProfile, path: Path) -> None:
         content = tomli_w.dumps(profile.model_dump(by_alias=True, exclude_none=True))
         write_durably(path, content.encode())
     except OSError as error:
-        raise ConfigError(f"{path}: the profile cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: the profile cannot be written: {error.strerror}; choose another path"
+        ) from error
 
 
 def _shipped_files(*folder: str) -> dict[str, Traversable]:
@@ -354,9 +359,13 @@ def _load_profile(
     except ValidationError as error:
         raise ConfigError(explain(error, name_or_path, list(_setting_keys(kind)))) from None
     except OSError as error:
-        raise ConfigError(f"{name_or_path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{name_or_path}: the profile cannot be read: {error.strerror}; check the path"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name_or_path}: not a TOML file in UTF-8: {error}") from error
+        raise ConfigError(
+            f"{name_or_path}: not a TOML file in UTF-8: {error}; correct the file"
+        ) from error
 
 
 def _resolve_name(name: str, shipped: Iterable[str]) -> str:

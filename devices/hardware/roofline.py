@@ -21,10 +21,10 @@ Quantization = Literal["fp32", "fp16", "int8", "nf4"]
 TRAFFIC = 6
 """Number of reads and writes of an entry between two matrix products.
 
-Counted in transformers' Llama block without fusion, at 2 bytes per entry: two norms in float32 (72
-bytes per hidden feature), rotary embedding (24 per query and key feature), residuals (12), the gate
-(10 per intermediate feature), and each product's input and output. The total is 5.7 times the
-inputs and outputs of the linear layers for TinyLlama-1.1B, and 5.9 times for Llama2-7B.
+They are counted in transformers' Llama block without fusion, at 2 bytes per entry: two norms in
+float32 (72 bytes per hidden feature), rotary embedding (24 per query and key feature), residuals
+(12), the gate (10 per intermediate feature), and each product's input and output. The total is 5.7
+times the inputs and outputs of the linear layers for TinyLlama-1.1B, and 5.9 times for Llama2-7B.
 """
 LOGIT_TRAFFIC = 5
 """Number of reads and writes of a 4-byte logit: product, cast, max, sum, gather."""
@@ -143,8 +143,8 @@ class StepTime:
     """The duration of a step in seconds, by part; `total` is the sum of the parts.
 
     Attributes:
-        weights: those matrix products of the blocks whose time is limited by memory bandwidth.
-        products: those matrix products of the blocks whose time is limited by compute.
+        weights: matrix products of the blocks that memory bandwidth limits.
+        products: matrix products of the blocks that compute limits.
         dequantization: dequantizing the blocks' weights.
         activations: reads and writes of activations between products.
         attention: attention scores and weighted sums.
@@ -199,8 +199,8 @@ def compute_bytes(device: DeviceProfile, quantization: Quantization) -> int:
 def step_time(shape: ModelShape, device: DeviceProfile, work: Workload) -> StepTime:
     """Predict the time of a step.
 
-    Blocks below the lowest adapted one run once per example, the others once per row. In the last
-    block, the layers after attention run only at supervised positions.
+    Blocks below the lowest adapted block run once per example. All other blocks run once per row.
+    In the last block, the layers after attention run only at supervised positions.
 
     Streamed blocks are read once per step, while other blocks compute. All passes of a step go
     through a block while it is in memory. The embedding and the head stay in memory.

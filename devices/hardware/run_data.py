@@ -12,7 +12,7 @@ from samara.shared.tasks.partition import partition
 from samara.shared.tasks.rows import Example
 
 _TYPICAL = 64
-"""Number of training examples whose mean length is taken as the mean length of all."""
+"""Number of training examples whose mean length stands in for the mean length of all examples."""
 
 
 class CountedRun(NamedTuple):
@@ -30,7 +30,7 @@ class CountedRun(NamedTuple):
 
 
 def count_data(config: RunConfig) -> CountedRun:
-    """Read the data that a run's settings name, if any; count the examples of the largest client.
+    """Read the data that a run's settings name, if any, and count the largest client's examples.
 
     Raises:
         SamaraError: if the data or the tokenizer cannot be read.

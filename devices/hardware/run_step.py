@@ -16,7 +16,7 @@ _GROUPINGS: dict[str, Grouping] = {
     "inner": "inner",
     "outer": "outer",
     "both": "both",
-    "auto": "sequential",  # a lower bound: auto takes what fits
+    "auto": "sequential",  # the lower bound of auto, which groups as many as fit in memory
 }
 
 

@@ -51,8 +51,9 @@ class ShiftedClock:
         self.shift(0.0)
 
     def shift(self, seconds: float) -> None:
-        """Set the clock's lead in seconds, effective within a second; a negative lead puts it
-        behind.
+        """Set the seconds by which the clock is ahead; a negative number puts the clock behind.
+
+        The change takes effect within a second.
         """
         write_durably(self._file, f"{seconds:+.0f}\n".encode())
 
@@ -69,10 +70,10 @@ def find_library() -> Path:
         if _works(library):
             return library
         tried.append(str(library))
-    found = f"; {', '.join(tried)} disturbs programs that wait" if tried else ""
+    found = f"; the installed {', '.join(tried)} disturbs programs that wait" if tried else ""
     raise DeviceError(
-        "a clock that is wrong for one client alone takes libfaketime: "
-        f"pip install 'samara-fl[rehearse]'{found}"
+        f"a wrong clock for a single client needs libfaketime; run pip install "
+        f"'samara-fl[rehearse]'{found}"
     )
 
 

@@ -48,7 +48,7 @@ class TargetEstimate:
         return (
             f"+{self.points:g} points: {span} of computing, {fewest:,} to {most:,} "
             f"rounds, without transfers and waiting. Assumed: {self.assumption}; other data, "
-            "models and divisions may never gain as much, which a simulation shows."
+            f"models and divisions may never gain as much; check with a simulation."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def estimate_target(config: RunConfig, step: StepEstimate, points: float) -> Tar
         in_round = cohort * config.steps * _rows(step.work, config.batch)
         rounds = ceil(least / in_round), ceil(most / in_round)
         assumption = (
-            f"on SST-2 with MiniLM {least:,} to {most:,} passes of all clients together were "
-            f"needed, and {cohort} clients make {in_round:,} in a round"
+            f"on SST-2 with MiniLM, all clients together needed {least:,} to {most:,} passes, and "
+            f"{cohort} clients make {in_round:,} in a round"
         )
     parts = ceil(config.batch / step.work.batch) if config.adapter.inner_layers else 1
     in_round_seconds = config.steps * parts * step.time.total
@@ -139,7 +139,7 @@ def _check_measured(points: float, most: float, what: str) -> None:
     if points > most:
         raise ConfigError(
             f"--target +{points:g}: {what} gained at most {most:g} points in measurements; "
-            "choose less"
+            "choose a smaller gain"
         )
 
 

@@ -11,10 +11,11 @@ def wheelhouse(
     out: Annotated[Path, typer.Option(help="New folder, for example on a USB stick.")],
     python: Annotated[str, typer.Option(help="Python version on the board.")] = "3.12",
     source: Annotated[
-        str, typer.Option("--from", help="Checkout, wheel, or samara-fl; default: this Samara's.")
+        str,
+        typer.Option("--from", help="Checkout, wheel, or samara-fl; default: this installation's."),
     ] = "",
     torch_index: Annotated[
-        str, typer.Option(help="Package index for torch; default: the JetPack's.")
+        str, typer.Option(help="Package index for torch; default: the index of the JetPack.")
     ] = "",
     torch_wheel: Annotated[
         str, typer.Option(help="URL of a torch wheel, with --sha256, instead of an index.")
@@ -57,4 +58,4 @@ def wheelhouse(
         with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as progress:
             task = progress.add_task("", total=plan.size)
             make_wheelhouse(plan, lambda size: progress.advance(task, size))
-    typer.echo(f"{out} is whole. On the board, without a network: sudo {out.name}/install.sh")
+    typer.echo(f"{out} is complete. On the board, without a network: sudo {out.name}/install.sh")

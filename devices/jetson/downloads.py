@@ -90,8 +90,8 @@ def fetch(file: RemoteFile, target: Path, advance: Callable[[int], None]) -> str
             except httpx.HTTPError as error:
                 if attempt == _TRIES - 1:
                     raise DeviceError(
-                        f"{file.url} cannot be fetched: {error or type(error).__name__}; the same "
-                        "command continues where it stopped"
+                        f"{file.url} cannot be fetched: {error or type(error).__name__}; run the "
+                        f"same command again to continue"
                     ) from error
     digest = blob_hash(partial).hex()
     size = partial.stat().st_size
@@ -151,13 +151,15 @@ def _ask_size(client: httpx.Client, file: RemoteFile) -> RemoteFile:
             "the network of this machine, and its proxy"
         ) from error
     except (KeyError, ValueError) as error:
-        raise DeviceError(f"{file.url}: {host} does not say how large it is") from error
+        raise DeviceError(
+            f"{file.url}: {host} does not state the size of this file; give another package index"
+        ) from error
     return replace(file, size=size)
 
 
 def _connect() -> httpx.Client:
     timeout = httpx.Timeout(60.0, connect=_CONNECT_SECONDS)
-    # Wheels are already compressed; a transfer encoding would change the byte counts.
+    # Wheels are already compressed, and a transfer encoding would change the byte counts.
     return httpx.Client(
         follow_redirects=True, timeout=timeout, headers={"Accept-Encoding": "identity"}
     )

@@ -36,7 +36,7 @@ die() {
     exit 1
 }
 say() { echo "install.sh: $*"; }
-# Run a command that changes the system; all of them go through this.
+# Run a command that changes the system. All such commands go through this function.
 run() {
     echo "+ $*"
     [[ -n "$dry" ]] || "$@"
@@ -82,13 +82,13 @@ fi
 
 [[ "$source_of_samara" != samara && "$source_of_samara" != samara[=\<\>\[]* ]] \
     || die "samara on the package index is another project; ours is samara-fl"
-[[ "$(uname -m)" == aarch64 ]] || die "this is no Jetson: $(uname -m)"
+[[ "$(uname -m)" == aarch64 ]] || die "this machine is not a Jetson: $(uname -m)"
 release="${TEGRA_RELEASE_FILE:-/etc/nv_tegra_release}"
 [[ -r "$release" ]] || die "$release is missing; is this a Jetson with JetPack?"
 [[ -z "$torch_wheel" || "$sha256" =~ ^[0-9a-f]{64}$ ]] || die "--torch-wheel needs --sha256, 64 hex digits"
 if [[ -n "$service" ]]; then
     ((EUID == 0)) || die "--service needs root: sudo $0 …"
-    [[ "$service" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "--service $service: letters, digits, . _ - only"
+    [[ "$service" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "--service $service: use only letters, digits, . _ -"
 fi
 
 fact() { # NAME: what a wheelhouse says of itself
@@ -96,15 +96,15 @@ fact() { # NAME: what a wheelhouse says of itself
 }
 if [[ -n "$wheelhouse" ]]; then
     [[ -z "$torch_index$torch_wheel$bitsandbytes" ]] \
-        || die "--torch-index, --torch-wheel and --bitsandbytes need a network; leave them or --wheelhouse out"
+        || die "--torch-index, --torch-wheel and --bitsandbytes need a network; leave these options or --wheelhouse out"
     [[ -r "$wheelhouse/SHA256SUMS" && -r "$wheelhouse/wheelhouse.toml" ]] \
-        || die "$wheelhouse is no whole wheelhouse; the same command that began to make it makes the rest"
+        || die "$wheelhouse is an incomplete wheelhouse; run the command that began to make it again"
     (cd "$wheelhouse" && sha256sum --check --quiet SHA256SUMS) \
-        || die "$wheelhouse is damaged, see above; copy it again, or make it again"
+        || die "$wheelhouse is damaged, see above; copy the wheelhouse again, or make it again"
     [[ -z "$python" || "$python" == "$(fact python)" ]] \
-        || die "$wheelhouse is for Python $(fact python); leave --python out, or make another"
+        || die "$wheelhouse is for Python $(fact python); leave --python out, or make another wheelhouse"
     python="$(fact python)" source_of_samara="$(echo "$wheelhouse"/wheels/samara_fl-*.whl)"
-    command -v python3 >/dev/null || die "python3 is missing, which JetPack has; sudo apt-get install python3"
+    command -v python3 >/dev/null || die "python3, which JetPack has, is missing; run sudo apt-get install python3"
 fi
 python="${python:-3.12}"
 
@@ -150,7 +150,7 @@ else
 fi
 export PATH
 if [[ -z "$wheelhouse" ]] && ! command -v uv >/dev/null; then
-    command -v curl >/dev/null || die "curl is missing; sudo apt-get install curl"
+    command -v curl >/dev/null || die "curl is missing; run sudo apt-get install curl"
     export UV_INSTALL_DIR="$prefix/bin" UV_NO_MODIFY_PATH=1
     run curl --proto '=https' --tlsv1.2 -LsSf -o "$prefix/install-uv.sh" https://astral.sh/uv/install.sh
     run sh "$prefix/install-uv.sh"
@@ -170,12 +170,12 @@ if [[ "$(cat "$prefix/torch-from" 2>/dev/null)" != "$asked" || -z "$(version_of 
         file="$prefix/${torch_wheel##*/}"
         file="${file//%2[Bb]/+}"
         run curl -fL --retry 5 --continue-at - --output "$file" "$torch_wheel" \
-            || die "$torch_wheel cannot be fetched; the same command goes on where it stopped"
+            || die "$torch_wheel cannot be fetched; run the same command again to continue"
         if [[ -z "$dry" ]] && ! echo "$sha256  $file" | sha256sum --check --quiet; then
             rm "$file"
-            die "$torch_wheel has another SHA-256 than $sha256"
+            die "$torch_wheel does not have the SHA-256 $sha256"
         fi
-        pip_install --no-deps --reinstall-package torch "$file" || die "this wheel is not for Python $python on this board"
+        pip_install --no-deps --reinstall-package torch "$file" || die "$torch_wheel is not for Python $python on this board"
         run rm "$file"
     else
         pip_install --no-deps --reinstall-package torch "${from_torch_index[@]}" 'torch>=2.6' \
@@ -214,10 +214,10 @@ PYTHON
 )"
 run "$interpreter" -c "$check" || die "$instead"
 
-# Kernels of replay. Without them replay runs on the processor, with the same bits.
+# Kernels of replay. Without these kernels, replay runs on the CPU, with the same results.
 if [[ -z "$(version_of triton)" ]]; then
     pip_install --no-deps "${from_torch_index[@]}" triton \
-        || say "going on without triton: replay runs on the processor"
+        || say "triton is left out: replay runs on the CPU"
 fi
 
 # Wheels of bitsandbytes for ARM are for servers: import works, the first kernel fails.
@@ -237,7 +237,7 @@ fi
 if command -v jtop >/dev/null; then
     jtop="$(jtop --version | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1)"
     [[ -n "$jtop" && "$(version_of jetson-stats)" == "$jtop" ]] \
-        || pip_install "${from_package_index[@]}" "jetson-stats==$jtop" || say "going on without jetson-stats $jtop"
+        || pip_install "${from_package_index[@]}" "jetson-stats==$jtop" || say "jetson-stats $jtop is left out"
 fi
 
 if [[ -n "$service" ]]; then

@@ -45,8 +45,8 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
         modes = {name: int(number) for number, name in _MODE.findall(file.read_text())}
     except (OSError, UnicodeDecodeError) as error:
         raise DeviceError(
-            f"owner.power-mode: {file} cannot be read ({error}), which Jetson boards have; leave "
-            "it out"
+            f"owner.power-mode: {file}, which Jetson boards have, cannot be read ({error}); leave "
+            f"the setting out"
         ) from error
     if not modes:
         raise DeviceError(f"owner.power-mode: {file} names no power mode; leave the setting out")
@@ -75,13 +75,16 @@ def check_power_mode(name: str) -> str:
         return name
     modes = read_power_modes()
     if name not in modes:
-        raise ConfigError(f"owner.power-mode={name}: this board has {', '.join(modes)}")
+        raise ConfigError(
+            f"owner.power-mode={name}: choose one of this board's modes: {', '.join(modes)}"
+        )
     if _program() is None:
-        raise DeviceError("owner.power-mode: nvpmodel is not installed; leave it out")
+        raise DeviceError("owner.power-mode: nvpmodel is not installed; leave the setting out")
     if os.geteuid() and _may_not_gain_rights() and name != read_power_mode():
         raise DeviceError(
             "owner.power-mode: setting a mode needs root, and this process may not gain "
-            "privileges (NoNewPrivileges in its systemd unit); leave it out, and have systemd set "
+            "privileges (NoNewPrivileges in its systemd unit); leave the setting out, and have "
+            "systemd set "
             "the mode (docs/guides/jetson.md, Power mode)"
         )
     return name
@@ -108,7 +111,7 @@ def in_power_mode(name: str, folder: Path) -> Iterator[None]:
     _keep_mode(before)
     try:
         _set_power_mode(name)
-        log.info("power mode %s, before %s", name, before.read_text())
+        log.info("power mode set to %s; the previous mode was %s", name, before.read_text())
         yield
     finally:
         _restore(before)
@@ -136,12 +139,14 @@ def _keep_mode(file: Path) -> None:
     """
     if not (mode := read_power_mode()):
         raise DeviceError(
-            "owner.power-mode: nvpmodel does not report the current mode; leave it out"
+            "owner.power-mode: nvpmodel does not report the current mode; leave the setting out"
         )
     try:
         write_durably(file, mode.encode())
     except OSError as error:
-        raise DeviceError(f"{file}: cannot be written: {error.strerror}") from error
+        raise DeviceError(
+            f"{file}: the current power mode cannot be stored: {error.strerror}"
+        ) from error
 
 
 def _restore(file: Path) -> None:
@@ -152,12 +157,14 @@ def _restore(file: Path) -> None:
         mode = file.read_text()
         _set_power_mode(mode)
         file.unlink()
-        log.info("power mode %s again", mode)
+        log.info("power mode set back to %s", mode)
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError, DeviceError) as error:
         log.warning(
-            "the power mode before could not be restored: %s; it is named in %s", error, file
+            "the previous power mode could not be restored: %s; the file %s contains its name",
+            error,
+            file,
         )
 
 
@@ -172,11 +179,11 @@ def _set_power_mode(name: str) -> None:
         raise DeviceError(f"the board has no power mode {name}")
     said = _run("-m", str(number), with_root=True)
     if (mode := read_power_mode()) != name:
-        last = said.strip().splitlines()[-1:] or ["it said nothing"]
+        last = said.strip().splitlines()[-1:] or ["nvpmodel printed nothing"]
         raise DeviceError(
-            f"power mode {name} was not taken, the board is in {mode or 'an unknown one'}: "
-            f"{last[0]}; `sudo nvpmodel -m {number}` must work without a password, and a mode that "
-            "needs a reboot is set by hand"
+            f"the board did not switch to power mode {name} and is in "
+            f"{mode or 'an unknown mode'}: {last[0]}; allow `sudo nvpmodel -m {number}` without a "
+            f"password, and set a mode that needs a reboot by hand"
         )
 
 

@@ -1,7 +1,7 @@
 """The wheels that a board installs, found by uv for its processor, system and Python.
 
-The wheels are resolved on another machine than the board. A requirement's markers must therefore be
-evaluated for the board, which uv can do and pip cannot.
+The wheels are resolved on a machine other than the board. The markers of requirements must
+therefore be evaluated for the board; uv can do so, but pip cannot.
 """
 
 import json
@@ -105,7 +105,9 @@ class Resolver:
         for entry in json.loads(listed):
             if wanted.items() <= entry.items() and entry["variant"] == "default":
                 return RemoteFile(entry["url"])
-        raise DeviceError(f"uv has no Python {self.python} for this processor; give another")
+        raise DeviceError(
+            f"uv has no Python {self.python} for this processor; give another --python"
+        )
 
     def _choose(self, package: dict[str, Any]) -> RemoteFile | None:
         """Return the wheel that the board's installer would choose; None for a file on this
@@ -124,7 +126,10 @@ class Resolver:
             if fitting := [ranks[tag] for tag in tags if tag in ranks]:
                 ranked.append((min(fitting), file.name, file))
         if not ranked:
-            raise DeviceError(f"{package['name']}: the index has no wheel of it for this board")
+            raise DeviceError(
+                f"{package['name']}: the package index has no wheel for this board; "
+                f"try another --python"
+            )
         return min(ranked)[2]
 
     def _tags(self) -> list[Tag]:
@@ -150,7 +155,9 @@ def run_uv(*arguments: str) -> str:
     beside = Path(sys.executable).with_name("uv")
     program = str(beside) if beside.exists() else shutil.which("uv")
     if program is None:
-        raise ConfigError("uv is missing, which finds wheels for other machines; pip install uv")
+        raise ConfigError(
+            "uv, which finds wheels for other machines, is not installed; run pip install uv"
+        )
     ended = subprocess.run(
         [program, *arguments],
         env=os.environ | {"UV_NO_CONFIG": "1"},
@@ -159,7 +166,9 @@ def run_uv(*arguments: str) -> str:
         check=False,
     )
     if ended.returncode:
-        raise DeviceError(" ".join(ended.stderr.split()) or f"uv ended with {ended.returncode}")
+        raise DeviceError(
+            " ".join(ended.stderr.split()) or f"uv ended with status {ended.returncode}"
+        )
     return ended.stdout
 
 

@@ -67,12 +67,14 @@ class Request:
             known = " and ".join(map(str, JETPACKS))
             raise ConfigError(f"--jetpack {self.jetpack}: wheelhouses are for JetPack {known}")
         if not re.fullmatch(r"3\.[0-9]+", self.python) or int(self.python.removeprefix("3.")) < 11:
-            raise ConfigError(f"--python {self.python}: a version like 3.12, not before 3.11")
+            raise ConfigError(f"--python {self.python}: give a version such as 3.12, at least 3.11")
         wheel = self.torch_wheel
         if wheel and not re.fullmatch("[0-9a-f]{64}", wheel.sha256):
             raise ConfigError("--torch-wheel needs --sha256, 64 hex digits")
         if wheel and not wheel.name.endswith(".whl"):
-            raise ConfigError(f"--torch-wheel {wheel.url}: the address of a wheel, …/torch-….whl")
+            raise ConfigError(
+                f"--torch-wheel {wheel.url}: give the address of a wheel, …/torch-….whl"
+            )
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"--out {self.out} is a file; give a folder")
         if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / _FACTS).exists():
@@ -153,7 +155,7 @@ def make_plan(request: Request, work: Path) -> Plan:
             wheels |= resolver.resolve(["triton"], index, alone=True)
         except DeviceError:
             missing.append(
-                f"triton is not at {index}: replay runs on the processor, with the same bits"
+                f"{index} has no triton: replay runs on the CPU, with the same bits as with triton"
             )
     files = {f"wheels/{wheel.name}": wheel for wheel in wheels.values()}
     if request.python != jetpack.python:
@@ -200,7 +202,7 @@ def make_wheelhouse(plan: Plan, advance: Callable[[int], None]) -> None:
 
 
 def _own_wheel(samara: str, work: Path) -> Path | None:
-    """Return Samara's wheel, if it is made on this machine.
+    """Return Samara's wheel if it is on this machine or built from a checkout, else None.
 
     If `samara` is the path of a wheel, the result is this path. If it is the path of a checkout, a
     wheel is built from it. If it is a requirement, such as samara-fl==0.1.0, the result is None.
@@ -213,21 +215,31 @@ def _own_wheel(samara: str, work: Path) -> Path | None:
     if not path.exists():
         if re.match(rf"{DISTRIBUTION}($|[=<>~! ])", samara):
             return None
-        raise ConfigError(f"--from {samara}: no checkout, no wheel, and not {DISTRIBUTION}")
+        raise ConfigError(
+            f"--from {samara}: this is neither a checkout, nor a wheel, nor "
+            f"{DISTRIBUTION}; give one of these"
+        )
     if path.is_dir():
         project = path / "pyproject.toml"
         name = tomllib.loads(project.read_text()).get("project", {}) if project.exists() else {}
         if name.get("name") != DISTRIBUTION:
-            raise ConfigError(f"--from {path}: no checkout of {DISTRIBUTION}")
+            raise ConfigError(
+                f"--from {path}: this folder is not a checkout of {DISTRIBUTION}; "
+                f"give a checkout or a wheel"
+            )
         # Build through a source distribution, so that leftovers of earlier builds are excluded.
         run_uv("build", "--quiet", "--out-dir", str(work), str(path.absolute()))
         [path] = work.glob("*.whl")
     try:
         name_of_wheel = parse_wheel_filename(path.name)[0]
     except InvalidWheelFilename as error:
-        raise ConfigError(f"--from {path}: no wheel: {error}") from error
+        raise ConfigError(
+            f"--from {path}: this file is not a wheel: {error}; give a wheel or a checkout"
+        ) from error
     if name_of_wheel != DISTRIBUTION:
-        raise ConfigError(f"--from {path}: a wheel of {name_of_wheel}, not {DISTRIBUTION}")
+        raise ConfigError(
+            f"--from {path}: this is a wheel of {name_of_wheel}; give a wheel of {DISTRIBUTION}"
+        )
     return path.absolute()
 
 
@@ -254,8 +266,8 @@ def _check_space(plan: Plan) -> None:
     free = shutil.disk_usage(above).free
     if need > free:
         raise DeviceError(
-            f"--out {out}: {need / 1e6:,.0f} MB are to be fetched and {free / 1e6:,.0f} MB free; "
-            "free some, or give a folder on another disk"
+            f"--out {out}: the files need {need / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are "
+            f"free; free space, or give a folder on another disk"
         )
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from samara.client.limits.answer_log import ANSWERS_FILE, AnswerHistory
 from samara.client.limits.logged_answers import AnswerTotals, LoggedAnswer
 
-CLOCK_NOTE = "Times are those of this device's clock, which may be wrong."
+CLOCK_NOTE = "Times come from this device's clock, which may be wrong."
 
 
 def describe_history(folder: Path, history: AnswerHistory) -> dict[str, Any]:
@@ -22,8 +22,9 @@ def describe_history(folder: Path, history: AnswerHistory) -> dict[str, Any]:
         history: log of the client's answers.
 
     Returns:
-        The log's path, the number of unreadable lines, and the totals of all runs together. For
-        each run, its totals and its answers that are still in the file, oldest first.
+        The log's path, the number of unreadable lines, and the totals of all runs together. The
+        result also has the totals of each run, and the answers that are still in the file, oldest
+        first.
     """
     runs = [
         _totals(totals)
@@ -50,7 +51,7 @@ def make_tables(history: AnswerHistory) -> list[Table]:
         for one in answers:
             table.add_row(_time(one.time), str(one.round), _asked(one), _left(one, seen))
         if (earlier := totals.answers + totals.repeated + totals.refused - len(answers)) > 0:
-            table.caption = f"{earlier:,} earlier ones are in the totals only"
+            table.caption = f"{earlier:,} earlier answers are only in the totals"
         tables.append(table)
     totals_table = Table("run", "from", "to", title="Totals")
     for name in ("answers", "repeated", "refused", "scalars", "losses", "counts", "bytes"):
@@ -82,7 +83,7 @@ def _totals(totals: AnswerTotals) -> dict[str, Any]:
 
 
 def _title(run: str) -> str:
-    return f"Run {run}" if run else "Messages that name no run"
+    return f"Run {run}" if run else "Messages without a run"
 
 
 def _time(seconds: int) -> str:
@@ -102,7 +103,7 @@ def _asked(one: LoggedAnswer) -> str:
 
 
 def _left(one: LoggedAnswer, seen: set[str]) -> str:
-    """Describe the content of an answer; of a repeated answer, only the number of bytes."""
+    """Describe the content of an answer; describe a repeated answer by its number of bytes only."""
     if one.refused:
         return f"refused: {one.refused}"
     if one.key in seen:

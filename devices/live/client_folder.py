@@ -56,7 +56,7 @@ def check_is_no_phones(folder: Path) -> None:
         DeviceError: if a phone uses the folder or has used it.
     """
     if (folder / PHONE_LOCK).exists():
-        raise DeviceError(f"{folder} is the folder of a phone; take another --name or --home")
+        raise DeviceError(f"{folder} is the folder of a phone; give another --name or --home")
 
 
 def check_is_no_boards(folder: Path) -> None:
@@ -67,7 +67,7 @@ def check_is_no_boards(folder: Path) -> None:
     """
     if (folder / UP_LOCK).exists():
         raise DeviceError(
-            f"{folder} is the folder of a client of `samara client`; take another --name or --home"
+            f"{folder} is the folder of a client of `samara client`; give another --name or --home"
         )
 
 
@@ -106,6 +106,6 @@ def check_not_moved(folder: Path) -> None:
         moved = "to another device"
     raise DeviceError(
         f"{folder}: this client has moved {moved}, and the same client on two devices would answer "
-        "twice; continue where that file was imported. Only if it was never imported, delete "
-        f"{file}"
+        f"twice; continue on the device that imported that file. Delete {file} only if no device "
+        "has imported it"
     )

@@ -63,7 +63,9 @@ def load_client_index(folder: Path, key: Path | None) -> int:
     try:
         make_private_folder(folder)
     except OSError as error:
-        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+        raise DeviceError(
+            f"{folder}: the client's folder cannot be used: {error.strerror}; give another --home"
+        ) from error
     if key is None:
         key = folder / OWN_KEY_FILE
         create_key(key)
@@ -85,8 +87,8 @@ def dry_run(settings: ClientSettings) -> None:
 def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
     """Run the preflight, then serve until the run finishes or SIGINT or SIGTERM arrives.
 
-    Processes that exit are restarted. After the end of the run, a client only continues if its
-    owner has set `personal.when` to a value that demands private rounds on changed data.
+    Processes that exit are restarted. After the end of the run, a client continues only if
+    `personal.when` demands private rounds on changed data.
 
     Args:
         settings: settings of the client.
@@ -98,7 +100,7 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
             set, or the trainer cannot be loaded.
         RejectedError: if the key was revoked.
     """
-    address_of(settings.socket)  # rejects a path that is too long before a model is loaded
+    address_of(settings.socket)  # reject too long a path before a model is loaded
     with _locked_folder(settings):
         log.info("%s: starting", settings.name)
         is_finished = _run_preflight(settings)
@@ -159,10 +161,10 @@ def _run_preflight(settings: ClientSettings) -> bool:
         note_end(settings.folder, settings.server)
         return True
     if status == -signal.SIGKILL:
-        raise DeviceError(f"the preflight was killed after its last line, {OUT_OF_MEMORY}")
+        raise DeviceError(f"the preflight was killed after the line above, {OUT_OF_MEMORY}")
     if status < 0:
         raise DeviceError(
-            f"the preflight was killed by signal {-status} after its last line, by "
+            f"the preflight was killed by signal {-status} after the line above, by "
             f"{explain_crash(-status)}"
         )
     if status:
@@ -241,7 +243,7 @@ class _ClientSupervisor:
 
     def _say_that_private_rounds_go_on(self) -> None:
         log.info(
-            "%s: the run is finished; private rounds go on when the data change, until Ctrl-C",
+            "%s: the run is finished; private rounds continue when the data change, until Ctrl-C",
             self._settings.name,
         )
 

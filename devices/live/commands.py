@@ -30,12 +30,12 @@ def client() -> None:
 def up(
     name: Name,
     superlink: Annotated[
-        str, typer.Option(help="Address of the server, host:port; default: the joined one.")
+        str, typer.Option(help="Address of the server, host:port; default: the joined server.")
     ] = "",
     wire: Annotated[
         WireName | None,
         typer.Option(
-            help="flower: SuperNode; stream: to a gateway. Default: as before, or flower."
+            help="flower: SuperNode; stream: to a gateway. Default: the earlier wire, or flower."
         ),
     ] = None,
     gateways: Annotated[
@@ -58,7 +58,9 @@ def up(
     scenario: Annotated[
         Path | None, typer.Option(help="Scenario that the operator has signed.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, no key.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use plain text and no key.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,8 +101,8 @@ def up(
     owner, of_device = split_owner_settings(settings or [])
     if chosen.wire == "stream" and owner.share_energy:
         raise ConfigError(
-            "owner.share-energy: a gateway does not pass on what a round costs; leave it out, or "
-            "use --wire flower"
+            "owner.share-energy: a gateway does not pass on the costs of a round; leave the "
+            "setting out, or use --wire flower"
         )
     key = chosen.key
     certs = chosen.certificates
@@ -187,9 +189,9 @@ def status(
     if report:
         file = (out or Path(f"{name or folder.name}-report.json")).absolute()
         count = len(write_report(folder, file)["messages"])
-        print(f"{file}: {count} messages; no texts, labels, keys or paths are in it")
+        print(f"{file}: the report has {count} messages, and no texts, labels, keys or paths")
     elif out:
-        raise ConfigError("--out: is the file of --report; give both")
+        raise ConfigError("--out names the file of --report; give both options")
     else:
         Console().print(render_status(StatusReader(folder).read()))
 
@@ -223,7 +225,7 @@ def audit(
         return
     console = Console()
     if not history.all_totals:
-        print(f"{folder}: nothing has been answered")
+        print(f"{folder}: this client has answered nothing yet")
         return
     for table in make_tables(history):
         console.print(table)
@@ -231,7 +233,7 @@ def audit(
     if (folder / SETTINGS_FILE).exists() and ClientSettings.read(folder).share_energy:
         print(SHARES_ENERGY)
     if history.damaged:
-        print(f"{history.damaged} damaged lines are left out")
+        print(f"{history.damaged} damaged lines of the log are left out")
 
 
 app.command()(question_commands.ask)

@@ -1,6 +1,7 @@
 """The dashboard of `samara client up`: the client's status, redrawn on the terminal.
 
-Output of the client's processes goes to a file meanwhile. The dashboard shows its last lines.
+Meanwhile, the output of the client's processes goes to a file. The dashboard shows the file's last
+lines.
 """
 
 import os

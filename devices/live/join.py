@@ -62,12 +62,12 @@ _REASONS = {
     400: "the server does not understand this version's request; install the server's version",
     403: "the key that was registered by this invitation was revoked; ask for another invitation, "
     "with another name",
-    404: "the server has no such invitation (any more); ask for another one",
-    409: "the invitation was used with another key. If that was not you, tell the operator, who "
-    "revokes it: `samara server invite NAME --revoke`",
-    410: "the invitation has ended; ask for another one",
-    422: "another client of the run has this key, or one of the same index; delete {key}, and the "
-    "same command makes another",
+    404: "the server has no such invitation (any more); ask for another invitation",
+    409: "the invitation was used with another key. If you did not use it, ask the operator to "
+    "revoke it with `samara server invite NAME --revoke`",
+    410: "the invitation has ended; ask for another invitation",
+    422: "another client of the run has this key, or a key with the same client index; delete "
+    "{key}, and run the same command again",
     429: "the server gets too many requests from this address; try again in a minute",
 }
 
@@ -82,7 +82,7 @@ class JoinedFile(KeptFile[Mapping[JoinedPlace, str] | None]):
     """
 
     name = JOINED_FILE
-    damaged = "{file}: damaged: {problem}; delete it and join again"
+    damaged = "{file}: the file is damaged: {problem}; delete it and join again"
     error = DeviceError
     style: ClassVar = {}
 
@@ -146,7 +146,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> Joined:
             server refuses.
     """
     parse_address(address, "the server's address")
-    address_of(folder / SOCKET)  # fail on a path too long for a socket before creating a key there
+    address_of(folder / SOCKET)  # reject too long a path before a key is created there
     check_is_no_phones(folder)
     with locked_folder(folder, UP_LOCK, ANOTHER_SERVES):
         check_not_moved(folder)
@@ -154,7 +154,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> Joined:
         welcome = fetch_welcome(address, code)
         if welcome.phone:
             raise InvitationError(
-                "the invitation is a phone's; use `samara phone join`, as its line says"
+                "the invitation is for a phone; run its line, `samara phone join …`, on the phone"
             )
         joined = register(address, code, welcome, folder)
         write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())
@@ -197,14 +197,17 @@ def locked_folder(folder: Path, lock: str, in_use: str) -> Iterator[None]:
         with exclusive_lock(folder / lock, in_use):
             yield
     except OSError as error:
-        raise DeviceError(f"{folder}: cannot be used: {error.strerror}; set --home") from error
+        raise DeviceError(
+            f"{folder}: the client's folder cannot be used: {error.strerror}; give another --home"
+        ) from error
 
 
 def fetch_welcome(address: str, code: InvitationCode) -> Welcome:
     """Fetch an invitation's welcome from an unverified server, and verify it by the code.
 
     Raises:
-        InvitationError: if there is no such invitation, or the answer does not match it.
+        InvitationError: if the server has no such invitation, or the answer does not match the
+            invitation.
     """
     path = f"{JOIN_PATH}/{code.identifier}"
     status, body = _request(address, unverified_context(), "GET", path)
@@ -292,8 +295,8 @@ def _request(
         usual = "check the address, or ask for another invitation"
         finding, remedy = explain_certificate_error(error, usual)
         raise InvitationError(
-            f"{host} is not verified by the authority of the invitation: {finding}; nothing was "
-            f"sent to it: {remedy}"
+            f"{host} is not verified by the authority of the invitation: {finding}. Nothing was "
+            f"sent to this server; {remedy}"
         ) from error
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise InvitationError(
@@ -303,10 +306,15 @@ def _request(
     finally:
         connection.close()
     if len(answer) > MAX_WELCOME_BYTES:
-        raise InvitationError(f"{host}:{port}: the answer is longer than an invitation")
+        raise InvitationError(
+            f"{host}:{port}: the answer is longer than an invitation; check the address"
+        )
     return response.status, answer
 
 
 def _reason(status: int, key: Path | str = OWN_KEY_FILE) -> str:
-    reason = _REASONS.get(status, f"the server answers with status {status}; see its log")
+    reason = _REASONS.get(
+        status,
+        f"the server answered with status {status}; ask the operator to read the server's log",
+    )
     return reason.format(key=key)

@@ -42,9 +42,14 @@ def read_client_index(file: Path) -> int:
     except OSError as error:
         raise DeviceError(f"{file}: the key cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DeviceError(f"{file}: not an OpenSSH private key without a passphrase") from error
+        raise DeviceError(
+            f"{file}: this file is not an OpenSSH private key without a passphrase; "
+            f"give another --key"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeviceError(f"{file}: not an elliptic-curve key, which Flower requires")
+        raise DeviceError(
+            f"{file}: this key is not on an elliptic curve, as Flower requires; give another --key"
+        )
     if (client := index_in_key_file(content)) is not None:
         return client
     return client_index_of_key(
@@ -65,11 +70,13 @@ def create_key(file: Path, client: int | None = None) -> None:
             is the key of another client.
     """
     if client is not None and client > MAX_CLIENT:
-        raise DeviceError(f"{client}: not a client index; the largest is {MAX_CLIENT}")
+        raise DeviceError(
+            f"{client}: this is not a client index; the largest index is {MAX_CLIENT}"
+        )
     if file.exists():
         if client is not None and read_client_index(file) != client:
             raise DeviceError(
-                f"{file}: exists and is not the key of client {client}; name a new file"
+                f"{file}: this file exists and is not the key of client {client}; name a new file"
             )
         return
     key = ec.generate_private_key(ec.SECP384R1())
@@ -77,4 +84,4 @@ def create_key(file: Path, client: int | None = None) -> None:
     try:
         write_secret(file, content + (b"" if client is None else index_line(client)))
     except OSError as error:
-        raise DeviceError(f"{file}: cannot be written: {error.strerror}") from error
+        raise DeviceError(f"{file}: the key cannot be written: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Messages in Samara's source code, by which the inserted values of a log line are hidden.
+"""Messages in Samara's source code, which show the values inserted into a log line, to hide them.
 
 A log line may quote a text, a label or a path. Only two parts of a line are shown: words from the
 source code, and values that the code formats as numbers.
@@ -77,7 +77,9 @@ def _shown(text: str, depth: int) -> str | None:
 
 @cache
 def _messages() -> tuple[_Message, ...]:
-    """Return all messages of the code, those with the longest literal parts first."""
+    """Return all messages of the code, ordered by the length of their literal parts, longest
+    first.
+    """
     found = dict[str, tuple[int, _Message]]()
     for package in _PACKAGES:
         spec = find_spec(package)

@@ -62,25 +62,25 @@ class DeviceLimits(BaseModel):
             now: local time.
         """
         if self.hours and not is_within(parse_hours(self.hours), now):
-            return f"{now:%H:%M} is not within {self.hours}"
+            return f"the time {now:%H:%M} is not within {self.hours}"
         if self.max_temperature:
             if reading.temperature is None:
                 return "the temperature cannot be read here"
             if reading.temperature > self.max_temperature:
                 return f"{reading.temperature:.0f} °C is over {self.max_temperature:.0f} °C"
         if self.mains_only and not reading.on_mains:
-            return "not on mains"
+            return "this machine is not on mains power"
         if self.min_battery and not reading.on_mains:
             if reading.battery is None:
                 return "the battery's charge cannot be read here"
             if reading.battery < self.min_battery:
-                return f"battery at {reading.battery:.0f} %, under {self.min_battery:.0f} %"
+                return f"the battery is at {reading.battery:.0f} %, under {self.min_battery:.0f} %"
         if self.unmetered_only and reading.metered is not False:
             return "the network connection is metered" + (
                 "" if reading.metered else ", or it cannot be read here"
             )
         if self.idle_only and (reading.load is None or reading.load > BUSY_PERCENT):
-            return f"busy with something else ({reading.load or 0:.0f} %)"
+            return f"other software keeps this machine busy ({reading.load or 0:.0f} %)"
         return ""
 
 

@@ -24,8 +24,8 @@ from samara.shared.errors import DeviceError, SamaraError, TrainerError
 log = logging.getLogger("samara.device")
 
 ANOTHER_SERVES = (
-    "another `samara client up` serves this client, or an `ask` or `serve` that began without it; "
-    "end it, or start `client up` first"
+    "another `samara client up`, `ask` or `serve` is using this client; end it. To use them "
+    "together, start `client up` first"
 )
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.5
@@ -58,12 +58,13 @@ def find_or_start_trainer(folder: Path) -> Iterator[Path]:
             try:
                 lock = exclusive_lock(folder / UP_LOCK, ANOTHER_SERVES, _POLL_SECONDS)
                 own.enter_context(lock)
-            # a client is running, and its trainer is starting, restarting or busy
+            # A client is running, and its trainer is starting, restarting or busy.
             except DeviceError:
                 if time.monotonic() < end:
                     continue
                 raise TrainerError(
-                    f"{folder}: the client runs, and its trainer does not answer; see its messages"
+                    f"{folder}: the client runs, but its trainer does not answer; read the "
+                    f"client's messages"
                 ) from None
             own.enter_context(_started(folder, socket))
             break
@@ -126,7 +127,11 @@ def _started(folder: Path, socket: Path) -> Iterator[None]:
                 status = process.wait(_POLL_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
-            reason = "its message is above" if status == UNUSABLE_INPUT else f"status {status}"
+            reason = (
+                "the message above gives the reason"
+                if status == UNUSABLE_INPUT
+                else f"status {status}"
+            )
             raise DeviceError(f"{folder}: the trainer cannot be loaded; {reason}")
         yield
     finally:

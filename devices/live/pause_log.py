@@ -1,4 +1,4 @@
-"""The log of a device's pauses: when each began and ended, and which limit was exceeded.
+"""The log of a device's pauses: start, end, and exceeded limit of each pause.
 
 The trainer writes a line at the beginning and a line at the end of a pause. The file only informs
 the owner; it is never sent.

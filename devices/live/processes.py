@@ -19,9 +19,9 @@ from samara.shared.network.rejection import RejectionCode, describe_rejection
 
 OUT_OF_MEMORY = (
     "as the kernel does when memory runs out: free memory, quantize (--set "
-    "model.quantization=nf4), or take a smaller model"
+    "model.quantization=nf4), or use a smaller model"
 )
-"""Likely cause and remedy if a process was killed, but not by this command."""
+"""Likely cause and remedy if a process was killed, but not by Samara."""
 UNUSABLE_INPUT = 3
 """Exit status of a process whose input is unusable, so that a restart would not help."""
 _REJECTED = 40
@@ -128,7 +128,7 @@ class SupervisedProcess:
         reason = self._explain(status) if status > 0 else ""
         ended = f"was killed, {OUT_OF_MEMORY}" if status == -signal.SIGKILL else ""
         what = reason or f"{self.name} {ended or f'ended with status {status}'}"
-        return f"{what}; restarting {self.name if reason else 'it'} in {pause:g} s"
+        return f"{what}; {self.name} restarts in {pause:g} s"
 
     def terminate(self) -> None:
         """Send SIGTERM to the process and its children."""
@@ -155,7 +155,7 @@ def status_of_rejection(code: RejectionCode) -> int:
 
 
 def describe_exit(status: int) -> str:
-    """Return the server's reason for rejecting a process with this exit status; or ""."""
+    """Return the server's reason for rejecting a process with this exit status, or ""."""
     known = {status_of_rejection(code): code for code in RejectionCode}
     return describe_rejection(known[status]) if status in known else ""
 
@@ -193,7 +193,7 @@ def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[Non
 
     Args:
         file: path of the lock file; created if missing.
-        what: activity of the process that holds the lock, for the message.
+        what: sentence of the error message about the process that holds the lock.
         patience: seconds to wait for another process to release the lock.
 
     Raises:

@@ -51,7 +51,7 @@ class SensorWatch:
     def joules(self) -> float | None:
         """The energy in joules since the first reading; None if no sensor measures power.
 
-        The power is taken to stay as it was read until the next reading.
+        The power is assumed to be constant between two readings.
         """
         if self._joules is None or self._watts is None:
             return self._joules
@@ -72,7 +72,7 @@ class SensorWatch:
         self._joules = 0.0 if joules is None and reading.watts is not None else joules
         reason = self._limits.pause_reason(reading, self._now().time())
         if bool(reason) != bool(self._reason):
-            log.info("paused: %s", reason) if reason else log.info("no longer paused")
+            log.info("paused: %s", reason) if reason else log.info("the pause has ended")
             self._note(reason)
         self._reason = reason
 

@@ -20,7 +20,7 @@ class _ContactFile(KeptFile[dict[str, Any]]):
     """File with the server's address, the time of the record, and a problem or a rejection."""
 
     name = CONTACT_FILE
-    damaged = "{file}: {problem}; the record of the server is ignored"
+    damaged = "{file}: {problem}; this record about the server is ignored"
     is_needed = False
     empty = dict
     error = DeviceError
@@ -69,7 +69,7 @@ def note_answer(folder: Path) -> None:
     try:
         (folder / CONTACT_FILE).unlink(missing_ok=True)
     except OSError as error:
-        log.warning("%s: cannot be deleted: %s", folder / CONTACT_FILE, error.strerror)
+        log.warning("%s: this file cannot be deleted: %s", folder / CONTACT_FILE, error.strerror)
 
 
 def describe_contact(folder: Path) -> str:
@@ -80,10 +80,10 @@ def describe_contact(folder: Path) -> str:
     if "rejected" in noted:
         return f"{noted['address']}, {moment}: {noted['rejected']}"
     if "problem" not in noted:
-        return f"the run is finished, as the server {noted['address']} said on {moment}"
+        return f"the run is finished, as the server {noted['address']} reported on {moment}"
     return (
-        f"the server {noted['address']} has not answered since {moment}: {noted['problem']}; "
-        "it may have finished its run; ask its operator"
+        f"the server {noted['address']} has not answered since {moment}: {noted['problem']}. The "
+        f"server may have finished its run; ask its operator"
     )
 
 
@@ -121,7 +121,7 @@ class Reachability:
         if problem:
             note_silence(self._folder, address, problem)
             log.warning(
-                "the server %s does not answer: %s; trying again until it does. It may have "
+                "the server %s does not answer: %s; this client keeps trying. The server may have "
                 "finished its run; ask its operator",
                 address,
                 problem,

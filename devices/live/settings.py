@@ -66,7 +66,7 @@ class ClientSettings(OwnerSettings):
         insecure: whether the connection is plain text, without authentication of either side.
     """
 
-    # ignore settings that another version has written
+    # Settings that another version has written are ignored.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
@@ -106,7 +106,9 @@ class ClientSettings(OwnerSettings):
         try:
             write_durably(file, self.model_dump_json(indent=2).encode())
         except OSError as error:
-            raise DeviceError(f"{file}: cannot be written: {error.strerror}") from error
+            raise DeviceError(
+                f"{file}: the client's settings cannot be written: {error.strerror}"
+            ) from error
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -120,11 +122,13 @@ class ClientSettings(OwnerSettings):
         try:
             return cls.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise DeviceError(f"{file}: cannot be read: {error}; run samara client up") from error
+            raise DeviceError(
+                f"{file}: the client's settings cannot be read: {error}; run samara client up"
+            ) from error
 
 
 def split_owner_settings(assignments: Iterable[str]) -> tuple[OwnerSettings, list[str]]:
-    """Split ``--set`` assignments into the owner's settings and the others.
+    """Split ``--set`` assignments into the owner's settings and all other assignments.
 
     Args:
         assignments: ``key=value``; the owner's keys begin with ``owner.``.
@@ -140,7 +144,7 @@ def split_owner_settings(assignments: Iterable[str]) -> tuple[OwnerSettings, lis
             others.append(assignment)
         elif key not in OWNER_KEYS:
             raise ConfigError(
-                f"--set {key}: there is no such setting; there are {', '.join(OWNER_KEYS)}"
+                f"--set {key}: there is no such setting; use one of {', '.join(OWNER_KEYS)}"
             )
         else:
             own[OWNER_KEYS[key]] = value
@@ -182,7 +186,10 @@ def resolve_device_settings(
     for given, value in map(parse_assignment, assignments):
         key = former_keys(RunConfig).get(given, given)
         if key in described and described[key].owner == "server":
-            raise ConfigError(f"--set {key}: the server decides this setting; set it there")
+            raise ConfigError(
+                f"--set {key}: the server decides this setting; leave it out, or "
+                f"set it at the server"
+            )
         device_settings[key] = value
     config = RunConfig.given(device_settings, "client up")
     return {key: value for key, value in config.flat().items() if key in device_settings}
@@ -202,15 +209,19 @@ def resolve_device(name: str) -> tuple[str, str]:
     try:
         processor = load_device(name).compute.processor
     except ConfigError as error:
-        raise ConfigError(f"--device: not a torch device (cpu, cuda, mps), and {error}") from error
+        raise ConfigError(
+            f"--device: this is not a torch device (cpu, cuda, mps), and {error}"
+        ) from error
     if processor == "npu":
-        raise ConfigError(f"--device {name}: torch does not run on its processor")
+        raise ConfigError(
+            f"--device {name}: torch does not run on this device's processor; give another device"
+        )
     is_file = Path(name).is_file()
     return "cuda" if processor == "gpu" else "cpu", _absolute(name) if is_file else name
 
 
 def _absolute(path: str, *names: str) -> str:
-    """Return the absolute path if the path exists and is no shipped name; otherwise the text
+    """Return the absolute path if the path exists and is not a shipped name; otherwise the text
     itself.
     """
     return str(Path(path).resolve()) if path not in names and Path(path).exists() else path

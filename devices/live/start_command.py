@@ -8,7 +8,7 @@ from samara.shared.settings.sections import EMBEDDED_MODEL
 from samara.shared.tasks.messages import EMBEDDED_DATA
 
 _DEMO = (EMBEDDED_DATA, EMBEDDED_MODEL)
-"""Default task and model of `samara client up`, for which the examples are generated."""
+"""Default task and model of `samara client up`, whose examples are generated."""
 
 
 def describe_start(name: str, home: Path | None, names: Mapping[str, str]) -> list[str]:
@@ -17,7 +17,7 @@ def describe_start(name: str, home: Path | None, names: Mapping[str, str]) -> li
     Args:
         name: name of the client.
         home: folder of the client if it is not the default one.
-        names: names of the run's task and model; an unknown name is missing.
+        names: names of the run's ``task`` and ``model``; unknown names are left out.
     """
     command = ["samara", "client", "up", "--name", name, *(["--home", str(home)] if home else [])]
     task = names.get("task", "")

@@ -14,7 +14,7 @@ from samara.devices.live.client_status import NOT_RUNNING, ClientStatus, RunProg
 from samara.devices.live.pause_log import Pause
 from samara.shared.tasks.sources import SPLITS
 
-SHARES_ENERGY = "owner.share-energy: the server is told seconds, pauses and joules of each report"
+SHARES_ENERGY = "owner.share-energy: the server gets the seconds, pauses and joules of each report"
 _SHOWN_PROBLEMS = 20
 _SHOWN_PAUSES = 5
 
@@ -30,7 +30,7 @@ def render_status(status: ClientStatus, messages: Sequence[str] = ()) -> Rendera
     lines = [first, _describe_connection(status), *status.checks, status.model_in_use]
     parts: list[RenderableType] = [*_texts(lines), *_texts(messages, "dim")]
     if not status.runs:
-        parts += _texts(["no run yet: it begins when the server first asks this client"])
+        parts += _texts(["no run yet: a run begins when the server first asks this client"])
     else:
         parts += [_runs_table(status.runs), *_texts(_refusals(status.runs))]
     if status.personal:
@@ -90,7 +90,7 @@ def _refusals(runs: Iterable[RunProgress]) -> list[str]:
 def _personal_table(rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title="Private rounds: accuracy on this client's validation examples")
     table.add_column("run", no_wrap=True)
-    for column in ("done", "from round", "before", "after", "under way or waiting, from round"):
+    for column in ("done", "from round", "before", "after", "running or waiting, from round"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
@@ -128,13 +128,13 @@ def _describe_cost(cost: WorkCost) -> tuple[str, ...]:
 def _pauses_table(pauses: Sequence[Pause]) -> Table:
     title = "Pauses of this device"
     if (earlier := len(pauses) - _SHOWN_PAUSES) > 0:
-        title += f", {earlier:,} earlier ones left out"
+        title += f", without {earlier:,} earlier pauses"
     table = Table(title=title)
     table.add_column("from (UTC)", no_wrap=True)
     table.add_column("seconds")
     table.add_column("because")
     for pause in pauses[-_SHOWN_PAUSES:]:
-        seconds = "no end noted" if pause.seconds is None else f"{pause.seconds:,.0f}"
+        seconds = "no end recorded" if pause.seconds is None else f"{pause.seconds:,.0f}"
         table.add_row(_time(pause.begun), seconds, Text(pause.reason))
     return table
 
@@ -149,10 +149,10 @@ def _examples_table(facts: DataFacts) -> Table:
 
 def _notes_on_examples(facts: DataFacts) -> list[str]:
     """Return notes on the newest added example and on unused rows."""
-    lines = [f"the newest was added at {_time(facts.newest)} UTC"] if facts.newest else []
+    lines = [f"the newest example was added at {_time(facts.newest)} UTC"] if facts.newest else []
     lines += [f"not used: {problem}" for problem in facts.problems[:_SHOWN_PROBLEMS]]
     if (hidden := len(facts.problems) - _SHOWN_PROBLEMS) > 0:
-        lines.append(f"and {hidden:,} more that are not used")
+        lines.append(f"and {hidden:,} more unused rows")
     return lines
 
 

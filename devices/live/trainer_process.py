@@ -39,14 +39,15 @@ def serve(settings: ClientSettings) -> NoReturn:
     watch = _make_watch(settings)
 
     def end(number: int, frame: FrameType | None) -> None:
-        # abandon the current step: all state that matters is on disk at every moment
+        # The current step may be abandoned, because all needed state is always on disk.
         settings.socket.unlink(missing_ok=True)
         os._exit(0)
 
     lock = settings.folder / TRAINER_LOCK
     start = time.monotonic()
     with exclusive_lock(lock, "another trainer of this client is running", _PATIENCE_SECONDS):
-        # only now: while this process waits, a signal must not remove the other one's socket
+        # Not earlier: while this process waits, a signal must not remove the other trainer's
+        # socket.
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
         with (
@@ -77,7 +78,7 @@ def _be_nice(settings: ClientSettings) -> None:
     if settings.idle_io and hasattr(psutil, "IOPRIO_CLASS_IDLE"):
         process.ionice(psutil.IOPRIO_CLASS_IDLE)
     elif settings.idle_io:
-        log.warning("owner.idle-io: this system has no I/O classes")
+        log.warning("owner.idle-io: this system has no I/O classes; leave the setting out")
 
 
 def _loaded(settings: ClientSettings) -> ResidentTrainer:

@@ -47,7 +47,9 @@ def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoi
     key = given.key or (joined.key if joined else before.key)
     if wire == "stream":
         if given.superlink:
-            raise ConfigError("--superlink is for --wire flower; give the gateway: --gateway")
+            raise ConfigError(
+                "--superlink belongs to --wire flower; give --gateway HOST:PORT instead"
+            )
         gateways = given.gateways or before.gateways
         certificates = given.certificates or (None if given.gateways else before.certificates)
         if not gateways and joined and joined.gateway:
@@ -55,7 +57,8 @@ def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoi
             certificates = certificates or joined.gateway_authority
         if not gateways:
             raise ConfigError(
-                "--gateway HOST:PORT is missing: the address of a `samara gateway up` of the run"
+                "--gateway HOST:PORT is missing; give the address of a `samara gateway up` of the "
+                "run"
             )
         for gateway in gateways:
             parse_address(gateway, "--gateway")
@@ -63,7 +66,7 @@ def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoi
             raise ConfigError(_NO_KEY)
         return WireChoice("stream", "", gateways, key, certificates)
     if given.gateways:
-        raise ConfigError("--gateway is for --wire stream")
+        raise ConfigError("--gateway belongs to --wire stream; leave it out, or use --wire stream")
     superlink = given.superlink
     certificates = given.certificates
     key = given.key
@@ -94,7 +97,7 @@ def _read_earlier(folder: Path) -> WireChoice:
         return WireChoice()
     try:
         settings = ClientSettings.read(folder)
-    except DeviceError:  # a damaged or older file: the command overwrites it
+    except DeviceError:  # the command overwrites a damaged or older file
         return WireChoice()
     if settings.wire != "stream":
         return WireChoice("flower")

@@ -60,7 +60,7 @@ def export(
     queries: Annotated[
         int, typer.Option(min=1, help="Directions per call, q; not used for a readout.")
     ] = 8,
-    model: Annotated[str, typer.Option(help="Folder, or name on the hub.")] = "embedded",
+    model: Annotated[str, typer.Option(help="Model folder, or name on the hub.")] = "embedded",
     task: Annotated[str, typer.Option(help="Shipped task, or a task file.")] = "messages",
     runtime: Annotated[
         Runtime, typer.Option(help="executorch, or onnx for browsers.")
@@ -78,7 +78,7 @@ def export(
         int, typer.Option(min=1, help="Maximum tokens of a candidate in a choice task.")
     ] = 16,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Adapter setting, key=value.")
+        list[str] | None, typer.Option("--set", help="A setting of the adapter, key=value.")
     ] = None,
 ) -> None:
     """Export a model with its adapter as a program for ExecuTorch or ONNX Runtime.
@@ -94,7 +94,7 @@ def export(
     silence_libraries()
     is_onnx = runtime is Runtime.ONNX
     (require_onnx if is_onnx else require_executorch)()
-    print(f"{model}: making a program of it, which takes some minutes", file=sys.stderr)
+    print(f"{model}: the export to a program takes some minutes", file=sys.stderr)
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))
     config = RunConfig.given(flat, "phone export")
     ready = prepare_model(config, quantization.value, answer_tokens)
@@ -118,7 +118,7 @@ def rows(
     data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
     task: Annotated[str, typer.Option(help="The program's task.")] = "messages",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Data setting, key=value.")
+        list[str] | None, typer.Option("--set", help="A setting of the data, key=value.")
     ] = None,
     client: Annotated[
         int | None, typer.Option(min=0, help="Client index among data.clients; default: all data.")
@@ -198,17 +198,21 @@ def up(
     name: Name = "",
     home: Home = None,
     program: Annotated[
-        Path | None, typer.Option(help="Program from `samara phone export`; default: as joined.")
+        Path | None,
+        typer.Option(help="Program from `samara phone export`; default: the joined run's."),
     ] = None,
-    gateway: Annotated[str, typer.Option(help="Gateway, host:port; default: as joined.")] = "",
+    gateway: Annotated[
+        str, typer.Option(help="Gateway, host:port; default: the joined run's.")
+    ] = "",
     key: Annotated[
-        Path | None, typer.Option(help="Key from `samara phone key`; default: as joined.")
+        Path | None,
+        typer.Option(help="Key from `samara phone key`; default: the key of the joined run."),
     ] = None,
     certs: Annotated[Path | None, typer.Option(help="CA certificate of the gateway.")] = None,
     scenario: Annotated[
         Path | None, typer.Option(help="Scenario that the operator has signed.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Use plain text.")] = False,
     scalar_limit: Annotated[
         float, typer.Option(min=0, help="Maximum scalars sent, per trained number; 0: no limit.")
     ] = 0.0,
@@ -224,7 +228,9 @@ def up(
     ] = 0.0,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="personal.when or personal.retrain, instead of the run's."),
+        typer.Option(
+            "--set", help="personal.when=… or personal.retrain=…, instead of the run's values."
+        ),
     ] = None,
 ) -> None:
     """Run the reference phone: check the program, attach, and answer until Ctrl-C or SIGTERM.
@@ -252,7 +258,7 @@ def up(
             certs = certs or joined.authority
     if not (program and key and gateway):
         raise ConfigError(
-            "--program, --key and --gateway are needed; or join first, with the line that "
+            "give --program, --key and --gateway, or join a run first, with the line that "
             "`samara server invite` prints on the server for a phone"
         )
     parse_address(gateway, "--gateway")
@@ -264,7 +270,7 @@ def _read_owners_settings(assignments: list[str]) -> "dict[str, Scalar]":
     """Return the owner's ``--set`` settings, which override a run's, by dotted key.
 
     Raises:
-        ConfigError: if a setting is invalid, or is not for the owner of a phone to decide.
+        ConfigError: if a setting is invalid, or the owner of a phone cannot set it.
     """
     from samara.shared.errors import ConfigError
     from samara.shared.settings.config import RunConfig

@@ -147,7 +147,7 @@ def prepare_model(
     families = ("causal", "encoder") if config.adapter.has_readout else ("causal",)
     if base.family not in families or isinstance(task, GenerationTask):
         raise ConfigError(
-            f"{base.folder} with task {task.name}: cannot become a phone's program. With "
+            f"{base.folder} with task {task.name} cannot become a phone's program. With "
             f"adapter.layers = {config.adapter.layers} the model's family must be "
             f"{' or '.join(families)}, and the task a classification or a choice"
         )
@@ -160,7 +160,7 @@ def prepare_model(
     if config.adapter.has_readout:
         parts = ReadoutParts(base, task, own, answers, config.adapter.damping, injected.layout)
     else:
-        assert not isinstance(answers, EncoderScorer), "its family is refused above"
+        assert not isinstance(answers, EncoderScorer), "an encoder with adapters was refused above"
         parts = ScoresModule(base, injected, answers)
     if quantization == "int8":
         use_batched_products(base)
@@ -175,7 +175,7 @@ def _answers(
 ) -> tuple[tuple[int, ...], Words | Candidates | EncoderScorer]:
     """Return the tokens of the label words, and the answers to compare.
 
-    There are no tokens unless each label word has a single token.
+    The tokens are empty unless each label word has a single token.
     """
     if isinstance(scorer, EncoderScorer):
         return (), scorer
@@ -229,8 +229,8 @@ def export_program(
     _check_runtime(runtime, quantization, form)
     if runtime == "onnx" and ready.task and form_of(ready.task) == CHAT:
         raise ConfigError(
-            f"task {ready.task.name} is asked as a chat, and a page has no chat template; set form "
-            "to plain, and do so for all clients of the run"
+            f"task {ready.task.name} has the form of a chat, but browsers have no chat template; "
+            f'set form = "plain" for all clients of the run'
         )
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
@@ -239,7 +239,7 @@ def export_program(
         )
     if form == "algorithm-1" and ready.start:
         raise ConfigError(
-            "--form algorithm-1 begins with the base model; use --form functional, or leave "
+            "--form algorithm-1 starts from the base model; use --form functional, or leave "
             "adapter.start empty"
         )
     if quantization == "8da4w":
@@ -303,7 +303,9 @@ def export_program(
         if runtime == "onnx" and ready.task and ready.scorer:
             write_index(out, manifest, ready.base, ready.task, ready.scorer)
     except OSError as error:
-        raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
+        raise DeviceError(
+            f"{out}: the program cannot be written: {error.strerror}; give another --out"
+        ) from error
     return manifest
 
 
@@ -315,16 +317,16 @@ def _check_runtime(
     """Check that a runtime supports the requested quantization and form.
 
     Raises:
-        ConfigError: if it does not.
+        ConfigError: if the runtime does not support them.
     """
     if runtime == "executorch":
         if quantization in ("int4", "float16"):
             raise ConfigError(
-                f"--quantization {quantization} is only for --runtime onnx; use 8da4w or int8"
+                f"--quantization {quantization} needs --runtime onnx; use 8da4w or int8"
             )
         return
     if quantization == "8da4w":
-        raise ConfigError("--quantization 8da4w is only for --runtime executorch; use int4 or int8")
+        raise ConfigError("--quantization 8da4w needs --runtime executorch; use int4 or int8")
     if form == "algorithm-1":
         raise ConfigError(
             "--runtime onnx supports only functional programs; leave --form out, or use --runtime "
@@ -380,7 +382,7 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
     parts = ready.parts
     ids, positions = _check_batch(ready, shapes)
     seeds = query_seeds(0, 0, 1, shapes.queries)[0]
-    # of both signs, and large enough for products beyond 2⁵³
+    # The coefficients have both signs, and are large enough for products beyond 2⁵³.
     coefficients = (np.arange(shapes.queries) * 2 - 1) * np.int64(2**40 + 12345)
     state = zero_state(ready.layout.size)
     NumpyBackend().fold(state, seeds, coefficients, ready.layout.distribution)
@@ -394,7 +396,7 @@ def _check(ready: PreparedModel, shapes: ProgramShapes) -> SelfCheck:
         losses=[],
         digest=digest(ready.layout.hash, state).hex(),
     )
-    with torch.no_grad():  # torchao lacks products in inference mode
+    with torch.no_grad():  # torchao has no products for inference mode
         if isinstance(parts, ReadoutParts):
             return replace(check, losses=parts.losses(check))
         step = TrainStepModule(parts, ready.layout)

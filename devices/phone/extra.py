@@ -28,7 +28,7 @@ def require_onnx() -> None:
     """Check that ONNX, its exporter and its runtime are installed.
 
     Raises:
-        DeviceError: if any of them is missing; the message names it.
+        DeviceError: if a package is missing; the message names it.
     """
     names = "onnx", "onnxscript", "onnxruntime"
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:

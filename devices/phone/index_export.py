@@ -1,4 +1,4 @@
-"""Export of the index that browsers read: a program's files, and its tokenization."""
+"""Export of the index for browsers: a program's files, and its tokenization."""
 
 import copy
 import tempfile
@@ -44,7 +44,8 @@ def write_index(
         program: path of the program, with manifest and weights beside it.
         manifest: manifest of the program.
         base: base model.
-        task: task; for a choice task no index is written, because browsers do not support them.
+        task: task; no index is written for a choice task, because browsers do not support choice
+            tasks.
         scorer: scorer of model and task.
 
     Raises:

@@ -75,7 +75,7 @@ def lower_to_executorch(
             raise DeviceError(MISSING.format(error=error)) from error
         with torch.no_grad():
             exported = {name: method.export() for name, method in methods.items()}
-        # not a core operator, but every runtime has a kernel for it
+        # This operator is not a core operator, but every runtime has a kernel for it.
         shift = torch.ops.aten.bitwise_right_shift.Tensor_Scalar
         kind = XnnpackDynamicallyQuantizedPartitioner if quantized_inputs else XnnpackPartitioner
         edge = to_edge_transform_and_lower(
@@ -94,7 +94,7 @@ def lower_to_executorch(
 
 @contextmanager
 def warnings_suppressed() -> Iterator[None]:
-    """Suppress warnings of exporters and their libraries that are of no use to the user."""
+    """Suppress warnings of exporters and their libraries, which a user cannot act on."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

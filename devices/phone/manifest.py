@@ -72,18 +72,18 @@ class ReadoutDescription:
     damping_sha256: str
 
     def check(self, layout: Layout, words: int) -> None:
-        """Check the description against the layout and the number of label words.
+        """Check that the description matches the layout and the number of label words.
 
         Raises:
-            ValueError: if the description contradicts them, or the contrasts are not orthonormal.
+            ValueError: if the description does not match, or the contrasts are not orthonormal.
         """
         tensors = [(t.group, t.rows, t.columns) for t in layout.tensors]
         readout = READOUT_GROUP, self.labels - 1, self.features
         bias = LABEL_BIAS_GROUP, self.labels, 1
         if tensors not in ([readout], [readout, bias]) or self.labels != words:
             raise ValueError(
-                f"its readout of {self.labels} labels and {self.features} features does not match "
-                f"its layout and its {words} label words"
+                f"the readout of {self.labels} labels and {self.features} features does not match "
+                f"the layout and the {words} label words"
             )
         basis = np.array(self.contrasts, np.float64)
         if basis.shape != (self.labels - 1, self.labels) or not (
@@ -91,14 +91,14 @@ class ReadoutDescription:
             and np.allclose(basis.sum(axis=1), 0, atol=1e-5)
         ):
             raise ValueError(
-                f"its readout's contrasts are not {self.labels - 1} orthonormal rows with sum 0"
+                f"the readout's contrasts are not {self.labels - 1} orthonormal rows with sum 0"
             )
         source = layout.damping.source if layout.damping else None
         digits = 0 if self.damping == "none" else 32
         if self.damping != source or len(bytes.fromhex(self.damping_sha256)) != digits:
             raise ValueError(
-                f"its readout's damping {self.damping!r} is not its layout's, {source!r}, or has "
-                "no hash"
+                f"the readout's damping {self.damping!r} has no hash, or differs from the "
+                f"layout's, {source!r}"
             )
 
 
@@ -117,7 +117,7 @@ class WeightsFile:
     bytes: int
 
     def check(self, program: Path) -> None:
-        """Check that the file lies unchanged beside the program.
+        """Check that the file is unchanged beside the program.
 
         Raises:
             DeviceError: if the file is missing or has other content.
@@ -152,7 +152,7 @@ class Manifest:
         start: content of the adapter's start file in base64; empty if there is none.
         answer_tokens: maximum tokens of an answer if examples have a sequence per candidate; 0 if
             label words have one token each.
-        least_sequence: minimum tokens in a call of ``forward``; 0 if every call has S.
+        least_sequence: minimum tokens in a call of ``forward``; 0 if every call has S tokens.
         runtime: runtime of the program: ExecuTorch, or ONNX Runtime, whose programs have only the
             method ``forward``.
         weights: files of weights beside a program for ONNX Runtime.
@@ -209,14 +209,16 @@ class Manifest:
         try:
             write_durably(file, text.encode())
         except OSError as error:
-            raise DeviceError(f"{file}: cannot be written: {error.strerror}") from error
+            raise DeviceError(
+                f"{file}: the manifest cannot be written: {error.strerror}"
+            ) from error
 
     @classmethod
     def read(cls, program: Path) -> Self:
         """Read a program's manifest and check that it matches the program's bytes.
 
         Raises:
-            DeviceError: if either file is missing, damaged, or of a later version.
+            DeviceError: if the program or the manifest is missing, damaged, or of a later version.
         """
         file = manifest_file(program)
         try:
@@ -233,7 +235,7 @@ class Manifest:
             if readout is not None:
                 readout.check(layout, len(manifest.words))
             elif layout.group(READOUT_GROUP):
-                raise ValueError("its layout has a readout that it does not describe")
+                raise ValueError("the layout has a readout without a description")
             manifest.start_values()
             sound = (
                 manifest._shaped()
@@ -246,13 +248,16 @@ class Manifest:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, SamaraError) as error:
             raise DeviceError(
-                f"{file}: not a manifest: {error}; export the program again"
+                f"{file}: this file is not a manifest: {error}; export the program again"
             ) from error
         if not sound:
-            raise DeviceError(f"{file}: its shapes contradict each other; export the program again")
+            raise DeviceError(
+                f"{file}: the manifest's shapes contradict each other; export the program again"
+            )
         if hash_program(program) != manifest.program_sha256:
             raise DeviceError(
-                f"{program}: not the program that {file.name} describes; copy both files again"
+                f"{program}: this is not the program that {file.name} describes; copy both files "
+                f"again"
             )
         for one in manifest.weights:
             one.check(program)
@@ -267,23 +272,21 @@ class Manifest:
         layout = Layout.from_json(self.layout)
         data = base64.b64decode(self.start, validate=True)
         if (hashlib.sha256(data).hexdigest() if data else "") != layout.start:
-            raise ValueError("its start is not that of its layout")
+            raise ValueError("the initial weights do not have the layout's hash")
         if not data:
             return np.zeros(layout.size, np.int64)
         try:
             values = load(data)["start"]
         except SafetensorError as error:
-            raise ValueError(f"its start cannot be read: {error}") from error
+            raise ValueError(f"the initial weights cannot be read: {error}") from error
         if values.dtype != np.int64 or values.shape != (layout.size,):
             raise ValueError(
-                f"its start has {values.size} initial weights, but its layout has {layout.size}"
+                f"there are {values.size} initial weights, but the layout has {layout.size}"
             )
         return values
 
     def _version_of_onnx(self) -> int:
-        """Return the least manifest version for a program for ONNX Runtime; 0 for other
-        programs.
-        """
+        """Return the lowest version for a program of ONNX Runtime; 0 for other programs."""
         if self.runtime != "onnx":
             return 0
         return 5 if self.readout is None else 4 if self.weights else 3
@@ -334,16 +337,16 @@ def _check_version(version: object, file: Path) -> None:
     """Check that a manifest's version is supported.
 
     Raises:
-        CodeError: if the version is later than the supported ones.
+        CodeError: if the version is later than the supported versions.
         ValueError: if the version is invalid.
     """
     if type(version) is not int or version < 1:
         raise ValueError(f"of version {version!r}")
     if version > MANIFEST_VERSION:
         raise CodeError(
-            f"{file}: this phone's Samara is too old for the program, whose manifest has version "
-            f"{version}, and reads up to {MANIFEST_VERSION}; update Samara here, or export the "
-            "program with this version"
+            f"{file}: the manifest has version {version}, but this phone's Samara is too old and "
+            f"reads up to version {MANIFEST_VERSION}; update Samara here, or export the program "
+            f"with this version"
         )
 
 

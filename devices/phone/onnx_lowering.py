@@ -50,8 +50,8 @@ def lower_to_onnx(
     size = sum(tensor.nbytes for tensor in forward.module.state_dict().values())
     if size > MAX_GRAPH_BYTES:
         raise ConfigError(
-            f"the model's weights have {size / 2**30:.1f} GiB, and a program for ONNX Runtime "
-            "can have 2 GiB; use --quantization int8, or --runtime executorch"
+            f"the model's weights have {size / 2**30:.1f} GiB, but a program for ONNX Runtime can "
+            f"have at most 2 GiB; use --quantization int8, or --runtime executorch"
         )
     with warnings_suppressed():
         try:
@@ -80,7 +80,7 @@ def lower_to_onnx(
 
 
 def _forget_origin(model: "ModelProto") -> None:
-    """Remove the exporter's notes on source code, and the paths of this machine, from a graph."""
+    """Remove the exporter's notes on source code and this machine's paths from a graph."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.initializer, *graph.value_info):
         del part.metadata_props[:]
@@ -113,7 +113,7 @@ def _with_4_bit_products(graph: "ModelProto", products: Sequence[tuple[int, int]
     found = sum(node.op_type == "MatMulNBits" for node in quantized.graph.node)
     if found != len(products):
         raise DeviceError(
-            f"the model's blocks have {len(products)} linear layers, and {found} products of its "
-            "ONNX graph could be quantized; use --quantization int8"
+            f"the model's blocks have {len(products)} linear layers, but {found} products of its "
+            f"ONNX graph could be quantized; use --quantization int8"
         )
     return quantized

@@ -102,7 +102,7 @@ def store_tables_as_int8(model: "ModelProto") -> None:
     """Store a graph's lookup tables as int8, with one scale per row.
 
     A row becomes float32 when it is looked up. A table stays unchanged if int8 cannot represent it
-    exactly, or if the graph also uses it otherwise, so that no result changes.
+    exactly, or if another operation of the graph uses it, so that no result changes.
 
     Args:
         model: graph, changed in place.

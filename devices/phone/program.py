@@ -54,7 +54,7 @@ class ReplayModule(SeededModule):
         Args:
             state: int64 [d], unit 2⁻⁵¹.
             seeds: int64 [n], bit patterns of 64-bit seeds.
-            coefficients: int64 [n], unit 2⁻⁴⁰; unused ones are 0.
+            coefficients: int64 [n], unit 2⁻⁴⁰; unused coefficients are 0.
 
         Returns:
             The state, int64 [d], in a tuple.
@@ -100,7 +100,8 @@ class ScoresModule(nn.Module):
     def forward(
         self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores of the answers with the label bias, and −log softmax at the label.
+        """Return the scores of the answers with the label bias, and the losses −log softmax at the
+        label.
 
         Args:
             perturbations: P perturbed adapters.
@@ -209,8 +210,8 @@ class Candidates(nn.Module):
 class Unscored(nn.Module):
     """Answers of a model that is truncated below its head; all answers get equal scores.
 
-    The model reads a single sequence per example. A readout only reads the state before the answer,
-    which is the same for all candidates.
+    The model reads a single sequence per example. A readout only reads the hidden state before the
+    answer, which is the same for all candidates.
 
     Args:
         labels: number of answers.
@@ -352,7 +353,7 @@ class TrainStepModule(SeededModule):
             epsilon: float32 [1]; at 0 every perturbation is the state itself.
 
         Returns:
-            Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first; and the state
+            Scores float32 [2q, B, labels] and losses float32 [2q, B], with +ε first, and the state
             after the previous update, int64 [d].
         """
         drawn = self.draw(torch.cat([previous_seeds, seeds]))
@@ -408,7 +409,7 @@ class AlgorithmOneModule(SeededModule):
     def __init__(self, scores: ScoresModule, layout: Layout, queries: int) -> None:
         super().__init__(layout)
         self.scores = scores
-        # equal halves: the first call has no noise to remove and no update to apply
+        # Both halves are equal: the first call has no noise to remove and no update to apply.
         self.register_buffer("b", torch.zeros(2, queries, layout.size))
 
     def forward(

@@ -99,15 +99,17 @@ class ProgramIndex(_Strict):
             return cls.model_validate_json(file.read_bytes())
         except FileNotFoundError as error:
             raise DeviceError(
-                f"{program}: not a program for browsers, {file.name} is missing beside it; export "
-                "one with `samara phone export --runtime onnx`"
+                f"{program}: this is not a program for browsers, because {file.name} is missing "
+                f"beside it; export a program with `samara phone export --runtime onnx`"
             ) from error
         except OSError as error:
-            raise DeviceError(f"{file}: cannot be read: {error.strerror}") from error
+            raise DeviceError(
+                f"{file}: the index cannot be read: {error.strerror}; copy the file again"
+            ) from error
         except ValidationError as error:
             raise DeviceError(
-                f"{file}: not the index of a program: {error.errors()[0]['msg']}; export the "
-                "program again"
+                f"{file}: this is not the index of a program: {error.errors()[0]['msg']}; export "
+                f"the program again"
             ) from error
 
     def files(self, program: Path) -> list[tuple[Path, str]]:

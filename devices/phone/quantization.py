@@ -34,7 +34,7 @@ def _batched(layer: Int8Linear, x: Tensor) -> Tensor:
     scale = layer.get_buffer("scale")
     bias = layer.bias
     weight = codes.to(layer.dtype) * scale.to(layer.dtype)
-    # a copy: a tensor that is contiguous here may not be so in the exported attention
+    # The copy is needed, because a tensor that is contiguous here may not be so after export.
     flat = x.clone(memory_format=torch.contiguous_format).view(1, -1, layer.in_features)
     product = torch.bmm(flat, weight.t()[None]).view(*x.shape[:-1], layer.out_features)
     return product + bias if isinstance(bias, Tensor) else product
@@ -71,8 +71,8 @@ def block_products(base: BaseModel) -> list[nn.Linear]:
         if isinstance(module, nn.Linear):
             if module.in_features % GROUP:
                 raise ConfigError(
-                    f"{name} has {module.in_features} inputs, which is no multiple of {GROUP}; "
-                    "use --quantization int8"
+                    f"{name} has {module.in_features} inputs, which is not a multiple of {GROUP}; "
+                    f"use --quantization int8"
                 )
             products.append(module)
     return products

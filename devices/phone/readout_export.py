@@ -28,7 +28,7 @@ from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
 
 
 class ReadoutParts:
-    """The module and the description of a readout; the damping is read or measured only here.
+    """The module and the description of a readout, whose damping is read or measured here.
 
     Args:
         base: base model, before its weights are quantized to 4 bits.

@@ -20,7 +20,7 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
         config: run configuration with model, task and data.
         program: path of the program, which must have the same model. Longer texts are cut to the
             program's number of tokens.
-        client: index of the client among ``data.clients``; None takes all examples.
+        client: index of the client among ``data.clients``; None means all examples.
         out: path of the file to write.
 
     Returns:
@@ -34,18 +34,23 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
     model = config.model.model_copy(update={"max_length": length})
     runtime, source = load_run(config.model_copy(update={"model": model}))
     if runtime.model_id.hex() != manifest.model_id:
-        raise DataError(f"{program}: exported from another model than {config.model.path}")
+        raise DataError(
+            f"{program}: this program was exported from a model other than "
+            f"{config.model.path}; give --model"
+        )
     data = source.undivided(0) if client is None else source.share_of(client, config.data.clients)
     text = examples_as_jsonl(data)
     if (longest := _longest_answer(data)) > manifest.answer_tokens > 0:
         raise DataError(
-            f"{program}: takes candidates of at most {manifest.answer_tokens} tokens, and one has "
-            f"{longest}; export it with --answer-tokens {longest}"
+            f"{program}: this program accepts candidates of at most {manifest.answer_tokens} "
+            f"tokens, but a candidate has {longest}; export it with --answer-tokens {longest}"
         )
     try:
         write_durably(out, text.encode())
     except OSError as error:
-        raise DeviceError(f"{out}: cannot be written: {error.strerror}") from error
+        raise DeviceError(
+            f"{out}: the examples cannot be written: {error.strerror}; give another --out"
+        ) from error
     return text.count("\n")
 
 

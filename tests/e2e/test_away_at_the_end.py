@@ -63,4 +63,4 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
         assert live.server is not None
         assert live.server.returncode == 0
         assert "informed of the run's end: garden" in live.said()
-        assert f"the run is finished, as the server {address} said on 2" in status()
+        assert f"the run is finished, as the server {address} reported on 2" in status()

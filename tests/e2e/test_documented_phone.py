@@ -138,8 +138,8 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     assert status == 0, text[-3000:]
     assert "Traceback" not in text, text
     phone = folder / ".samara" / "phone"
-    assert f"the run is finished, and this phone keeps its model in {phone}/runs" in text
-    assert "1 phones have heard it" in text
+    assert f"the global and the private part, in {phone}/runs. `samara client audit" in text
+    assert "1 phones know that the run is finished" in text
     assert "every digest reproduced" in text
     ran = sorted((folder / "statuses").read_text().splitlines())
     written = filter(None, map(samara_words, command_lines(block)))

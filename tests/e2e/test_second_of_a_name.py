@@ -42,7 +42,10 @@ def test_the_second_is_refused_by_name_and_nothing_is_lost(short: Path) -> None:
         said = refusal(live, "server 2")
         assert f"{live.run}: another `samara server up` is serving this run" in said
         said = refusal(live, "client 2")
-        assert f"{live.home(NAME)}: another `samara client up` serves this client" in said
+        assert (
+            f"{live.home(NAME)}: another `samara client up`, `ask` or `serve` is using this client"
+            in said
+        )
         live.wait(lambda: CONNECTED in live.said(COPY), "what the holder of a copied key is told")
         rejected = f"{NAME} was rejected by Flower: its key is already connected"
         live.wait(lambda: rejected in live.said(), "the server's line about it")

@@ -129,7 +129,7 @@ def test_a_client_that_trains_on_chats_answers_them(
             ({"messages": [{"role": "user", "content": "x" * 2**18}]}, 400, "at most 262144"),
             ({"messages": [{"role": "user", "content": "x" * 2**20}]}, 413, "1,048,576 bytes"),
             ({"prompt": "a"}, 400, "prompt"),
-            ({"tools": [{"type": "function"}]}, 400, "these models do not offer it"),
+            ({"tools": [{"type": "function"}]}, 400, "these models do not offer this parameter"),
             ({"max_tokens": 0}, 400, "max_tokens"),
             ({"model": "gpt"}, 404, "there is no model of this name"),
         ):

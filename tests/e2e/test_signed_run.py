@@ -63,7 +63,7 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
     with LiveRun(folder / "plain", SETTINGS, NAMES, address) as live:
         start(live)
         plain = finish(live)
-        assert "none is signed: the server decides" in live.said("kitchen")
+        assert "no scenario is signed: the server decides" in live.said("kitchen")
         shown = samara(
             folder, "client", "status", "--name", "kitchen", "--home", str(live.home("kitchen"))
         )

@@ -137,13 +137,16 @@ def test_every_error_has_words_that_are_read_or_passes_others_on() -> None:
         ("shared/settings/setting.py", "…: there is no such setting; did you mean …?"),
         ("shared/settings/privacy.py", "privacy.mode: … needs privacy.epsilon or …"),
         ("client/limits/privacy_budget.py", "data.epsilon-limit = …"),
-        ("devices/live/join.py", "the invitation has ended; ask for another one"),
-        ("devices/jetson/wheelhouse.py", "--from …: no checkout of …"),
+        ("devices/live/join.py", "the invitation has ended; ask for another invitation"),
+        ("devices/jetson/wheelhouse.py", "--from …: this folder is not a checkout of …"),
         (
             "shared/network/rejection.py",
             "this machine's clock is wrong; synchronize it with a time server",
         ),
-        ("devices/live/owner/http_requests.py", "…: these models do not offer it; leave it out"),
+        (
+            "devices/live/owner/http_requests.py",
+            "…: these models do not offer this parameter; leave it out",
+        ),
         ("client/protocol/client.py", "client … refuses: …"),
     ],
 )

@@ -63,7 +63,7 @@ def second_gateway(home: Path) -> None:
             second_client,
             "kitchen",
             lambda home: exclusive_lock(home / UP_LOCK, "test"),
-            "another `samara client up` serves this client",
+            "another `samara client up`, `ask` or `serve` is using this client",
         ),
         (
             second_gateway,

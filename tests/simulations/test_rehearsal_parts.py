@@ -133,7 +133,7 @@ def test_with_the_least_dilation_all_clients_fit_on_the_cores(
 @pytest.mark.parametrize("dilation", [0.5, -1.0, float("nan"), float("inf")])
 def test_a_dilation_that_is_no_number_is_refused(tmp_path: Path, dilation: float) -> None:
     config, out = load_scenario(scenario(tmp_path)), tmp_path / "out"
-    with pytest.raises(DeviceError, match=r"--dilation .*: give a finite number from 1 on"):
+    with pytest.raises(DeviceError, match=r"--dilation .*: give a finite number of at least 1"):
         rehearse(config, dilation, out, print)
     assert not out.exists()
 

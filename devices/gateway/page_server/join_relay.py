@@ -1,7 +1,7 @@
 """Relay of joining requests from browsers to the server.
 
-A browser cannot send them to the server itself: the page may only use the gateway's origin, and the
-browser does not know the server's certificate authority.
+A browser cannot send such requests to the server itself: the page may only use the gateway's
+origin, and the browser does not know the server's certificate authority.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _RETRY_SECONDS = "20"
 
 
 class JoinRelay:
-    """Passes joining requests on to the server, at the rate limit for new keys.
+    """Passes joining requests on to the server, within the rate limit for new keys.
 
     Args:
         server: client for the server's HTTPS interface; None if the server has no keys.

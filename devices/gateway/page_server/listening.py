@@ -90,7 +90,10 @@ class PageServer:
                 host.strip("[]"), int(port), MAX_UNPROVEN, share, self._lines
             )
         except OSError as error:
-            raise DeviceError(f"--web {address}: cannot be opened: {error}") from error
+            raise DeviceError(
+                f"--web {address}: the port cannot be opened: {error}; give another "
+                f"address or a free port"
+            ) from error
         self._server = PacedServer(
             listener, self._protocol, not self._has_proxy, ssl=self._context, **limits
         )
@@ -98,20 +101,22 @@ class PageServer:
         return number
 
     def renew_certificate(self) -> None:
-        """Reload the certificate, for new connections."""
+        """Reload the certificate for new connections."""
         if self._context:
             try:
                 self._read_certificate(self._context)
             except OSError as error:
-                log.warning("the certificate cannot be renewed: %s", error)
+                log.warning(
+                    "the certificate for browsers cannot be renewed and stays as it is: %s", error
+                )
 
     def _read_certificate(self, context: ssl.SSLContext) -> None:
-        assert self._certificate is not None, "only with one there is a context"
+        assert self._certificate is not None, "a context exists only with a certificate"
         context.load_cert_chain(self._certificate, self._key, password="")
 
     async def stop(self) -> None:
         """End all connections, and stop listening."""
-        assert self._server is not None, "it was started"
+        assert self._server is not None, "the server was started"
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()

@@ -100,7 +100,7 @@ class PageApp:
         """Serve a phone's stream, if a page of this origin opened it."""
         is_own = self._is_asked_as_itself(socket) and "origin" in socket.headers
         if socket.url.path != STREAM_PATH or not is_own:
-            await socket.close()  # closing before accepting gives status 403
+            await socket.close()  # a close before the accept gives status 403
             return
         named = SUBPROTOCOL in socket.scope["subprotocols"]
         await socket.accept(SUBPROTOCOL if named else None)
@@ -142,7 +142,9 @@ async def _send_in_time(response: Response, request: Request, send: Send) -> Non
     try:
         await response(request.scope, request.receive, send_piece)
     except TimeoutError:
-        log.debug("%s is no longer sent to a browser that takes it too slowly", request.url.path)
+        log.debug(
+            "%s: sending stopped, because a browser received the file too slowly", request.url.path
+        )
 
 
 def _host_of(connection: HTTPConnection) -> str:

@@ -114,7 +114,10 @@ def program_files(program: Path) -> dict[str, PublishedFile]:
             path = f"{PROGRAM_PATH}/{sha256}"
             published[path] = PublishedFile(file, sha256, is_immutable=True)
     except OSError as error:
-        raise DeviceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        raise DeviceError(
+            f"{error.filename}: the program's file cannot be read: "
+            f"{error.strerror}; export the program again"
+        ) from error
     except ValueError as error:
         raise DeviceError(f"{index}: {error}; export the program again") from error
     return published
@@ -124,4 +127,4 @@ def _check_hash(file: Path, sha256: str) -> None:
     """Raise a ValueError if a file's SHA-256 differs, or an OSError if the file cannot be read."""
     with file.open("rb") as content:
         if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
-            raise ValueError(f"{file} is not the file that is listed")
+            raise ValueError(f"{file} differs from its listed SHA-256")

@@ -21,7 +21,8 @@ class PageSettings:
     Attributes:
         address: host:port to listen on.
         program: program from ``samara phone export --runtime onnx``.
-        page: folder of the built page; None takes the checkout's or the installed one.
+        page: folder of the built page; None means the page of the checkout or of the installed
+            package.
         origin: origin at which browsers find the page behind a reverse proxy.
         has_certificate: whether the operator gave the gateway a certificate.
     """
@@ -60,7 +61,7 @@ class PageSettings:
         if self.origin and not is_loopback(host):
             raise ConfigError(
                 f"--web {self.address} with --web-origin: a reverse proxy passes on plain text; "
-                "listen on 127.0.0.1, which nobody else reaches"
+                "listen on 127.0.0.1, which only this machine reaches"
             )
         if not (self.has_tls or is_loopback(host)):
             raise ConfigError(

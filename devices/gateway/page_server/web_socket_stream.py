@@ -62,7 +62,7 @@ class WebSocketStream:
         return self._host
 
     def keep(self) -> None:
-        """Protect this connection from eviction by new ones, because the other end has proved its
+        """Protect this connection from eviction by new connections; the other end has proved its
         key.
         """
         self._socket.scope["state"][KEEP]()

@@ -1,4 +1,4 @@
-"""Preflight check of whether the server admits this client, made before a model is loaded."""
+"""Preflight check that the server admits this client; it runs before a model is loaded."""
 
 import http.client
 from base64 import b64encode
@@ -21,7 +21,7 @@ _SECONDS = 10.0
 def ask_admission(settings: ClientSettings) -> RejectionCode | None:
     """Return the server's reason for rejecting a client.
 
-    The result is None if the server admits the client, or does not say.
+    The result is None if the server admits the client, or gives no answer to this question.
 
     Args:
         settings: settings of a client with a key that reaches the server by a SuperNode.

@@ -37,13 +37,13 @@ def check_power_mode(mode: str, modes: dict[str, int]) -> CheckResult:
     """
     fastest = fastest_power_mode(modes)
     if not mode or not fastest:
-        remedy = "on the board itself, see `sudo nvpmodel -q` and /etc/nvpmodel.conf"
+        remedy = "run `sudo nvpmodel -q` and read /etc/nvpmodel.conf on the board itself"
         return CheckResult(Outcome.WARN, "power mode", mode or "unknown", remedy)
     if mode == fastest:
         return CheckResult(Outcome.PASS, "power mode", mode)
     remedy = (
-        f"`sudo nvpmodel -m {modes[fastest]}` for {fastest}, the fastest, if supply and cooling "
-        "allow it"
+        f"if power supply and cooling allow it, run `sudo nvpmodel -m {modes[fastest]}` for "
+        f"{fastest}, the fastest mode"
     )
     return CheckResult(Outcome.WARN, "power mode", mode, remedy)
 
@@ -57,9 +57,9 @@ def check_clocks(held: bool | None) -> CheckResult:
     if held is None:
         return CheckResult(Outcome.PASS, "clocks", "unknown")
     if held:
-        return CheckResult(Outcome.PASS, "clocks", "held at their highest")
-    advice = "`sudo jetson_clocks` holds them at their highest until the next boot"
-    return CheckResult(Outcome.PASS, "clocks", "follow the load", advice)
+        return CheckResult(Outcome.PASS, "clocks", "the clocks are held at their maximum")
+    advice = "run `sudo jetson_clocks` to hold the clocks at their maximum until the next boot"
+    return CheckResult(Outcome.PASS, "clocks", "the clocks follow the load", advice)
 
 
 def check_desktop(taken: int) -> CheckResult:
@@ -71,8 +71,8 @@ def check_desktop(taken: int) -> CheckResult:
     if taken < _WORTH_SAYING:
         return CheckResult(Outcome.PASS, "desktop", "none, or little memory")
     remedy = (
-        f"to free about {_megabytes(taken)}, stop it: `sudo systemctl isolate multi-user.target`, "
-        "and permanently `sudo systemctl set-default multi-user.target`"
+        f"to free about {_megabytes(taken)}, stop the desktop with `sudo systemctl isolate "
+        f"multi-user.target`, and permanently with `sudo systemctl set-default multi-user.target`"
     )
     return CheckResult(Outcome.WARN, "desktop", f"takes {_megabytes(taken)}", remedy)
 
@@ -86,8 +86,8 @@ def check_zram(taken: int) -> CheckResult:
     if taken < _WORTH_SAYING:
         return CheckResult(Outcome.PASS, "zram", "none, or little memory")
     remedy = (
-        f"about {_megabytes(taken)} to win with a swap file on a disk in its place: "
-        f"`sudo systemctl disable nvzramconfig` ({GUIDE}, Memory)"
+        f"to free about {_megabytes(taken)}, use a swap file on a disk instead: `sudo systemctl "
+        f"disable nvzramconfig` ({GUIDE}, Memory)"
     )
     return CheckResult(Outcome.WARN, "zram", f"takes {_megabytes(taken)}", remedy)
 
@@ -106,15 +106,18 @@ def name_missing_kernels(error: Exception, device: str) -> str:
 
     major, minor = torch.cuda.get_device_capability(device)
     kernels = " ".join(torch.cuda.get_arch_list())
-    return f"{torch.__version__} has no kernels for sm_{major}{minor}, this GPU; it has {kernels}"
+    return (
+        f"torch {torch.__version__} lacks kernels for this GPU, sm_{major}{minor}; it has {kernels}"
+    )
 
 
 def explain_crash(signal_number: int) -> str:
     """Return the probable cause of a signal that ended the preflight, and the remedy."""
     if signal_number == _ILLEGAL_INSTRUCTION and board_state.lacks_atomics():
         return (
-            "an instruction that this processor lacks: it is an ARMv8.0, as the original Jetson "
-            "Nano's, and newer builds of torch expect more; torch 2.9.1 for the CPU works "
+            "an instruction that this processor lacks: it is an ARMv8.0, like that of the "
+            "original Jetson Nano, but newer builds of torch need a newer one; install torch "
+            "2.9.1 for the CPU "
             f"({GUIDE}, Jetson Nano)"
         )
     return f"a library that does not fit this machine; install the build for it ({GUIDE})"

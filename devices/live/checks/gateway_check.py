@@ -31,8 +31,8 @@ def check_gateways(settings: ClientSettings) -> CheckResult:
 
 
 _REMEDY = (
-    "check address, port and firewall, --certs, and that `samara gateway up` runs; one whose run "
-    "is over has ended, and this client keeps its model (samara client ask, serve, export)"
+    "check the address, port, firewall and --certs, and that `samara gateway up` runs. A gateway "
+    "ends with its run; this client then keeps its model (samara client ask, serve, export)"
 )
 
 
@@ -42,7 +42,9 @@ def _found(address: str, is_plain: bool, problems: dict[str, str]) -> CheckResul
         return CheckResult(Outcome.WARN, GATEWAY, f"{address} answers in plain text", remedy)
     if problems:
         finding = f"{address} answers over TLS; {_say(problems)}"
-        return CheckResult(Outcome.WARN, GATEWAY, finding, "start it again, or leave it out")
+        return CheckResult(
+            Outcome.WARN, GATEWAY, finding, "start the silent gateways again, or leave them out"
+        )
     return CheckResult(Outcome.PASS, GATEWAY, f"{address} answers over TLS")
 
 

@@ -32,7 +32,7 @@ class ChecksFile(KeptFile[KeptChecks | None]):
     """File with the results of the last preflight; None before the first."""
 
     name = CHECKS_FILE
-    damaged = "{file}: {problem}; what the preflight said is left out"
+    damaged = "{file}: {problem}; the results of the last preflight are left out"
     is_needed = False
     error = DeviceError
     style: ClassVar = {}

@@ -36,7 +36,7 @@ def default_profile(device: str) -> DeviceProfile:
 
 
 def expected_footprint(config: RunConfig, profile: DeviceProfile) -> MemoryFootprint:
-    """Return the expected peak memory of a step; of a readout's first pass too, if there is one.
+    """Return the expected peak memory of a step and, with a readout, of its first pass.
 
     The server decides some settings, such as queries, examples and adapters. Until the client has
     connected, `config` has the defaults of these settings. The data are not read: a readout is

@@ -1,4 +1,4 @@
-"""The preflight: checks before a client takes part in a run, which pass, warn or fail.
+"""The preflight: checks that pass, warn or fail before a client takes part in a run.
 
 The preflight runs in a separate process. Libraries that do not fit the machine may crash this
 process, and the memory of the checks should not stay in the trainer.
@@ -78,7 +78,7 @@ def run_checks(settings: ClientSettings) -> Iterator[CheckResult]:
         yield check_key(settings.key)
     if not settings.insecure:
         yield check_scenario(settings.folder)
-    # on the stream, signatures cover the gateway's challenge and not the time
+    # On the stream, signatures cover the gateway's challenge and not the time.
     if settings.wire == "stream":
         yield check_gateways(settings)
         return
@@ -91,12 +91,14 @@ def check_python() -> CheckResult:
     """Check the versions of Python and Flower."""
     finding = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < _PYTHON:
-        remedy = "install a newer one, e.g. `uv venv --python 3.12`"
+        remedy = "install a newer Python, for example with `uv venv --python 3.12`"
         return CheckResult(Outcome.FAIL, "python", f"{finding} is too old", remedy)
     try:
         return CheckResult(Outcome.PASS, "python", f"{finding}, flwr {version('flwr')}")
     except PackageNotFoundError:
-        return CheckResult(Outcome.FAIL, "python", "flwr is not installed", "pip install samara-fl")
+        return CheckResult(
+            Outcome.FAIL, "python", "flwr is not installed", "run pip install samara-fl"
+        )
 
 
 def check_torch(device: str) -> CheckResult:
@@ -106,21 +108,23 @@ def check_torch(device: str) -> CheckResult:
 
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
-            remedy = "install the wheel for this board (docs/guides/jetson.md), or --device cpu"
+            remedy = "install the wheel for this board (docs/guides/jetson.md), or set --device cpu"
             return CheckResult(Outcome.FAIL, "torch", f"{torch.__version__} finds no CUDA", remedy)
         ones = torch.ones(64, 64, device=where)
         if float((ones @ ones)[0, 0]) != 64:
-            return CheckResult(Outcome.FAIL, "torch", "a product is wrong", "install another wheel")
+            return CheckResult(
+                Outcome.FAIL, "torch", "a matrix product is wrong", "install another wheel of torch"
+            )
         name = torch.cuda.get_device_name(where) if where.type == "cuda" else device
         return CheckResult(Outcome.PASS, "torch", f"{torch.__version__} on {name}")
     except (ImportError, RuntimeError, ValueError) as error:
-        remedy = "install a wheel for this machine (docs/guides/jetson.md)"
+        remedy = "install a wheel of torch for this machine (docs/guides/jetson.md)"
         return CheckResult(Outcome.FAIL, "torch", name_missing_kernels(error, device), remedy)
 
 
 def check_bitsandbytes(device: str) -> CheckResult:
-    """Check that a bitsandbytes kernel works; wheels for other boards import and fail only when
-    run.
+    """Check that a bitsandbytes kernel works. Wheels for other boards import, but their kernels
+    fail.
     """
     try:
         import torch
@@ -130,10 +134,10 @@ def check_bitsandbytes(device: str) -> CheckResult:
         packed, state = functional.quantize_4bit(weights, quant_type="nf4")
         error = float((functional.dequantize_4bit(packed, state) - weights).abs().max())
     except (ImportError, RuntimeError, OSError, AttributeError) as problem:
-        remedy = "build it for this board (docs/guides/jetson.md) or --set model.quantization=none"
+        remedy = "build it for this board (docs/guides/jetson.md), or --set model.quantization=none"
         return CheckResult(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
     if error > 0.2:  # half of the widest gap between NF4's levels is 0.152
-        remedy = "install another build"
+        remedy = "install another build of bitsandbytes"
         return CheckResult(Outcome.FAIL, "bitsandbytes", "quantizes wrongly", remedy)
     return CheckResult(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
 
@@ -150,7 +154,7 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
         need = expected_footprint(config, profile).total
     except SamaraError:
         finding = f"{describe_size(free)} free; the shape of {config.model.path} cannot be read"
-        return CheckResult(Outcome.WARN, "memory", finding, "measure it with --dry-run")
+        return CheckResult(Outcome.WARN, "memory", finding, "measure with --dry-run")
     most = "" if config.adapter.inner_layers else f"up to {config.batch:,} examples, "
     finding = (
         f"{describe_size(free)} free, about {describe_size(need)} needed for steps of "
@@ -158,7 +162,7 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
         f"by {profile.name}"
     )
     if free < need:
-        remedy = "free memory, quantize (--set model.quantization=nf4), or take a smaller model"
+        remedy = "free memory, quantize (--set model.quantization=nf4), or use a smaller model"
         return CheckResult(Outcome.FAIL, "memory", finding, remedy)
     return CheckResult(Outcome.PASS, "memory", finding)
 
@@ -176,7 +180,7 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
             return None
         rate = measure_disk_rate(files[-1], _PIECES_READ)
     except (SamaraError, OSError) as error:
-        return CheckResult(Outcome.WARN, "storage", _first_line(error), "measure it with --dry-run")
+        return CheckResult(Outcome.WARN, "storage", _first_line(error), "measure with --dry-run")
     finding = f"{rate / 1e6:,.0f} MB/s of {files[-1]}"
     if profile.storage is None:
         return CheckResult(Outcome.PASS, "storage", finding)
@@ -197,15 +201,17 @@ def check_scenario(folder: Path) -> CheckResult:
     try:
         scenarios = ScenarioFolder(folder).read_all()
     except ScenarioError as error:
-        remedy = "restore it, or delete it and give the scenario again with --scenario"
+        remedy = "restore the file, or delete it and give the scenario again with --scenario"
         return CheckResult(Outcome.FAIL, "scenario", str(error), remedy)
     if scenarios is None:
-        finding = "none is signed: the server decides what is asked about your examples"
-        remedy = "ask the operator for a signed scenario, --scenario FILE (docs/guides/clients.md)"
+        finding = "no scenario is signed: the server decides the requests about your examples"
+        remedy = (
+            "ask the operator for one, and give it with --scenario FILE (docs/guides/clients.md)"
+        )
         return CheckResult(Outcome.WARN, "scenario", finding, remedy)
     if not scenarios:
-        finding = f"none in {folder}, so every request is refused"
-        remedy = "give one: --scenario"
+        finding = f"{folder} contains no signed scenario, so this client refuses every request"
+        remedy = "give a signed scenario with --scenario FILE"
         return CheckResult(Outcome.FAIL, "scenario", finding, remedy)
     operator = describe_operator(scenarios[0].operator)
     finding = f"{len(scenarios)} signed by operator {operator}"
@@ -216,8 +222,8 @@ def check_key(file: Path) -> CheckResult:
     """Check that no other user of this machine may read the client's private key."""
     if os.name == "posix" and file.stat().st_mode & OF_OTHERS:
         finding = f"other users of this machine may read {file}"
-        return CheckResult(Outcome.WARN, "key", finding, f"chmod 600 {file}")
-    return CheckResult(Outcome.PASS, "key", f"{file} is its owner's alone")
+        return CheckResult(Outcome.WARN, "key", finding, f"run chmod 600 {file}")
+    return CheckResult(Outcome.PASS, "key", f"only its owner may read {file}")
 
 
 def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None]:
@@ -227,35 +233,36 @@ def check_superlink(settings: ClientSettings) -> tuple[CheckResult, float | None
     try:
         context = None if plain else _context(settings.certificates)
     except OSError as error:  # includes ssl.SSLError
-        finding = f"{settings.certificates}: not a certificate (PEM) that can be read"
+        finding = f"{settings.certificates}: this file is not a readable certificate (PEM)"
         remedy = (
-            f"copy certificates/ca.pem from the server's run, for --certs ({_first_line(error)})"
+            f"copy certificates/ca.pem from the server's run, and give the copy with --certs "
+            f"({_first_line(error)})"
         )
         return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     try:
         skew = _measure_clock_skew(host, port, context)
     except ssl.SSLCertVerificationError as error:
-        usual = "give the server's CA with --certs FILE, and the host name it is made for"
+        usual = "give the server's CA with --certs FILE, and the host name of its certificate"
         finding, remedy = explain_certificate_error(error, usual)
         return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     except ssl.SSLError:
-        finding = "it does not speak TLS"
+        finding = f"{settings.superlink} does not use TLS"
         remedy = "start the server with TLS, or use --insecure"
         return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     except (OSError, http.client.HTTPException) as error:
         if plain and _speaks_tls(host, port):
-            finding = "it speaks TLS, and --insecure does not"
+            finding = f"{settings.superlink} uses TLS, but --insecure means plain text"
             remedy = "give --certs FILE and --key FILE instead of --insecure"
             return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
         finding = f"no answer from {settings.superlink}: {_first_line(error)}"
         remedy = (
-            "check address, port and firewall, and that the server is up; one whose run is over "
-            "has ended, and this client keeps its model (samara client ask, serve, export)"
+            "check the address, port and firewall, and that the server is up. A server ends with "
+            "its run; this client then keeps its model (samara client ask, serve, export)"
             + remark_on_proxy()
         )
         return CheckResult(Outcome.FAIL, _SUPERLINK, finding, remedy), None
     if plain:
-        finding = "answers in plain text"
+        finding = f"{settings.superlink} answers in plain text"
         remedy = "use TLS and a key outside your own network"
         return CheckResult(Outcome.WARN, _SUPERLINK, finding, remedy), skew
     return CheckResult(Outcome.PASS, _SUPERLINK, f"{settings.superlink} answers over TLS"), skew
@@ -269,9 +276,11 @@ def check_clock(skew: float | None, signed: bool) -> CheckResult:
         signed: whether requests carry a signed time, which the server checks.
     """
     if skew is None:
-        return CheckResult(Outcome.WARN, "clock", "not compared: the server gave no time")
+        return CheckResult(
+            Outcome.WARN, "clock", "the clocks were not compared, because the server gave no time"
+        )
     finding = f"{skew:+.0f} s against the server's"
-    remedy = "`timedatectl set-ntp true`"
+    remedy = "set the clock by a time server: `timedatectl set-ntp true`"
     if signed and not -_MOST_BEHIND < skew < _MOST_AHEAD:
         return CheckResult(Outcome.FAIL, "clock", finding, remedy)
     if abs(skew) > _NOTABLE_SKEW:
@@ -295,7 +304,7 @@ def _measure_clock_skew(host: str, port: int, context: ssl.SSLContext | None) ->
     finally:
         connection.close()
     try:
-        # the header truncates to whole seconds, half a second on average
+        # The header omits the fraction of a second, which is half a second on average.
         return middle - (parsedate_to_datetime(date).timestamp() + 0.5) if date else None
     except ValueError:
         return None

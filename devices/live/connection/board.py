@@ -17,8 +17,8 @@ MAX_CONFIG_BYTES = 2**20
 class Board:
     """Answers a gateway's tasks with frames; an error becomes a refusal.
 
-    A task carries the run config as JSON. If a task carries none, the previous task's run config
-    still holds.
+    A task may contain a run config as JSON. Otherwise, the previous task's run config still
+    applies.
 
     Args:
         socket: path of the trainer's socket.
@@ -53,13 +53,13 @@ def _check_config(settings: bytes) -> None:
     """Raise an error unless a task has a run config, whose values the trainer checks.
 
     Raises:
-        ConfigError: if the run config is too long, or no JSON object.
+        ConfigError: if the run config is too long, or is not a JSON object.
     """
     if len(settings) > MAX_CONFIG_BYTES:
         raise ConfigError(f"the gateway sent a run config of over {MAX_CONFIG_BYTES} bytes")
     try:
         config = json.loads(settings)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the gateway sent no run config: {error}") from error
+        raise ConfigError(f"the gateway sent a run config that is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError("the gateway sent a run config that is no object")
+        raise ConfigError("the gateway sent a run config that is not a JSON object")

@@ -31,7 +31,9 @@ def explain_certificate_error(
     if error.verify_code == _NOT_YET_VALID:
         return CertificateProblem(f"its certificate is not valid yet {clock}", _SET_CLOCK)
     if error.verify_code == _EXPIRED:
-        renewal = "if it is right, the operator renews the certificate (samara server keys rotate)"
+        renewal = (
+            "if it is right, ask the operator to renew the certificate (samara server keys rotate)"
+        )
         finding = f"its certificate is no longer valid {clock}"
         return CertificateProblem(finding, f"{_SET_CLOCK}; {renewal}")
     return CertificateProblem(f"its certificate is not accepted: {error.verify_message}", remedy)

@@ -53,7 +53,7 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 class Executor:
-    """Takes tasks from a SuperNode on this machine and answers them.
+    """Answers the tasks of a SuperNode on this machine.
 
     Args:
         app: ClientApp that answers messages.
@@ -83,7 +83,9 @@ class Executor:
             try:
                 with self._connect(current) as client:
                     while not stop.is_set() and current == address():
-                        with self._free:  # do not acquire a task that would have to wait
+                        with (
+                            self._free
+                        ):  # request no task that would have to wait for a free thread
                             pass
                         offer = client.AcquireTask(
                             AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -139,7 +141,9 @@ class Executor:
             if fab.hash_str not in self._compared:
                 self._compared.add(fab.hash_str)
                 if difference := describe_difference(fab.content):
-                    log.warning("the server's version of Samara is another one: %s", difference)
+                    log.warning(
+                        "the server's version of Samara differs from this one: %s", difference
+                    )
             reply = self._app(message, context)
         except Exception as raised:
             text = str(raised) if isinstance(raised, SamaraError) else repr(raised)
@@ -152,7 +156,10 @@ class Executor:
         kind = message.metadata.message_type
         group = message.metadata.group_id
         level = logging.DEBUG if (kind, group) == self._last else logging.INFO
-        self._last = kind, group  # hellos arrive every few seconds; log a run of them once
+        self._last = (
+            kind,
+            group,
+        )  # hellos arrive every few seconds, so repeated kinds are logged once
         is_query = kind.startswith(MessageType.QUERY)
         what = group if is_query else f"{kind}, round {group}"
         log.log(level, "answered: %s, %.2f s", what, time.monotonic() - start)

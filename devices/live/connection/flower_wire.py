@@ -94,7 +94,7 @@ class FlowerWire:
             from samara.devices.live.connection.executor import Executor
         except ImportError as error:
             raise DeviceError(
-                f"this version of Flower is not supported ({error}); pip install 'flwr==1.41.*'"
+                f"this version of Flower is not supported ({error}); run pip install 'flwr==1.41.*'"
             ) from error
         return Executor(app, self._secret.read_bytes())
 

@@ -57,8 +57,8 @@ class GatewayEndpoint:
         return grpc.secure_channel(self.address, credentials, options)
 
     def diagnose(self) -> str:
-        """Return a description of a TLS problem with the gateway, and the remedy; empty if there is
-        none.
+        """Return a description of a TLS problem with the gateway and its remedy, or "" without a
+        problem.
 
         gRPC's own error says at most that a handshake failed.
 
@@ -71,15 +71,15 @@ class GatewayEndpoint:
             )
         except ssl.SSLCertVerificationError as error:
             usual = (
-                "give the gateway's authority with --certs, and a host name that its certificate "
-                "is for"
+                "give the gateway's authority with --certs, and a host name in the gateway's "
+                "certificate"
             )
             return "; ".join(explain_certificate_error(error, usual))
         except ssl.SSLError:
-            return "" if self.insecure else "it does not speak TLS; is it the gateway's port?"
+            return "" if self.insecure else "the gateway's address does not use TLS; check its port"
         except OSError:
             return ""
-        return "it speaks TLS; give --certs instead of --insecure" if self.insecure else ""
+        return "the gateway uses TLS; give --certs instead of --insecure" if self.insecure else ""
 
     def _shake_hands(self, context: ssl.SSLContext) -> None:
         context.set_alpn_protocols(["h2"])

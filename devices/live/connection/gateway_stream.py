@@ -1,4 +1,4 @@
-"""The stream to a gateway: prove the key, answer tasks, and reopen the stream when it breaks.
+"""The stream to a gateway: proof of the key, answers to tasks, and reopening after a break.
 
 Phones and boards share this code; each supplies its own `TaskWorker`.
 """
@@ -177,12 +177,12 @@ def _proof(message: ToPhone, key: SigningKey, is_board: bool) -> FromPhone:
     challenge = message.challenge
     if challenge.version != PROTOCOL:
         raise DeviceError(
-            f"the gateway has protocol {challenge.version}, this device {PROTOCOL}; "
-            "update the older of the two"
+            f"the gateway has protocol version {challenge.version}, and this device has version "
+            f"{PROTOCOL}; update the older side"
         )
     if is_board and not challenge.takes_boards:
         raise DeviceError(
-            "the gateway's version takes phones only; update it, or use --wire flower"
+            "the gateway's version accepts only phones; update the gateway, or use --wire flower"
         )
     log.info("connected to the gateway")
     signature = key.sign(proof_bytes(challenge.nonce))

@@ -25,7 +25,7 @@ class _IntroducedFile(KeptFile[dict[str, int]]):
     """File with the number of clients and the elements of the largest state."""
 
     name = INTRODUCED_FILE
-    damaged = "{file}: {problem}; clients introduce themselves again"
+    damaged = "{file}: {problem}; the file is written anew from the clients' next hellos"
     empty = dict
     is_needed = False
 

@@ -1,9 +1,8 @@
 """Limits on the bytes that a SuperNode accepts from its server, counted as they arrive.
 
-Flower reads all bytes from a server into memory, without a limit. Here a message may have as many
-bytes as its kind allows (`samara.shared.protocol.message_sizes`); the kind is known before the
-message's parts are fetched. App bundles and other answers may have a few MiB. Reading stops at the
-limit.
+Flower reads all bytes from a server into memory, without a limit. Here the kind of a message limits
+its bytes (`samara.shared.protocol.message_sizes`). The kind is known before the message's parts are
+fetched. App bundles and other answers may have a few MiB. Reading stops at the limit.
 """
 
 import json
@@ -19,7 +18,7 @@ from samara.shared.protocol.layout import Layout
 from samara.shared.protocol.message_sizes import most_message_bytes
 
 MOST_PARTS = 8
-"""Maximum number of parts of a message; a valid one has three."""
+"""Maximum number of parts of a message; a valid message has three parts."""
 MOST_BUNDLE_BYTES = 16 * 2**20
 """Limit in bytes on all app bundles over the life of a SuperNode, which keeps them."""
 MOST_ANSWER_BYTES = 2**20
@@ -75,7 +74,8 @@ class ReceivedBytes:
         self._left = {_PART_PATH: 0, _BUNDLE_PATH: MOST_BUNDLE_BYTES}
 
     def begin(self, message_type: str, parts: int) -> None:
-        """Allow the bytes of a message; allow none if its kind is unknown or its parts too many.
+        """Allow the bytes of a message; allow no bytes if its kind is unknown or it has too many
+        parts.
 
         Args:
             message_type: Flower's message type, with an action.
@@ -108,7 +108,7 @@ class ReceivedBytes:
         """
         with self._lock:
             if size > left[path]:
-                raise DeviceError(f"the server's answer to {path} exceeds its limit")
+                raise DeviceError(f"the server's answer to {path} exceeds its size limit")
             left[path] -= size
 
 
@@ -145,7 +145,8 @@ class _CountedStream(httpx.SyncByteStream):
 def limit_received(received: ReceivedBytes) -> None:
     """Limit the size of HTTP answers that this process reads.
 
-    Compressed answers are neither requested nor read: a short one may contain very many bytes.
+    Compressed answers are neither requested nor read, because a short compressed answer may contain
+    very many bytes.
     """
     handle = httpx.HTTPTransport.handle_request
 

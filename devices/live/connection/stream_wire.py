@@ -45,7 +45,7 @@ class StreamWire:
 
     @property
     def is_alive(self) -> bool:
-        """True while tasks are answered, or another try to attach is due."""
+        """True while the thread answers tasks or will try again to attach."""
         return self._thread.is_alive()
 
     def start(self) -> None:

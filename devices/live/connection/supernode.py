@@ -33,7 +33,7 @@ log = logging.getLogger("samara.device")
 FOR_GATEWAY = "--for-gateway"
 """Argument for a gateway's SuperNode, which passes on several messages at once."""
 _LONGEST_PAUSE = 3.0
-"""Maximum polling delay in seconds of a gateway's SuperNode; Flower decides that of other
+"""Maximum polling delay in seconds of a gateway's SuperNode. Flower sets the delay of other
 SuperNodes.
 """
 _FOREIGN_LINES = (
@@ -68,7 +68,7 @@ def watch_requests(reachability: Reachability) -> None:
 
 
 def outlast_server_errors() -> None:
-    """Continue to send heartbeats after the server has answered one with an error.
+    """Continue to send heartbeats after the server has answered a heartbeat with an error.
 
     Flower stops the heartbeats after a status of 500, which a server with a full disk may send. The
     server would then regard the client as disconnected, even though the client polls.
@@ -95,8 +95,8 @@ def _describe(error: httpx.TransportError) -> str:
 def silence_foreign_lines() -> None:
     """Drop the log lines of uvicorn and Flower about startup, reconnection and failed requests.
 
-    Flower's lines about a message that it could not send or receive are replaced by plain
-    sentences without ids.
+    Plain sentences without ids replace Flower's lines about messages that Flower could not send or
+    receive.
     """
 
     def keep(record: logging.LogRecord) -> bool:
@@ -104,7 +104,9 @@ def silence_foreign_lines() -> None:
         if text.startswith(_NOT_DELIVERED):
             log.warning("an answer did not reach the server, which may ask for it again")
         if text.startswith(_NOT_FETCHED):
-            log.warning("a request of the server could not be fetched; it asks again if it has to")
+            log.warning(
+                "a request of the server could not be fetched; the server asks again if necessary"
+            )
         return not text.startswith((*_FOREIGN_LINES, _NOT_DELIVERED, _NOT_FETCHED))
 
     for settings in uvicorn.config.LOGGING_CONFIG["loggers"].values():

@@ -19,7 +19,8 @@ def verifying_context(authority: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=authority)
     except OSError as error:  # includes ssl.SSLError
         raise DeviceError(
-            f"{authority}: not a certificate (PEM) that can be read: {error}"
+            f"{authority}: this file is not a readable certificate (PEM): {error}; copy the file "
+            f"again"
         ) from error
 
 
@@ -27,12 +28,14 @@ def invited_context(authority: str) -> ssl.SSLContext:
     """Return a context for servers verified by the authority of an invitation.
 
     Raises:
-        InvitationError: if the invitation holds no valid certificate.
+        InvitationError: if the invitation contains no valid certificate.
     """
     try:
         return ssl.create_default_context(cadata=authority)
     except (ssl.SSLError, ValueError) as error:
-        raise InvitationError("the invitation holds no certificate; ask for another one") from error
+        raise InvitationError(
+            "the invitation contains no valid certificate; ask for another invitation"
+        ) from error
 
 
 def unverified_context() -> ssl.SSLContext:

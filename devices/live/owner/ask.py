@@ -45,7 +45,7 @@ class Choice:
 
     Attributes:
         max_tokens: maximum number of tokens; 0 means as many as fit.
-        temperature: sampling temperature; 0 takes the likeliest token.
+        temperature: sampling temperature; 0 means the likeliest token.
         top_p: share of the probability mass that tokens are drawn from.
         seed: seed of the draws; None draws differently each time.
         stop: texts that end the answer.
@@ -106,11 +106,11 @@ def ask(
 def describe_state(state: RunState) -> str:
     """Return a sentence about the models that this device has."""
     if not state.run:
-        return "this device has taken part in no run yet; all models are the base model"
+        return "this device has not taken part in a run yet; all its models are the base model"
     where = f"run {state.run}, round {state.round}"
     if state.has_private_part:
         return where
-    return f"{where}; there is no private part yet, so the personal model is the global one"
+    return f"{where}; there is no private part yet, so the personal model is the global model"
 
 
 async def _classify(
@@ -161,7 +161,8 @@ def _question(text: str, what: DescribeReply) -> str | dict[str, str]:
     """Return the text itself; if the task reads several fields, return the fields of a row.
 
     Raises:
-        QuestionError: if the task reads several fields and the text is no JSON object of strings.
+        QuestionError: if the task reads several fields and the text is not a JSON object of
+            strings.
     """
     if len(what.fields) == 1:
         return text
@@ -172,7 +173,8 @@ def _question(text: str, what: DescribeReply) -> str | dict[str, str]:
         row = None
     if not isinstance(row, dict) or not all(isinstance(value, str) for value in row.values()):
         raise QuestionError(
-            f"task {what.task} reads the fields {fields}; give a JSON object with a text for each"
+            f"task {what.task} reads the fields {fields}; give a JSON object with a text for each "
+            f"field"
         )
     return row
 

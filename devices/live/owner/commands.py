@@ -51,7 +51,7 @@ def export(
 
     folder = client_folder(name, home)
     if gguf is not None and form is not Form.PEFT:
-        raise ConfigError("--gguf and --form: give one of them")
+        raise ConfigError("--gguf and --form exclude each other; give one of them")
     settings = ClientSettings.read(folder)
     model = read_model_in_use(folder, settings.config, settings.client_index, run)
     trained = model.trained
@@ -62,9 +62,9 @@ def export(
     console = Console()
     console.print(model.about, markup=False, highlight=False, soft_wrap=True)
     for tensor, numbers in left_out.items():
-        console.print(f"There is no place for: {tensor} {numbers}", markup=False)
-    how = "README.md says how to load it" if gguf is None else gguf_use(gguf, out)
-    console.print(f"It is in {out}; {how}", markup=False, soft_wrap=True)
+        console.print(f"The exported format omits this tensor: {tensor} {numbers}", markup=False)
+    how = "its README.md explains how to load it" if gguf is None else gguf_use(gguf, out)
+    console.print(f"The model is in {out}; {how}", markup=False, soft_wrap=True)
 
 
 def move(
@@ -90,14 +90,14 @@ def move(
     folder = client_folder(name, home)
     if here:
         if copy:
-            raise ConfigError("--copy: is for the old device; leave it out with --here")
+            raise ConfigError("--copy: this option is for the old device; leave it out with --here")
         _make_client(file, folder, name, _read_passphrase(passphrase_file))
         return
     moved = move_client(folder, file, _read_passphrase(passphrase_file, confirm=True), copy)
-    print(f"{moved.files} files are in {file}, {moved.bytes:,} bytes, encrypted")
+    print(f"{file} contains {moved.files} files, {moved.bytes:,} bytes, encrypted")
     for path in moved.left_out:
-        print(f"left out, a link or hidden: {path}")
-    print("Not in it are the model, and the data that --data names; bring them along yourself")
+        print(f"left out, because it is a link or hidden: {path}")
+    print("The file does not contain the model or the data that --data names; copy them yourself")
     if not copy:
         print(f"This client will not start here again. Once it runs elsewhere, delete {folder}")
 
@@ -107,7 +107,7 @@ def _make_client(file: Path, folder: Path, name: str, passphrase: str) -> None:
     from samara.devices.live.owner.moving import import_client
 
     settings = import_client(file, folder, name, passphrase)
-    print(f"Client {settings.client_index} is in {folder}. It goes on with")
+    print(f"Client {settings.client_index} is in {folder}. Continue with this command:")
     options: list[object] = ["--superlink", settings.superlink] if settings.superlink else []
     for gateway in settings.gateways:
         options += ["--gateway", gateway]
@@ -117,7 +117,7 @@ def _make_client(file: Path, folder: Path, name: str, passphrase: str) -> None:
         options += [option, path] if path else []
     options += ["--insecure"] if settings.insecure else []
     print(shlex.join(["samara", "client", "up", *map(str, options)]))
-    print("and --model, --data, --task and limits as they are on this device")
+    print("Add --model, --data, --task and the limits for this device.")
 
 
 def forget(
@@ -148,16 +148,16 @@ def forget(
     from samara.shared.errors import ConfigError
 
     if bool(run) + private + everything != 1:
-        raise ConfigError("give one of --run RUN, --private and --all")
+        raise ConfigError("give exactly one of --run RUN, --private and --all")
     what = Forgotten.RUN if run else Forgotten.PRIVATE if private else Forgotten.ALL
     folder = client_folder(name, home)
     files = find_files(folder, what, run)
     for file in files:
         print(f"{'delete' if yes else 'to be deleted'}: {file.path}, {file.bytes:,} bytes")
     if not files:
-        print(f"{folder}: nothing of it is here")
+        print(f"{folder}: there is no such data to delete")
     elif not yes:
-        typer.confirm(f"Delete these {len(files)} files for good?", abort=True)
+        typer.confirm(f"Delete these {len(files)} files permanently?", abort=True)
     delete(folder, files)
     print(f"{len(files)} files, {sum(file.bytes for file in files):,} bytes deleted. What remains:")
     for line in describe_rest(folder):
@@ -178,4 +178,4 @@ def _read_passphrase(file: Path | None, confirm: bool = False) -> str:
     try:
         return file.read_text(encoding="utf-8").split("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--passphrase-file {file}: cannot be read: {error}") from error
+        raise ConfigError(f"--passphrase-file {file}: this file cannot be read: {error}") from error

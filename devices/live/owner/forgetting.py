@@ -91,13 +91,15 @@ def forget(folder: Path, files: Sequence[KeptFile]) -> None:
             for file in files:
                 (folder / file.path).unlink(missing_ok=True)
             folders = {folder / inner for file in files for inner in Path(file.path).parents}
-            for each in sorted(folders, reverse=True):  # inner folders first
+            for each in sorted(folders, reverse=True):  # inner folders come first
                 if each != folder and each.is_dir() and not any(each.iterdir()):
                     each.rmdir()
                 elif each.is_dir():
                     sync_folder(each)
         except OSError as error:
-            raise DeviceError(f"{error.filename}: cannot be deleted: {error.strerror}") from error
+            raise DeviceError(
+                f"{error.filename}: this file cannot be deleted: {error.strerror}"
+            ) from error
 
 
 def describe_rest(folder: Path) -> list[str]:
@@ -116,9 +118,8 @@ def describe_rest(folder: Path) -> list[str]:
     lines = [f"{file.path}: {file.bytes:,} bytes" for file in remaining]
     if scalars or losses:
         lines.append(
-            f"{ANSWERS_FILE} tells of {scalars:,} scalars and {losses:,} losses that have left "
-            "this device; they stay with those who received them, and the global model contains "
-            "what was folded into it"
+            f"{ANSWERS_FILE} records {scalars:,} scalars and {losses:,} losses that have left "
+            f"this device; they remain with their receivers and in the global model"
         )
     return lines
 

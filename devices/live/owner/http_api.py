@@ -229,7 +229,9 @@ class HttpApi:
         """Answer ``GET /v1/models/NAME``."""
         name = request.path_params["name"]
         if name not in MODELS:
-            raise UnknownModelError(f"there is no model of this name; ask {', '.join(MODELS)}")
+            raise UnknownModelError(
+                f"there is no model of this name; use one of {', '.join(MODELS)}"
+            )
         return JSONResponse(_model(name))
 
     async def classify(self, request: Request) -> Response:
@@ -301,10 +303,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = ", ".join(route.path for route in request.app.routes)
-    reasons = {404: f"there is no such path; there are {known}"}
+    reasons = {404: f"there is no such path; use one of {known}"}
     reason = reasons.get(error.status_code, error.detail)
     return JSONResponse(error_body(error.status_code, reason), error.status_code, error.headers)
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(500, "the server failed; its log says why"), 500)
+    return JSONResponse(error_body(500, "the server failed; its log contains the reason"), 500)

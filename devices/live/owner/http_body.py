@@ -34,5 +34,5 @@ async def read_body(request: Request) -> bytes:
     except TimeoutError:
         raise RequestError(408, f"the body did not arrive in {BODY_SECONDS:.0f} s") from None
     except ClientDisconnect:
-        raise RequestError(400, "the connection ended before the body did") from None
+        raise RequestError(400, "the connection ended before the whole body arrived") from None
     return bytes(body)

@@ -41,7 +41,9 @@ _UNCHANGING: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "store": (False,),
 }
-"""Unsupported OpenAI parameters, with the values that leave the answer unchanged; null does too."""
+"""Unsupported OpenAI parameters, with the values that leave the answer unchanged. The value null
+also leaves the answer unchanged.
+"""
 
 Body = TypeVar("Body", bound="_Body")
 
@@ -87,10 +89,10 @@ class ClassifyBody(_Question):
         """Return the texts to classify.
 
         Raises:
-            QuestionError: if neither or both of `text` and `texts` are given.
+            QuestionError: unless exactly one of `text` and `texts` is given.
         """
         if (self.text is None) == (self.texts is None):
-            raise QuestionError("give either text or texts")
+            raise QuestionError("give either text or texts, not both or neither")
         if self.texts is None:
             assert self.text is not None
             return [self.text]
@@ -199,7 +201,7 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
     except ValidationError as error:
         raise QuestionError(_describe(error)) from None
     if isinstance(parsed, _Question) and parsed.model not in MODELS:
-        raise UnknownModelError(f"there is no model of this name; ask {', '.join(MODELS)}")
+        raise UnknownModelError(f"there is no model of this name; use one of {', '.join(MODELS)}")
     return parsed
 
 
@@ -209,7 +211,7 @@ def _read_object(body: bytes) -> dict[str, Any]:
         content = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(content, ensure_ascii=False).encode()  # rejects an unpaired surrogate
     except (ValueError, RecursionError):
-        raise QuestionError("the body is not JSON in UTF-8 that can be read") from None
+        raise QuestionError("the body is not readable JSON in UTF-8") from None
     if not isinstance(content, dict):
         raise QuestionError("the body is not a JSON object")
     return content
@@ -234,7 +236,7 @@ def _without_unchanging(content: dict[str, Any]) -> dict[str, Any]:
             or (isinstance(value, int | float) and not isinstance(value, bool) and value == plain)
             for plain in _UNCHANGING[name]
         ):
-            raise QuestionError(f"{name}: these models do not offer it; leave it out")
+            raise QuestionError(f"{name}: these models do not offer this parameter; leave it out")
     return kept
 
 
@@ -244,5 +246,5 @@ def _describe(error: ValidationError) -> str:
         f"{'.'.join(str(part) for part in mistake['loc'])[:80]}: {mistake['msg']}"
         for mistake in mistakes
     )
-    more = f"; and {len(lines) - _MAX_MISTAKES} more" if len(lines) > _MAX_MISTAKES else ""
+    more = f"; and {len(lines) - _MAX_MISTAKES} more mistakes" if len(lines) > _MAX_MISTAKES else ""
     return "; ".join(list(lines)[:_MAX_MISTAKES]) + more

@@ -29,8 +29,8 @@ def check_address(host: str, has_token: bool) -> None:
     """
     if not is_loopback(host) and not has_token:
         raise ConfigError(
-            f"--host {host}: other machines could ask; add --token FILE, and note that requests "
-            "are not encrypted"
+            f"--host {host}: other machines could send questions; add --token FILE, and note that "
+            f"requests are not encrypted"
         )
 
 
@@ -46,13 +46,15 @@ def open_unix(path: Path) -> socket.socket:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
             with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
                 probe.connect(str(path))
-                raise FileExistsError(0, "another server listens there")
+                raise FileExistsError(0, "another server listens on this socket")
             path.unlink()
         listener.bind(str(path))
         listener.listen()
     except OSError as error:
         listener.close()
-        raise DeviceError(f"--socket {path}: cannot be opened: {error}") from error
+        raise DeviceError(
+            f"--socket {path}: the socket cannot be opened: {error}; give another path"
+        ) from error
     finally:
         os.umask(previous)
     return listener

@@ -18,10 +18,12 @@ def learn(
         list[str] | None,
         typer.Argument(
             metavar="[TEXT]",
-            help="A text, - for JSON lines on standard input, or ids with --delete.",
+            help="A text; - for JSON lines on standard input; ids with --delete.",
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="Its label: a value or a word of the task.")] = "",
+    label: Annotated[
+        str, typer.Option(help="Label of the text: a value or a word of the task.")
+    ] = "",
     name: Name = "",
     home: Home = None,
     show: Annotated[bool, typer.Option("--list", help="List the taught examples.")] = False,
@@ -32,8 +34,7 @@ def learn(
 ) -> None:
     """Teach this client an example, used from the next round on, or delete taught examples.
 
-    Earlier effects of a deleted example stay: models that were trained on it, and scalars that
-    were sent about it.
+    Earlier effects of a deleted example remain: models trained on it, and scalars sent about it.
 
     Example: samara client learn "the soup was cold" --label hated --name kitchen-orin
     """
@@ -56,7 +57,8 @@ def learn(
     text = words[0] if words and len(words) == 1 else ""
     if not text or (text == "-") == bool(label) or everything:
         raise ConfigError(
-            "give a TEXT and its --label, or - for rows on stdin, or --list, or --delete IDS"
+            "give one of these: a TEXT with its --label, - for rows on standard input, --list, or "
+            "--delete IDS"
         )
     check_not_moved(folder)
     task = load_task(config.task)
@@ -65,7 +67,7 @@ def learn(
     data = latest_data_settings(folder, config)
     for example in own.learn(rows, task):
         splits = {split_of(row, data.seed, data.split) for row in example.rows(task)}
-        print(f"{example.id} learned, for {_USE[min(splits)]}")
+        print(f"example {example.id} is stored, for {_USE[min(splits)]}")
 
 
 _USE = {"train": "training", "validation": "validation", "test": "test"}
@@ -76,10 +78,10 @@ def _delete(folder: Path, ids: Sequence[str], everything: bool) -> None:
     from samara.shared.errors import ConfigError
 
     if bool(ids) == everything:
-        raise ConfigError("--delete: give the IDS of examples, as --list shows them, or --all")
+        raise ConfigError("--delete: give --all, or the ids of examples from --list")
     deleted = OwnExamples(folder).delete(None if everything else ids)
     print(
-        f"{len(deleted)} deleted; their effects on models and sent scalars stay "
+        f"{len(deleted)} examples deleted; their effects on models and sent scalars remain "
         "(docs/guides/growing-data.md)"
     )
 

@@ -25,7 +25,7 @@ CERTIFICATES_FILE = "ca.pem"
 LEAST_PASSPHRASE = 8
 """Minimum length of a passphrase in characters."""
 _TRANSIENT = (".lock", ".sock", ".secret", ".part", ".log", ".before", UNFINISHED)
-"""Suffixes of temporary files, which are of no use on another device."""
+"""Suffixes of temporary files, which another device cannot use."""
 
 
 class MovedClient(NamedTuple):
@@ -62,9 +62,11 @@ def move_client(folder: Path, file: Path, passphrase: str, is_copy: bool = False
     _check_passphrase(passphrase)
     file = file.expanduser().absolute()
     if file.is_relative_to(folder):
-        raise DeviceError(f"{file}: lies in the client's folder; name a file elsewhere")
+        raise DeviceError(
+            f"{file}: this file would be in the client's folder; name a file elsewhere"
+        )
     if file.exists():
-        raise DeviceError(f"{file}: exists; name a new file")
+        raise DeviceError(f"{file}: this file exists; name a new file")
     with stopped_client(folder):
         check_not_moved(folder)
         marker = folder / MOVED_FILE
@@ -101,7 +103,10 @@ def import_client(file: Path, folder: Path, name: str, passphrase: str) -> Clien
     unfinished = folder.with_name(folder.name + ".importing")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DeviceError(f"{folder}: is not empty; import under another --name, or move it")
+            raise DeviceError(
+                f"{folder}: this folder is not empty; import under another --name, "
+                f"or move the folder"
+            )
         make_folder(folder.parent)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
@@ -120,7 +125,7 @@ def import_client(file: Path, folder: Path, name: str, passphrase: str) -> Clien
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        raise DeviceError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise DeviceError(f"{folder}: this folder cannot be written: {error.strerror}") from error
     return settings
 
 
@@ -164,7 +169,7 @@ def _settings_in(folder: Path, paths: list[str], file: Path) -> ClientSettings:
     Raises:
         DeviceError: if the settings are missing or damaged, or belong to another key.
     """
-    not_a_client = f"{file}: does not hold a client; nothing was imported"
+    not_a_client = f"{file}: this file does not contain a client; nothing was imported"
     settings = None
     if SETTINGS_FILE in paths:
         with suppress(OSError, ValidationError):
@@ -177,10 +182,12 @@ def _settings_in(folder: Path, paths: list[str], file: Path) -> ClientSettings:
             raise DeviceError(not_a_client)
     key = folder / (settings.key or OWN_KEY_FILE)
     if read_client_index(key) != settings.client_index:
-        raise DeviceError(f"{file}: its key is not that of its client; nothing was imported")
+        raise DeviceError(
+            f"{file}: the key in this file belongs to another client; nothing was imported"
+        )
     return settings
 
 
 def _check_passphrase(passphrase: str) -> None:
     if len(passphrase) < LEAST_PASSPHRASE:
-        raise DeviceError(f"the passphrase needs {LEAST_PASSPHRASE} characters or more")
+        raise DeviceError(f"the passphrase must have at least {LEAST_PASSPHRASE} characters")

@@ -29,7 +29,7 @@ def ask(
         int, typer.Option(min=1, help="Maximum tokens of a generated text.")
     ] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0, max=2, help="Sampling temperature; 0 takes the likeliest token.")
+        float, typer.Option(min=0, max=2, help="Sampling temperature; 0 means the likeliest token.")
     ] = 0.0,
     top_p: Annotated[
         float,
@@ -90,9 +90,11 @@ def serve(
     name: Name = "",
     home: Home = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback needs --token.")
+        str, typer.Option(help="Address to listen on; other addresses than loopback need --token.")
     ] = ("127.0.0.1"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8420,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 means any free port.")
+    ] = 8420,
     socket: Annotated[
         Path | None, typer.Option(help="Unix socket instead of host and port.")
     ] = None,

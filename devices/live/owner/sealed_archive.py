@@ -49,7 +49,7 @@ def write_archive(file: Path, files: Sequence[ArchivedFile], passphrase: str) ->
         passphrase: passphrase of the encryption.
 
     Raises:
-        ArchiveError: if the file exists, a source cannot be read or changes meanwhile, or the
+        ArchiveError: if the file exists, if a source cannot be read or changes meanwhile, or if the
             archive cannot be written or would be too large.
     """
     pieces = archive_pieces(files, file)
@@ -68,8 +68,8 @@ def extract_archive(file: Path, folder: Path, passphrase: str) -> list[str]:
         passphrase: passphrase of the encryption.
 
     Raises:
-        ArchiveError: if the archive is damaged, truncated, of another version, encrypted with
-            another passphrase, or holds an unsafe path; or if reading or writing fails.
+        ArchiveError: if the archive is damaged, truncated, of another version or encrypted with
+            another passphrase, if it contains an unsafe path, or if reading or writing fails.
     """
     try:
         with file.open("rb") as opened:
@@ -108,11 +108,12 @@ def _open(opened: BinaryIO, file: Path, passphrase: str) -> Iterator[bytes]:
     """
     header = opened.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise ArchiveError(f"{file}: not a file of `samara client move`")
+        raise ArchiveError(f"{file}: this file was not written by `samara client move`")
     _, version, salt = _HEADER.unpack(header)
     if version != _VERSION:
         raise ArchiveError(
-            f"{file}: has version {version}; update Samara, which supports {_VERSION}"
+            f"{file}: this file has version {version}, but this Samara supports {_VERSION}; "
+            f"update Samara"
         )
     key = _key(passphrase, salt)
     number = 0

@@ -75,7 +75,7 @@ class _StepCalls:
         self._is_profiled = is_profiled
         seeds, coefficients = pending
         more = max(0, len(seeds) - program.manifest.queries)
-        # a call applies at most q coefficients; `replay` applies the rest
+        # A call applies at most q coefficients; `replay` applies the others.
         self.state = program.replay(state, seeds[:more], coefficients[:more])
         self._pending = seeds[more:], coefficients[more:]
 

@@ -64,7 +64,7 @@ def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExampl
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from error
+        raise DataError(f"{file}: the examples cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         try:
             split, row = _row(json.loads(line), manifest)
@@ -72,14 +72,14 @@ def read_examples(file: Path, manifest: Manifest) -> dict[Split, TokenizedExampl
             raise DataError(f"{file}, line {number}: {error}") from error
         examples[split].append(row)
     if not examples[Split.TRAIN]:
-        raise DataError(f'{file}: no training example; add lines with "split": "train"')
+        raise DataError(
+            f'{file}: the file has no training example; add lines with "split": "train"'
+        )
     return {split: _padded(rows, manifest.row_shape) for split, rows in examples.items()}
 
 
 class _Row(NamedTuple):
-    """A row: the tokens before the answer, the tokens of each candidate if there are any, the
-    label.
-    """
+    """A row: the tokens before the answer, the tokens of each candidate (if any), and the label."""
 
     ids: list[int]
     candidates: list[list[int]]
@@ -99,11 +99,13 @@ def _row(value: Any, manifest: Manifest) -> tuple[Split, _Row]:
         longest = max(map(_token_count, candidates))
         if not 1 <= min(map(len, candidates)) <= longest <= most:
             raise ValueError(
-                f"every candidate must have 1 to {most} tokens; the longest one has {longest}, the "
-                f"shortest one {min(map(len, candidates))}"
+                f"every candidate must have 1 to {most} tokens, but the longest has {longest}, "
+                f"and the shortest {min(map(len, candidates))}"
             )
     if not 1 <= _token_count(ids) <= manifest.sequence - longest:
-        raise ValueError(f"{len(ids)} ids; the program takes 1 to {manifest.sequence - longest}")
+        raise ValueError(
+            f"there are {len(ids)} ids, but the program accepts 1 to {manifest.sequence - longest}"
+        )
     if type(label) is not int or not 0 <= label < len(manifest.words):
         raise ValueError(f"label {label!r} does not exist; use 0 to {len(manifest.words) - 1}")
     return split, _Row(ids, candidates, label)

@@ -79,7 +79,7 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
         welcome = fetch_welcome(address, code)
         if (phone := welcome.phone) is None:
             raise InvitationError(
-                "the invitation is not a phone's; use `samara client join`, as its line says"
+                "the invitation is not for a phone; run its line, `samara client join …`"
             )
         parse_address(phone.gateway, "the gateway's address")
         lines = register(address, code, welcome, home).lines
@@ -134,8 +134,8 @@ def _download(source: _Source, file: Path, digest: str, most: int) -> None:
     if blob_hash(part).hex() != digest:
         part.unlink()
         raise InvitationError(
-            f"{file.name}: the file sent by the server does not match the invitation; the same "
-            "command fetches it again"
+            f"{file.name}: the file sent by the server does not match the invitation; run the "
+            f"same command again"
         )
     os.replace(part, file)
     sync_folder(file.parent)
@@ -163,22 +163,24 @@ def _pieces(source: _Source, digest: str, start: int, most: int) -> Iterator[tup
         response = connection.getresponse()
         if response.status not in (200, 206, 416):
             raise InvitationError(
-                f"the server does not send the program (status {response.status}); try again in a "
-                "minute, or ask for another invitation"
+                f"the server did not send the program (status {response.status}); try again in a "
+                f"minute, or ask for another invitation"
             )
         offset = start if response.status == 206 else 0
-        if response.status == 416:  # the existing bytes belong to another file
+        if response.status == 416:  # the bytes on disk belong to another file
             yield 0, b""
             return
         while piece := response.read(_PIECE_BYTES):
             if offset + len(piece) > most:
-                raise InvitationError(f"the server sends more than {most} bytes of a file")
+                raise InvitationError(
+                    f"the server sent more than {most} bytes of a file; ask for another invitation"
+                )
             yield offset, piece
             offset += len(piece)
     except (http.client.HTTPException, OSError) as error:
         raise InvitationError(
-            f"the program was not sent whole: {error or type(error).__name__}; the same command "
-            "continues where it ended"
+            f"the program did not arrive completely: {error or type(error).__name__}; run the "
+            f"same command again to continue"
         ) from error
     finally:
         connection.close()

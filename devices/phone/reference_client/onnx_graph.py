@@ -32,8 +32,11 @@ class OnnxGraph:
             self._session = onnxruntime.InferenceSession(
                 str(file), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # its exception classes have no common base
-            raise DeviceError(f"{file}: not a program for this ONNX Runtime: {error}") from error
+        except Exception as error:  # ONNX Runtime's exception classes have no common base
+            raise DeviceError(
+                f"{file}: this ONNX Runtime cannot load the program: {error}; "
+                f"export the program again"
+            ) from error
         self._names = [one.name for one in self._session.get_inputs()]
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:

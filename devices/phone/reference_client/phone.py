@@ -115,7 +115,7 @@ class Phone:
         elif task.settings and task.kind == TaskKind.MASK:
             settings = task.settings
             terms = self._settings.read_terms(task.settings)
-            run_id = b""  # a masking frame names no run
+            run_id = b""  # a masking frame contains no run id
         else:
             return self._client(None)
         return self._client(self._part(run_id, terms, self._masks.under(settings, terms.privacy)))
@@ -137,7 +137,8 @@ class Phone:
         if found := settings or self._settings.find(run_id):
             return found
         raise ConfigError(
-            f"an instruction of run {run_id.hex()} came without the run's settings, so this phone "
+            f"an instruction of run {run_id.hex()} arrived without the run's settings, so this "
+            f"phone "
             "does not know whether its reports must be private; update the gateway"
         )
 

@@ -32,7 +32,7 @@ from samara.shared.protocol.replay import check_fits, summed
 
 
 class PhoneLearner:
-    """A phone's program together with its examples; see `Learner`.
+    """A phone's program together with the phone's examples; see `Learner`.
 
     Args:
         program: program of the model and adapter.

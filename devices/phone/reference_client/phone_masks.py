@@ -8,10 +8,10 @@ from samara.shared.terms.privacy import PrivacyTerms
 
 
 class PhoneMasks:
-    """The masks of a phone, which are only in memory: after a restart, the phone leaves the round.
+    """The masks of a phone. They exist only in memory, so a restarted phone leaves the round.
 
-    Masking frames name no run; the gateway supplies the run's settings. The masks are dropped when
-    the settings change, because the settings decide the minimum number of clients in a sum.
+    Masking frames contain no run id; the gateway supplies the run's settings. The masks are dropped
+    when the settings change, because the settings decide the minimum number of clients in a sum.
 
     Args:
         client: client index.
@@ -46,13 +46,13 @@ class PhoneMasks:
         return self
 
     def answer(self, frame: bytes) -> bytes:
-        """Return the answer to a masking frame; empty for sealed shares, which are stored.
+        """Return the answer to a masking frame. Sealed shares are stored, and the answer is empty.
 
         When a phone reattaches, the gateway sends its task again, and the phone gives the same
         answer.
 
         Raises:
-            MaskingError: if the frame asks for something that this phone does not do.
+            MaskingError: if this phone does not carry out the frame's request.
             FrameError: if the frame is invalid.
         """
         if frame != self._asked:

@@ -55,7 +55,7 @@ def up(
         endpoint: address of the gateway, and how to verify it.
         limits: limits that the phone's owner set.
         owners: settings that the owner decides instead of the run, by dotted key.
-        scenario: signed scenario to store; None keeps the stored ones.
+        scenario: signed scenario to store; None keeps the stored scenarios.
 
     Raises:
         SamaraError: if the program's runtime is missing; if program, rows, key or folder cannot be
@@ -65,7 +65,9 @@ def up(
     try:
         make_private_folder(home)
     except OSError as error:
-        raise DeviceError(f"{home}: cannot be used: {error.strerror}; set --home") from error
+        raise DeviceError(
+            f"{home}: the phone's folder cannot be used: {error.strerror}; give another --home"
+        ) from error
     with exclusive_lock(home / PHONE_LOCK, IN_USE):
         if scenario:
             take_scenario(scenario, home)
@@ -108,7 +110,7 @@ def _up(
         except InterruptionError:
             pass  # the process ends
 
-    # in a thread, so that a signal ends the process while it waits for the stream
+    # The work runs in a thread, so that a signal ends the process while it waits for the stream.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     phone.begin()
@@ -122,7 +124,7 @@ def _up(
 def describe_end(home: Path) -> str:
     """Tell the owner what can be done with a phone after its run has finished."""
     return (
-        f"the run is finished, and this phone keeps its model in {home}/runs, where its app finds "
-        f"the global and the private part; `samara client audit --home {home}` shows what has left "
-        "this phone, and `samara phone up` joins the next run"
+        f"the run is finished. This phone keeps its model, with the global and the private part, "
+        f"in {home}/runs. `samara client audit --home {home}` shows the data that have left this "
+        f"phone, and `samara phone up` joins the next run"
     )

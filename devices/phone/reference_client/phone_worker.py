@@ -16,7 +16,8 @@ _T = TypeVar("_T")
 class PhoneWorker:
     """A phone whose messages interrupt its private rounds before the program's next call.
 
-    Hellos do not interrupt them, because hellos arrive every few seconds and need no program call.
+    Hellos do not interrupt private rounds, because hellos arrive every few seconds and need no
+    program call.
 
     Args:
         phone: the phone; only this worker's thread computes with it.

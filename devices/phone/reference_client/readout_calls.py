@@ -1,4 +1,4 @@
-"""Steps and evaluations with a readout: one program call per example, and numpy for the rest."""
+"""Steps and evaluations with a readout: one program call per example, and all else in numpy."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ class ReadoutCalls:
     """A readout's program together with the phone's examples and their cached outputs.
 
     An example's features, and its scores under the base model, never change. They are cached, split
-    by split, up to a limit in bytes. The outputs of the other examples are computed at every use.
+    by split, up to a limit in bytes. The outputs of examples beyond the limit are computed at every
+    use.
 
     Args:
         program: program of the model.

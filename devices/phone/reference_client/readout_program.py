@@ -86,7 +86,7 @@ class ReadoutProgram(LoadedProgram):
     def _represent_check(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the self-check's scores and features.
 
-        The shortest example has a call of its own, with fewer tokens than S.
+        The shortest example has a separate call, with fewer tokens than S.
         """
         ids = np.array(self.manifest.check.ids)
         positions = np.array(self.manifest.check.positions)
@@ -159,7 +159,7 @@ class OnnxReadoutProgram(ReadoutProgram):
 
     def run(self, method: str, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Run ``forward``; see `LoadedProgram.run`."""
-        assert method == "forward", "its manifest has no other"
+        assert method == "forward", "the manifest has no other method"
         with forward_pass():
             return self._graph.run(*inputs)
 

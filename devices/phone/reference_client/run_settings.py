@@ -24,12 +24,12 @@ _OBJECTIVES = ("cross-entropy", PROFILED)
 
 
 class _SettingsFile(KeptFile[bytes]):
-    """File with the settings of a run, in its folder; empty before they arrive."""
+    """File with the settings of a run, in the run's folder; empty before they arrive."""
 
     name = SETTINGS_FILE
     damaged = (
-        "{file}: cannot be read: {problem}; delete it, and the settings come again with the next "
-        "instruction"
+        "{file}: the run's settings cannot be read: {problem}; delete the file, and the next "
+        "instruction brings the settings again"
     )
     empty = bytes
 
@@ -68,7 +68,7 @@ class RunSettings:
 
         Args:
             instruction: instruction of the run, or of the phone's cluster in it.
-            settings: the settings that the run id is a hash of, as sorted JSON.
+            settings: the run's settings as sorted JSON; the run id is a hash of them.
 
         Raises:
             ConfigError: if the settings do not match the run, or ask for something that phones
@@ -97,7 +97,7 @@ class RunSettings:
     def latest(self) -> tuple[bytes, RunTerms] | None:
         """Return the id and terms of the run whose session was written last; None without a run.
 
-        In a run with clusters, the phone's cluster has an id of its own, which is returned.
+        In a run with clusters, the id is that of the phone's cluster.
         """
         sessions = self._home.glob(f"runs/{'[0-9a-f]' * 16}/session")
         folders = [file.parent for file in sorted(sessions, key=_time_of, reverse=True)]
@@ -120,7 +120,7 @@ class RunSettings:
             ScenarioError: if a term of the run is missing.
         """
         if len(settings) > MAX_SETTINGS_BYTES:
-            raise ConfigError(f"the run's settings have over {MAX_SETTINGS_BYTES} bytes")
+            raise ConfigError(f"the run's settings have more than {MAX_SETTINGS_BYTES} bytes")
         return RunTerms.decode(settings, self._owners)
 
     def _file(self, run_id: bytes) -> _SettingsFile:
@@ -133,7 +133,8 @@ class RunSettings:
         terms = self.read_terms(settings)
         if terms.method == "partial":
             raise ConfigError(
-                "method partial: a phone's program moves all numbers or none; choose another method"
+                "method partial: a phone's program trains all numbers or none; choose another "
+                "method"
             )
         if terms.objective not in _OBJECTIVES:
             raise ConfigError(

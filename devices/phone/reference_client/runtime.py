@@ -1,8 +1,8 @@
 """The ExecuTorch runtime for a phone's program, with numpy arrays as inputs and outputs.
 
-This is the only file of the reference client that uses the runtime's tensors. In ExecuTorch's
-Python binding these are torch tensors. torch is therefore imported, but computes nothing here. The
-bindings for Kotlin, Swift and C++ do not need torch.
+This is the only file of the reference client that uses the runtime's tensors. ExecuTorch's Python
+binding represents them as torch tensors. This file therefore imports torch, but computes nothing
+with it. The bindings for Kotlin, Swift and C++ do not need torch.
 """
 
 from abc import ABC, abstractmethod
@@ -61,7 +61,7 @@ class LoadedProgram(ABC):
         if (self.manifest.readout is not None) != self.has_readout:
             kinds = "adapters inside the model", "a readout"
             raise DeviceError(
-                f"{file}: a program with {kinds[not self.has_readout]}, but one with "
+                f"{file}: this program has {kinds[not self.has_readout]}, but a program with "
                 f"{kinds[self.has_readout]} is needed; export it with other adapter.layers"
             )
         self._load(file)
@@ -113,16 +113,16 @@ class LoadedProgram(ABC):
         """
         if not exact:
             raise DeviceError(
-                "the program's replay is not exact on this machine, so it joins no run; report "
-                "the device and the ExecuTorch version"
+                "the program's replay is not exact on this machine, so it cannot join a run; "
+                "report the device and the ExecuTorch version"
             )
         expected = np.array(self.manifest.check.losses).reshape(-1)
         worst = float(np.abs(losses.reshape(-1) - expected).max())
         most = TOLERANCE_4_BIT if self.manifest.quantization == "8da4w" else TOLERANCE
         if not worst <= most:
             raise DeviceError(
-                f"the program's losses differ by up to {worst:.3g} from the model's, more than "
-                f"{most:g}; export it again, or with other --quantization or --delegate"
+                f"the program's losses differ by up to {worst:.3g} nats from the model's, more "
+                f"than {most:g}; export it again, with another --quantization or --delegate"
             )
         return worst
 
@@ -149,12 +149,13 @@ class PhoneProgram(LoadedProgram):
             ids: [B, S].
             positions: [B].
             labels: [B].
-            previous: at most q seeds and their coefficients with unit 2⁻⁴⁰; applied first.
+            previous: at most q seeds and their coefficients with unit 2⁻⁴⁰, which are applied
+                first.
             seeds: at most q seeds of directions to try.
             epsilon: ε.
 
         Returns:
-            Scores [2, q, B, labels] and losses [2, q, B] of the given seeds, with +ε first; and the
+            Scores [2, q, B, labels] and losses [2, q, B] of the given seeds, with +ε first, and the
             state after the update, int64 [d].
         """
         q = self.manifest.queries
@@ -230,7 +231,7 @@ class ProgramBackend:
 
 
 def load_module(file: Path) -> Any:
-    """Load a program as an ExecuTorch module, the class that the phone bindings expose too.
+    """Load a program as an ExecuTorch module, the class that the phones' bindings also expose.
 
     Raises:
         DeviceError: if ExecuTorch is missing or refuses the file.
@@ -245,7 +246,9 @@ def load_module(file: Path) -> Any:
     try:
         return _load_for_executorch(str(file))
     except RuntimeError as error:
-        raise DeviceError(f"{file}: not a program for this ExecuTorch: {error}") from error
+        raise DeviceError(
+            f"{file}: this ExecuTorch cannot load the program: {error}; export the program again"
+        ) from error
 
 
 def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list[Any]:
@@ -260,7 +263,9 @@ def run_method(module: Any, method: str, inputs: Sequence[NDArray[Any]]) -> list
     try:
         outputs: list[Any] = module.run_method(method, tensors, clone_outputs=False)
     except RuntimeError as error:
-        raise DeviceError(f"the program's method {method} failed: {error}") from error
+        raise DeviceError(
+            f"the program's method {method} failed: {error}; export the program again"
+        ) from error
     return outputs
 
 

@@ -120,7 +120,7 @@ def test_a_finished_part_is_skipped_until_it_is_asked_for_again(
 
     assert "digests:" in call()
     assert "digests:" not in call()
-    assert "no time left" in call("--again", "digests", "--minutes", "0.1")
+    assert "no time is left" in call("--again", "digests", "--minutes", "0.1")
     assert "digests:" in call()
 
 

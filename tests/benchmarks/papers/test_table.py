@@ -167,11 +167,11 @@ def test_means_stand_below_the_papers_numbers(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data", "sst2"], "--data: sst2 is no TASK=PATH"),
-        (["--data", "sst=D"], "--data: the table has no sst; it has sst2, trec, rte"),
-        (["--row", "DORA:seed=1"], "--row: the table has no DORA; it has LoRA, LoRA-FA, DoRA"),
+        (["--data", "sst2"], "--data sst2: give TASK=PATH"),
+        (["--data", "sst=D"], "--data: the table has no sst; use one of sst2, trec, rte"),
+        (["--row", "DORA:seed=1"], "--row: the table has no DORA; use one of LoRA, LoRA-FA, DoRA"),
         (["--row", "DoRA:no=1"], "no: there is no such setting"),  # before LoRA runs
-        (["--measure"], "--measure: p-rge-6 has no benchmark of its own"),
+        (["--measure"], "--measure: the table p-rge-6 has no benchmark"),
     ],
 )
 def test_what_a_table_does_not_have_is_refused(
@@ -222,9 +222,9 @@ def test_rows_of_equal_settings_are_one_run(tmp_path: Path) -> None:
 
 
 def test_a_row_has_one_source() -> None:
-    with pytest.raises(ValueError, match="needs one of settings, predict and missing"):
+    with pytest.raises(ValueError, match="give exactly one of settings, predict and missing"):
         Row(name="x", paper=[1.0])
-    with pytest.raises(ValueError, match="1 numbers, 2 columns"):
+    with pytest.raises(ValueError, match="the row has 1 numbers for 2 columns"):
         PaperTable(
             title="t",
             model="m",

@@ -244,10 +244,10 @@ def test_the_commands_of_an_owner(
         return result.output if result.exit_code == 0 else f"failed: {result.exception}"
 
     shown = run("learn", "the meal was cold", "--label", "terrible")
-    found = re.search(r"([0-9a-f]{12}) learned, for (training|validation|test)", shown)
+    found = re.search(r"example ([0-9a-f]{12}) is stored, for (training|validation|test)", shown)
     assert found
     rows = "".join(json.dumps({"text": f"a {n} film", "label": n % 2}) + "\n" for n in range(4))
-    assert run("learn", "-", given=rows).count("learned, for") == 4
+    assert run("learn", "-", given=rows).count("is stored, for") == 4
     assert "row 1: label 5 is unknown" in run("learn", "-", given='{"text": "a", "label": 5}')
     for wrong in (["learn"], ["learn", "a"], ["learn", "-", "--label", "1"], ["learn", "--delete"]):
         assert ": give " in run(*wrong)
@@ -257,10 +257,10 @@ def test_the_commands_of_an_owner(
     assert re.search(r"learned \W+\d", status)
     assert re.search(r"watched \W+\d", status)
     assert f"{inbox}:{FIRST + 1}:isnotJSON" in status.replace(" ", "")  # long lines are folded
-    assert "the newest was added at" in status
-    assert "1 deleted" in run("learn", "--delete", found[1])
+    assert "the newest example was added at" in status
+    assert "1 examples deleted" in run("learn", "--delete", found[1])
     assert "the meal was cold" not in run("learn", "--list")
     assert "no example has the id" in run("learn", "--delete", found[1])
-    assert "4 deleted" in run("learn", "--delete", "--all")
+    assert "4 examples deleted" in run("learn", "--delete", "--all")
     inbox.unlink()
     assert "the examples cannot be read" in run("status", "--name", "a")

@@ -277,7 +277,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     assert not admitted(keys[0].public)
     file.touch()
     assert not admitted(keys[0].public)
-    assert "one.pem: key not admitted: not a public key" in caplog.text
+    assert "one.pem: this key is not admitted: not a public key" in caplog.text
     file.write_bytes(keys[0].public)
     assert admitted(keys[0].public)
     assert not admitted(keys[1].public)
@@ -295,11 +295,11 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     [
         ("--key", None, "the key cannot be read"),
         ("--key", "a key", "not an OpenSSH private key"),
-        ("--certs", None, "not a certificate"),
-        ("--certs", "a certificate", "not a certificate"),
+        ("--certs", None, "not a readable certificate"),
+        ("--certs", "a certificate", "not a readable certificate"),
         ("--cert", None, "No such file"),
         ("--cert", "a certificate", "not a certificate and its private key"),
-        ("--phones", None, "no such folder"),
+        ("--phones", None, "this folder does not exist; create it"),
     ],
 )
 def test_gateway_settings_are_checked_before_anything_runs(
@@ -349,13 +349,15 @@ def test_over_tls_the_right_authority_gets_in_and_nobody_else(
                 "certificate is not accepted: .*; give the gateway's",
             ),
             (GatewayEndpoint(address), "certificate is not accepted"),
-            (GatewayEndpoint(address, insecure=True), "it speaks TLS; give --certs"),
+            (GatewayEndpoint(address, insecure=True), "the gateway uses TLS; give --certs"),
         ):
             caplog.clear()
             attach(phone, keys[1], endpoint, Once())  # type: ignore[arg-type]
             assert re.search(problem, caplog.text)
             assert served.gateway.attached_phones == [phone.device]
-        with pytest.raises(DeviceError, match=r"own/ca\.key: not a certificate"):
+        with pytest.raises(
+            DeviceError, match=r"own/ca\.key: this file is not a readable certificate"
+        ):
             attach(phone, keys[0], GatewayEndpoint(address, tmp_path / "own" / "ca.key"), Once())  # type: ignore[arg-type]
     finally:
         served.close()
@@ -423,7 +425,7 @@ def test_a_replaced_certificate_is_taken_up_and_a_damaged_one_is_not(
     tls.certificate.write_bytes(other.certificate.read_bytes())  # and the key not yet
     assert not certificate.renew()
     assert certificate.current == first
-    assert "the certificate cannot be renewed" in caplog.text
+    assert "the gateway's certificate cannot be renewed and stays as it is" in caplog.text
     tls.key.write_bytes(other.key.read_bytes())
     second = other.certificate.read_bytes(), other.key.read_bytes()
     assert certificate.renew()
@@ -440,5 +442,5 @@ def test_a_gateway_in_plain_text_is_refused_by_a_phone_that_asks_for_tls(
         served.endpoint.address, make_certificates(tmp_path / "tls", []).authority
     )
     attach(Echo(client_index_of_key(keys[0].public)), keys[0], endpoint, Once())  # type: ignore[arg-type]
-    assert "it does not speak TLS" in caplog.text
+    assert "the gateway's address does not use TLS" in caplog.text
     assert served.gateway.attached_phones == []

@@ -193,7 +193,7 @@ def test_a_run_that_phones_cannot_take_part_in_goes_on_with_boards(
     assert len(reply[FRAMES]) == 1  # type: ignore[arg-type]
     assert not phone.settings
     lines = [record.getMessage() for record in caplog.records if record.name == "samara.gateway"]
-    assert sum(line.startswith("phones are left out: ") for line in lines) == 1
+    assert sum(line.startswith("phones cannot take part in this run: ") for line in lines) == 1
 
 
 def test_a_reply_in_parts_says_who_may_yet_answer(
@@ -230,7 +230,9 @@ def test_a_board_says_that_a_gateway_is_too_old_for_it(keys: list[SigningKey], b
     server.start()
     endpoint = GatewayEndpoint(f"127.0.0.1:{port}", insecure=True)
     try:
-        with pytest.raises(DeviceError, match="takes phones only; update it, or use --wire flower"):
+        with pytest.raises(
+            DeviceError, match="accepts only phones; update the gateway, or use --wire flower"
+        ):
             attach(board, keys[0], endpoint, threading.Event(), is_board=True)
     finally:
         server.stop(None)

@@ -95,19 +95,19 @@ def test_the_data_of_a_scenario_are_counted(tmp_path: Path) -> None:
     assert " s of computing, 1 to 40 rounds" in told.output
     guessed = CliRunner().invoke(app, arguments)
     assert "on up to 10,000 examples of 128 tokens" in guessed.output
-    assert "--data DATA counts yours" in guessed.output
-    assert "most that the settings allow" not in told.output
+    assert "Use --data DATA to count your own data" in guessed.output
+    assert "maximum that the settings allow" not in told.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("sst2 --quantization nf4", "--quantization: the scenario decides it"),
+        ("sst2 --quantization nf4", "--quantization: the scenario decides this value"),
         ("sst2 --target many", "--target many: give points of accuracy"),
         ("sst2 --target -1", "--target -1: give points of accuracy"),
-        ("--target +3", "--target: give the SCENARIO"),
-        ("--data d.csv", "--data: give the SCENARIO"),
-        ("", "--model is missing"),
+        ("--target +3", "--target needs a SCENARIO"),
+        ("--data d.csv", "--data needs a SCENARIO"),
+        ("", "set --model or a SCENARIO"),
         ("sst3", "sst3: neither a scenario file nor a shipped scenario"),
     ],
 )

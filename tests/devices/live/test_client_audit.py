@@ -125,7 +125,7 @@ def test_refusals_for_settings_that_cannot_be_used_are_logged_too(
 def test_a_client_without_answers_and_wrong_options_are_told(tmp_path: Path) -> None:
     shown = CliRunner().invoke(client_app, ["audit", "--home", str(tmp_path)])
     assert shown.exit_code == 0
-    assert "nothing has been answered" in shown.output
+    assert "this client has answered nothing yet" in shown.output
     assert audit(tmp_path)["total"]["answers"] == 0
     assert isinstance(CliRunner().invoke(client_app, ["audit"]).exception, ConfigError)
     (tmp_path / ANSWERS_FILE).mkdir()

@@ -24,9 +24,9 @@ def test_neither_joins_in_the_folder_of_the_other(tmp_path: Path) -> None:
     for folder, lock in ((phone, PHONE_LOCK), (board, UP_LOCK)):
         folder.mkdir()
         (folder / lock).touch()
-    with pytest.raises(DeviceError, match="is the folder of a phone; take another --name"):
+    with pytest.raises(DeviceError, match="is the folder of a phone; give another --name"):
         join_as_board(ADDRESS, code, phone)
-    with pytest.raises(DeviceError, match="is the folder of a client of `samara client`; take"):
+    with pytest.raises(DeviceError, match="is the folder of a client of `samara client`; give"):
         join_as_phone(ADDRESS, code, board)
     assert [len(list(folder.iterdir())) for folder in (phone, board)] == [1, 1]
 

@@ -52,13 +52,13 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
     reader = StatusReader(folder)
     before = reader.read()
     assert (before.trainer, before.runs, before.pauses) == ("not running", (), ())
-    assert "no run yet: it begins when the server first asks" in shown(before)
+    assert "no run yet: a run begins when the server first asks" in shown(before)
     assert "answers" not in shown(before)
     assert before.examples is not None
     trainer, day = resident(settings, 7, folder), iter([100.0, 160.0, 300.0])
     joules = iter(range(10**9))
     pauses = PauseLog(folder, lambda: next(day))
-    for reason in ("91 °C is over 85 °C", "", "not on mains"):
+    for reason in ("91 °C is over 85 °C", "", "this machine is not on mains power"):
         pauses.note(reason)
     with serve_trainer(lambda: trainer, mine.socket, lambda: "", lambda: float(next(joules))):
         out = serve(config, Unhurried([mine.socket], config, lambda: is_idle(folder)))
@@ -78,7 +78,13 @@ def test_the_status_of_a_running_client_is_that_of_its_run(
         assert all("%" in accuracy for accuracy in accuracies)
         assert [pause.seconds for pause in status.pauses] == [60.0, None]
         text = shown(status, "a message of [bold]the trainer")
-        expected = "91 °C is over 85 °C", "no end noted", run.digest[:16], "round 3, ", *accuracies
+        expected = (
+            "91 °C is over 85 °C",
+            "no end recorded",
+            run.digest[:16],
+            "round 3, ",
+            *accuracies,
+        )
         for part in (*expected, "3 of 3", "a message of [bold]the trainer", "joules"):
             assert part in text
         narrow = shown(status, width=80)
@@ -129,7 +135,7 @@ def test_the_status_says_what_the_preflight_said(
     assert "room enough" not in text
     (folder / CHECKS_FILE).write_text("{}")
     assert StatusReader(folder).read().checks == ()
-    assert "what the preflight said is left out" in caplog.text
+    assert "the results of the last preflight are left out" in caplog.text
 
 
 def test_a_pause_log_stays_short_and_readable(

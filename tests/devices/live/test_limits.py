@@ -29,10 +29,14 @@ NOON = time(12)
         (Reading(90.0), {"max_temperature": 85}, "90 °C is over 85 °C"),
         (Reading(80.0), {"max_temperature": 85}, ""),
         (Reading(None), {"max_temperature": 85}, "temperature cannot be read"),
-        (Reading(on_mains=False), {"mains_only": True}, "not on mains"),
-        (Reading(on_mains=None), {"mains_only": True}, "not on mains"),
+        (Reading(on_mains=False), {"mains_only": True}, "this machine is not on mains power"),
+        (Reading(on_mains=None), {"mains_only": True}, "this machine is not on mains power"),
         (Reading(on_mains=True), {"mains_only": True}, ""),
-        (Reading(on_mains=False, battery=39.0), {"min_battery": 40}, "battery at 39 %, under 40 %"),
+        (
+            Reading(on_mains=False, battery=39.0),
+            {"min_battery": 40},
+            "the battery is at 39 %, under 40 %",
+        ),
         (Reading(on_mains=False, battery=40.0), {"min_battery": 40}, ""),
         (Reading(on_mains=True, battery=3.0), {"min_battery": 40}, ""),
         (Reading(on_mains=False), {"min_battery": 40}, "charge cannot be read"),
@@ -42,7 +46,7 @@ NOON = time(12)
         (Reading(metered=True), {"unmetered_only": True}, "is metered"),
         (Reading(metered=None), {"unmetered_only": True}, "or it cannot be read"),
         (Reading(metered=False), {"unmetered_only": True}, ""),
-        (Reading(), {"hours": "22:00-06:30"}, "12:00 is not within 22:00-06:30"),
+        (Reading(), {"hours": "22:00-06:30"}, "the time 12:00 is not within 22:00-06:30"),
         (Reading(), {"hours": "08:00-12:01"}, ""),
     ],
 )
@@ -289,7 +293,7 @@ def test_settings_of_the_owner_are_told_from_the_others() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("owner.hourz=1", r"owner\.hourz: there is no such setting; there are owner\.max-temp"),
+        ("owner.hourz=1", r"owner\.hourz: there is no such setting; use one of owner\.max-temp"),
         ("owner.nice=20", r"owner\.nice=20: .*less than or equal to 19"),
         ("owner.min-battery=x", r"owner\.min-battery=x: .*valid number"),
         ("owner.hours=9", r"owner\.hours=9: "),

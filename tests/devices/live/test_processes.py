@@ -103,7 +103,7 @@ def test_other_code_is_logged_once_and_the_installed_app_answers(
     for _ in range(2):
         answering._answer(None)  # type: ignore[arg-type]
     assert sent == [message, message]
-    assert caplog.text.count("another one: '6', and here") == 1
+    assert caplog.text.count("differs from this one: '6', and here") == 1
 
 
 def test_several_tasks_are_answered_at_once_and_one_that_is_early_is_tried_again(
@@ -221,7 +221,7 @@ def test_a_process_that_ends_is_restarted_after_a_delay() -> None:
     assert child.restart_if_due() == ""
     child.end()
     assert child.exit_status == 4
-    assert child.restart_if_due() == "it ended with status 4; restarting it in 2 s"
+    assert child.restart_if_due() == "it ended with status 4; it restarts in 2 s"
     clock.now = 1.9
     assert child.restart_if_due() == ""
     assert starts == [0]
@@ -250,7 +250,7 @@ def test_a_process_that_the_server_turns_away_says_why(code: RejectionCode) -> N
     else:
         check_not_revoked(child)
     assert is_run_finished(child) is (code is RejectionCode.FINISHED)
-    expected = f"{describe_rejection(code)}; restarting it in 2 s"
+    expected = f"{describe_rejection(code)}; it restarts in 2 s"
     assert child.restart_if_due() == expected
 
 

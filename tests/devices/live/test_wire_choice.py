@@ -96,8 +96,11 @@ def test_a_board_that_was_invited_to_a_gateway_attaches_to_it(tmp_path: Path) ->
         (WireChoice("stream"), "--gateway HOST:PORT is missing"),
         (WireChoice("stream", gateways=(DOOR,)), "--key FILE is missing"),
         (WireChoice("stream", gateways=("nowhere",)), "--gateway"),
-        (WireChoice("stream", "server.example:8000"), "--superlink is for --wire flower"),
-        (WireChoice("flower", "server.example:8000", (DOOR,)), "--gateway is for --wire stream"),
+        (WireChoice("stream", "server.example:8000"), "--superlink belongs to --wire flower"),
+        (
+            WireChoice("flower", "server.example:8000", (DOOR,)),
+            "--gateway belongs to --wire stream",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_named(tmp_path: Path, given: WireChoice, problem: str) -> None:
@@ -110,7 +113,7 @@ def test_costs_of_rounds_are_not_shared_through_a_gateway(tmp_path: Path) -> Non
     options = ["--wire", "stream", "--gateway", DOOR, "--key", str(tmp_path / "a.key")]
     home = ["--name", "a", "--home", str(tmp_path / "home"), "--set", "owner.share-energy=true"]
     shown = CliRunner().invoke(app, ["up", *options, *home])
-    assert "a gateway does not pass on what a round costs" in str(shown.exception)
+    assert "a gateway does not pass on the costs of a round" in str(shown.exception)
 
 
 def test_the_preflight_names_gateways_that_do_not_answer(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_manifest_says_what_runs_the_program(made: Any) -> None:
     other.with_suffix(".json").write_text(
         text.replace('"delegate": "none"', '"delegate": "xnnpack"')
     )
-    with pytest.raises(DeviceError, match="its shapes contradict each other"):
+    with pytest.raises(DeviceError, match="the manifest's shapes contradict each other"):
         load_program(other)
 
 
@@ -253,7 +253,7 @@ def test_a_manifest_names_weights_in_its_own_folder_alone(
     content = json.loads(file.with_suffix(".json").read_text())
     content["weights"][0]["path"] = path
     moved.with_suffix(".json").write_text(json.dumps(content))
-    with pytest.raises(DeviceError, match="its shapes contradict each other"):
+    with pytest.raises(DeviceError, match="the manifest's shapes contradict each other"):
         Manifest.read(moved)
 
 
@@ -287,7 +287,9 @@ def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:
     _, file = made("embedded", "int4")
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no graph")
-    with pytest.raises(DeviceError, match=r"broken\.onnx: not a program for this ONNX Runtime"):
+    with pytest.raises(
+        DeviceError, match=r"broken\.onnx: this ONNX Runtime cannot load the program"
+    ):
         OnnxReadoutProgram(broken, Manifest.read(file))
     program = load_program(file)
     ids, positions = np.zeros((1, 3), np.int64), np.zeros(1, np.int64)
@@ -298,7 +300,7 @@ def test_a_damaged_program_is_named(made: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--quantization", "8da4w"], "8da4w is only for --runtime executorch"),
+        (["--quantization", "8da4w"], "8da4w needs --runtime executorch"),
         (["--form", "algorithm-1"], "only functional programs"),
     ],
 )
@@ -321,7 +323,9 @@ def test_a_page_asks_no_chat(model_folder: Callable[[str], Path], tmp_path: Path
     given += ["--model", str(folder), "--set", "form=chat", "--out", str(tmp_path / "model.onnx")]
     result = CliRunner().invoke(app, given)
     assert isinstance(result.exception, ConfigError)
-    assert "is asked as a chat, and a page has no chat template; set form" in str(result.exception)
+    assert "has the form of a chat, but browsers have no chat template; set form" in str(
+        result.exception
+    )
 
 
 def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,9 +195,9 @@ def test_rows_name_the_tokens_of_every_candidate(
     for broken, problem in (
         ({"candidates": [[1]]}, "must be 2 lists"),
         ({"candidates": [[1], []]}, "must have 1 to 3 tokens"),
-        ({"candidates": [[1], [1, 2, 3, 4]]}, "the longest one has 4"),
+        ({"candidates": [[1], [1, 2, 3, 4]]}, "the longest has 4"),
         ({"candidates": [[1], [-1]]}, "list of token ids"),
-        ({"ids": [1] * SHAPES.sequence}, "the program takes 1 to"),
+        ({"ids": [1] * SHAPES.sequence}, "the program accepts 1 to"),
     ):
         out.write_text(json.dumps(row | {"split": "train"} | broken) + "\n")
         with pytest.raises(DataError, match=problem):

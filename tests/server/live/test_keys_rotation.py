@@ -108,7 +108,7 @@ def test_the_command_of_a_phone_makes_a_key_for_its_index(tmp_path: Path) -> Non
     assert again.stdout == made.stdout
     with pytest.raises(DeviceError, match="is not the key of client 78; name a new file"):
         create_key(file, 78)
-    with pytest.raises(DeviceError, match="not a client index; the largest is"):
+    with pytest.raises(DeviceError, match="this is not a client index; the largest index is"):
         create_key(tmp_path / "more.key", MAX_CLIENT + 1)
 
 

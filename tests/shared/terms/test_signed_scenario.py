@@ -229,7 +229,7 @@ def test_a_damaged_folder_stops_the_client(key: SigningKey, tmp_path: Path) -> N
 def test_the_preflight_says_who_decides(key: SigningKey, tmp_path: Path) -> None:
     unsigned = check_scenario(tmp_path)
     assert unsigned.outcome is Outcome.WARN
-    assert "none is signed: the server decides" in str(unsigned)
+    assert "no scenario is signed: the server decides" in str(unsigned)
     scenario = signed(CONFIG, key)
     ScenarioFolder(tmp_path).add(scenario)
     held = check_scenario(tmp_path)
@@ -239,7 +239,7 @@ def test_the_preflight_says_who_decides(key: SigningKey, tmp_path: Path) -> None
     file.write_bytes(b"")
     assert "not a signed scenario" in str(check_scenario(tmp_path))
     file.unlink()
-    assert "so every request is refused" in str(check_scenario(tmp_path))
+    assert "so this client refuses every request" in str(check_scenario(tmp_path))
     assert check_scenario(tmp_path).outcome is Outcome.FAIL
 
 

@@ -231,7 +231,7 @@ export function decodeBlobReceipt(frame: Bytes): BlobReceipt {
   };
   reader.end();
   checkClient(receipt.client);
-  check(receipt.received <= MAX_BLOB_BYTES, "the receipt is of more than a blob can have");
+  check(receipt.received <= MAX_BLOB_BYTES, "the receipt has more bytes than a blob can have");
   return receipt;
 }
 

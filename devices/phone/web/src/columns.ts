@@ -1,5 +1,5 @@
 /**
- * The columns of a client's evaluation: its personal model compared with the global one and
+ * The columns of a client's evaluation: its personal model compared with the global model and
  * baselines.
  */
 
@@ -43,7 +43,7 @@ export async function globalColumns(
 }
 
 /**
- * Evaluates every column of the personal comparison; outside the test split, only the personal one.
+ * Evaluates every column of the personal comparison; outside the test split, only the personal model.
  */
 export async function personalColumns(
   learner: Learner,

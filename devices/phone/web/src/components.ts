@@ -45,7 +45,7 @@ async function reportComponents(
 ): Promise<Report> {
   const { client, examples, readout, distribution } = training;
   if (!readout.features || distribution !== "orthogonal")
-    throw new SettingsError("components are of a readout alone, along orthogonal directions");
+    throw new SettingsError("components need a readout alone and orthogonal directions");
   const { root, batch, queries, learningRate } = instruction;
   const count = examples.labels.length;
   if (!count) throw new TrainingError("there is no training example left", 0);

@@ -47,7 +47,7 @@ export async function fetchFile(
   }
   const answer = await fetched(address);
   if (!answer.ok || !answer.body)
-    throw new ProgramError(`a file of the program does not come: ${answer.status}`);
+    throw new ProgramError(`a file of the program cannot be downloaded: ${answer.status}`);
   const content = new Uint8Array(bytes);
   let at = 0;
   for (const reader = answer.body.getReader(); ; ) {
@@ -69,7 +69,7 @@ async function openCache(): Promise<Cache | null> {
   try {
     return await caches.open(CACHE);
   } catch (error) {
-    console.warn("this browser keeps no files:", error);
+    console.warn("this browser stores no files:", error);
     return null;
   }
 }
@@ -88,7 +88,7 @@ async function fetched(address: string): Promise<Response> {
 }
 
 function offline(error: unknown): never {
-  console.warn("the program does not come:", error);
+  console.warn("the program cannot be downloaded:", error);
   throw new PlainError("program");
 }
 

@@ -128,7 +128,7 @@ export class Encoder {
     return found;
   }
 
-  /** Computes; now and then it yields to pending work, such as a question from the page. */
+  /** Computes outputs, and sometimes yields to pending work, such as a question from the page. */
   async #run(inputs: Readonly<Record<string, Tensor>>): Promise<Outputs> {
     const outputs = await this.#session.run(inputs);
     if (performance.now() > this.#nextTurn) {

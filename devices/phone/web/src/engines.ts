@@ -2,7 +2,7 @@
  * The engines that compute the model: ONNX Runtime on the graphics processor (WebGPU) or in
  * WebAssembly.
  *
- * Each is fetched when it is first needed, so that a browser has only one of them.
+ * An engine is fetched when it is first needed, so that a browser fetches only one engine.
  */
 
 type Runtime = typeof import("./library/onnxruntime.mjs");
@@ -74,7 +74,7 @@ export class OnEngines<F, T> {
       } catch (error) {
         this.#made = null;
         if (this.#left.length === 1) throw error;
-        console.warn(`${this.#left.shift()!.name} is given up:`, error);
+        console.warn(`${this.#left.shift()!.name} is not used any more:`, error);
       }
     }
   }

@@ -100,7 +100,7 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
     layoutHash: reader.bytes(32),
     startDigest: reader.bytes(32),
   };
-  check(fields.seedPolicy <= SEED_POLICY.pool, `${fields.seedPolicy} is no seed policy`);
+  check(fields.seedPolicy <= SEED_POLICY.pool, `${fields.seedPolicy} is not a seed policy`);
   const isPooled = fields.seedPolicy === SEED_POLICY.pool;
   const poolRoot = isPooled ? reader.u64() : 0n;
   const poolSize = isPooled ? reader.u32() : 0;
@@ -133,7 +133,7 @@ export function decodeTrain(frame: Bytes): TrainInstruction {
           learningRate > 0 &&
           curvatureEvery === 0 &&
           !(flags & (FORWARD | INTERCEPTS | PROFILED)))),
-    "the train instruction holds a number out of its range",
+    "a number in the train instruction is out of its range",
   );
   const differences =
     flags & COMPONENTS ? "components" : flags & FORWARD ? "forward" : "central";
@@ -171,6 +171,6 @@ export function decodeEvaluate(frame: Bytes): EvaluateInstruction {
     digest: reader.bytes(32),
   };
   reader.end();
-  check(instruction.split <= SPLIT.test, `${instruction.split} is no split`);
+  check(instruction.split <= SPLIT.test, `${instruction.split} is not a split`);
   return instruction;
 }

@@ -80,7 +80,7 @@ export class MaskingClient {
   /**
    * Returns the answer to a frame; a repeated frame gets the same answer, and sealed shares none.
    *
-   * @throws MaskingError if the frame asks for something that this client does not do.
+   * @throws MaskingError if this client does not carry out the frame's request.
    * @throws FrameError if the frame is invalid.
    */
   async answer(frame: Bytes): Promise<Bytes> {
@@ -95,7 +95,7 @@ export class MaskingClient {
   /**
    * Returns a report under this round's masks as a frame; it works once per round.
    *
-   * @throws MaskingError if the round is another one, or its report has already been masked.
+   * @throws MaskingError if the round is not the current round, or its report is already masked.
    */
   async mask({ token, client, vector }: VectorReport<PlainVector>): Promise<Bytes> {
     const round = this.#roundOf(token);
@@ -132,7 +132,7 @@ export class MaskingClient {
     }
   }
 
-  /** Returns this client's keys for a round, the same ones for a repeated request. */
+  /** Returns this client's keys for a round, the same keys for a repeated request. */
   async #sendKeys(token: Bytes): Promise<Bytes> {
     if (areEqual(token, this.#used))
       throw new MaskingError("the keys of this round were used, and are forgotten");
@@ -153,11 +153,11 @@ export class MaskingClient {
     return keys;
   }
 
-  /** Returns a round's list of keys, or that of this client's bucket, which it draws itself. */
+  /** Returns a round's list of keys, or that of the bucket that this client draws. */
   async #readKeyList(frame: Bytes, kind: number): Promise<frames.KeyList> {
     const { bucket, minimum } = this.#privacy;
     if (kind !== (bucket ? KIND.bucketKeyList : KIND.keyList))
-      throw new MaskingError("the list of keys is not of the kind that this run has");
+      throw new MaskingError("the list of keys is not of this run's kind");
     const drawn = bucket ? frames.decodeBucketKeyList(frame) : null;
     const listed = drawn?.listed ?? frames.decodeKeyList(frame);
     const { token, clients, keys } = listed;
@@ -213,7 +213,7 @@ export class MaskingClient {
     const neighbours = new Map<number, Neighbour>();
     for (const one of keys) {
       if (one.client === this.#client && !areEqual(frames.encodeMaskingKeys(one), round.keys))
-        throw new MaskingError("the list of keys has others for this client than it sent");
+        throw new MaskingError("the list of keys differs from the keys that this client sent");
       const device = await readPublicKey(new TextDecoder().decode(one.deviceKey));
       if (!device || !(await device.isOf(one.signature, frames.signedKeys(one))))
         throw new MaskingError(`the keys of client ${one.client} are not signed by its device`);
@@ -235,7 +235,7 @@ export class MaskingClient {
       throw new MaskingError("sealed shares come out of turn, or are for another client");
     const areNeighbours = [...sealed.keys()].every((one) => listed.neighbours.has(one));
     if (!areNeighbours || sealed.has(this.#client))
-      throw new MaskingError("sealed shares are from clients that are no neighbours");
+      throw new MaskingError("sealed shares are from clients that are not neighbours");
     if (sealed.size + 1 < leastNumber(listed.neighbours.size))
       throw new MaskingError("too few neighbours are left to hide among");
     this.#round = { ...round, received: sealed, shares };
@@ -252,7 +252,7 @@ export class MaskingClient {
     const clients = new Set(asked.survivors);
     const known = new Set(listed.clients);
     if (!clients.has(this.#client) || ![...clients].every((one) => known.has(one)))
-      throw new MaskingError("the list of survivors lacks this client, or has others than asked");
+      throw new MaskingError("the list of survivors lacks this client, or has clients outside the round");
     const { bucket, minimum } = this.#privacy;
     const fewest = Math.max(LEAST_CLIENTS, bucket ? leastNumber(bucket) : minimum);
     if (clients.size < Math.max(fewest, leastNumber(listed.clients.length)))
@@ -303,7 +303,7 @@ export class MaskingClient {
 
   #roundOf(token: Bytes): Round {
     if (!this.#round || !areEqual(this.#round.token, token))
-      throw new MaskingError("the round is another one than this client has keys for");
+      throw new MaskingError("this client has keys for another round");
     return this.#round;
   }
 }

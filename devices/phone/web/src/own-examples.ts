@@ -46,7 +46,7 @@ export interface NewExample {
 
 /**
  * The model's interface for examples; it is called once per example and returns null for a refused
- * one.
+ * example.
  */
 export interface RowEncoder {
   /** Hash of everything except the row that the outputs depend on. */
@@ -128,7 +128,7 @@ export class ExampleBook implements OwnExamples {
   }
 
   /**
-   * Returns the model's outputs for a split's examples, without those that its tokenizer refuses.
+   * Returns the model's outputs for a split's examples, without examples that the model's tokenizer refuses.
    *
    * @throws StoppedError if work should stop before all of them are processed.
    */
@@ -155,7 +155,7 @@ export class ExampleBook implements OwnExamples {
   }
 
   /**
-   * Returns the outputs for examples; each batch of outputs is stored before the next one starts.
+   * Returns the outputs for examples; each batch of outputs is stored before the next batch starts.
    */
   async #numbersOf(examples: readonly OwnExample[]): Promise<(Numbers | null)[]> {
     const keys = examples.map(({ id }) => this.#keyOf(id));
@@ -178,7 +178,7 @@ export class ExampleBook implements OwnExamples {
     return found as (Numbers | null)[];
   }
 
-  /** Returns the examples of a split, without those known to be refused by the tokenizer. */
+  /** Returns the examples of a split, without examples that the tokenizer is known to refuse. */
   async #inSplit(split: number): Promise<OwnExample[]> {
     return (await this.all()).filter((one) => one.split === split && !one.isRefused);
   }

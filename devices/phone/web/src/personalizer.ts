@@ -1,9 +1,9 @@
 /**
  * The private rounds of a client in a run: the states that they start from, and when they run.
  *
- * A state of the federation from which they are due is recorded as soon as the client has it. They
- * run between messages (client/personal/personalizer.py). Every round is stored atomically, so a
- * closed tab continues with the next round.
+ * The client records a state of the federation as soon as private rounds from this state are due.
+ * Private rounds run between messages (client/personal/personalizer.py). Every round is stored
+ * atomically, so a closed tab continues with the next round.
  */
 
 import { areEqual, toHex, type Bytes } from "./bytes.ts";

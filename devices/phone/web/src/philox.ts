@@ -98,7 +98,7 @@ const UNIT_ELEMENT = 2048;
 const LARGEST_ELEMENT = 2 ** 15 - 1;
 
 /**
- * Returns the number of elements in one block of a direction; an orthogonal one is a single block.
+ * Returns the number of elements in one block of a direction; an orthogonal direction is a single block.
  */
 export function blockSize(distribution: Distribution, count: number): number {
   return distribution === "orthogonal" ? Math.max(1, count) : BLOCK[distribution];
@@ -266,7 +266,7 @@ export function poolIndices(
   return Uint32Array.from({ length: steps * queries }, (_, index) => order[index % size]!);
 }
 
-/** Returns a random order of a client's examples; a step trains on the first ones. */
+/** Returns a random order of a client's examples; a step trains on the first examples. */
 export function batchOrder(
   root: bigint,
   client: number,

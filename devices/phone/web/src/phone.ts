@@ -296,7 +296,7 @@ export class Phone {
     if (stored && areEqual(stored.token, token)) return stored.frame;
     const { compared } = before;
     if (task.personal && compared.length && !areEqual(compared, instruction.digest))
-      throw new EvaluationLimitError("the personal comparison of this run has been made");
+      throw new EvaluationLimitError("the personal comparison of this run was already made");
     const session = await this.#sessionAt(instruction, task, terms);
     if (signed) await checkTimes(signed, instruction, task.personal, store);
     const answered = await readAnswered(store, runId); // including the restore recorded just now
@@ -355,12 +355,12 @@ export class Phone {
     const { settings: key, time } = keysOf(runId);
     const kept = (await store.read(key)) as Bytes | undefined;
     const given = settings.length ? settings : (signed?.settings ?? kept);
-    if (!given) throw new SettingsError("the instruction came without the run's settings");
+    if (!given) throw new SettingsError("the instruction arrived without the run's settings");
     const terms = readTerms(given);
     const named = await runIdOf(given, program.layout.hash, program.modelId);
     const isOfRun = track === CLUSTERING_TRACK ? areEqual(runId, named) : false;
     if (!isOfRun && !(await isFederation(runId, named, terms)))
-      throw new SettingsError("the settings that came are not those of the run");
+      throw new SettingsError("the received settings do not belong to the run");
     if (!kept) await makeRoom(store);
     if (!kept || !areEqual(kept, given))
       await store.write(new Map<string, unknown>([[key, given], [time, Date.now()]]));

@@ -49,7 +49,7 @@ export function readPrivacy(
     throw new SettingsError("privacy: without a noise multiplier or an ε there is no noise");
   const share = read.number("privacy.honest-share");
   if (mode === "distributed" && !share)
-    throw new SettingsError("privacy.honest-share is no share of a sum's clients");
+    throw new SettingsError("privacy.honest-share is not a share of a sum's clients");
   const isAdaptive = read.flag("privacy.adaptive-clip");
   const isMasked = read.flag("privacy.secure-aggregation");
   const bucket = read.whole("privacy.bucket");

@@ -69,7 +69,7 @@ export class PrivateReports {
   ): Promise<Bytes> {
     const { isAdaptive, isMasked, sigma } = privacy;
     if (isAdaptive !== jointClip > 0)
-      throw new FrameError("the instruction's clip is not as the run's settings say");
+      throw new FrameError("the instruction's clip contradicts the run's settings");
     const vector = encodeVector(report, isAdaptive ? jointClip : privacy.clip, isAdaptive);
     const { token, client } = report;
     const hidden = { token, client, vector: sigma ? addNoise(vector, sigma) : vector };
@@ -78,7 +78,7 @@ export class PrivateReports {
       : encodeVectorReport(hidden);
   }
 
-  /** Masking frames name no run, so masks agreed under other settings are dropped. */
+  /** Masking frames contain no run id, so masks agreed under other settings are dropped. */
   #maskingUnder(settings: Bytes, privacy: PrivacyTerms): MaskingClient {
     if (!this.#masking || !areEqual(this.#masking.settings, settings))
       this.#masking = { settings, client: new MaskingClient(this.#client, this.#key, privacy) };
@@ -101,7 +101,7 @@ export type Limit = "reached" | "no noise";
 
 /**
  * Throws `BudgetError` if a report would exceed the owner's limit or the run's ε, or is a second
- * one.
+ * report.
  *
  * @param token token of the instruction, for which no report is stored.
  * @param privacy terms that protect the run's reports; null if there are none.
@@ -120,7 +120,7 @@ export async function checkBudget(
     throw new BudgetError(`round ${round} was answered, and another report has fresh noise`);
   const spent = sumOf(await store.list(`${CHARGES}${toHex(runId)}/`));
   if (spent + rho > rounds * rho * ROUNDING)
-    throw new BudgetError(`round ${round} would be one more than the ${rounds} that ε is for`);
+    throw new BudgetError(`round ${round} is beyond the ${rounds} rounds of ε`);
 }
 
 /** Returns the store entries that charge a report, to be written together with it. */

@@ -137,7 +137,7 @@ export async function interceptReport(
   const hasRoom = gradients.length >= labels - 1;
   const isPadded = terms.privacy === null && gradients.length > labels - 1;
   if (!interceptRound(terms) || !hasRoom || isPadded)
-    throw new FrameError("there is no round of intercepts, or no room for one");
+    throw new FrameError("there is no intercept round, or the instruction has no room for an intercept");
   const examples = await scoredUnder(training, w, training.examples);
   const { intercept } = fitPrivatePart(examples, training.readout, false);
   const scale = learningRate ? queries / learningRate : 0;

@@ -118,7 +118,7 @@ function parse(text: string): Manifest {
   if (manifest.version > MANIFEST_VERSION)
     throw new ProgramError("the program is newer than this page; load the page again");
   if (manifest.runtime !== "onnx")
-    throw new ProgramError("the program is none for browsers: export it with --runtime onnx");
+    throw new ProgramError("the program is not for browsers: export it with --runtime onnx");
   return manifest;
 }
 
@@ -134,12 +134,12 @@ function revived(key: string, value: unknown): unknown {
   return (value as string[]).map(BigInt);
 }
 
-/** Returns the adapter's initial weights: zeros, or those in a safetensors file. */
+/** Returns the adapter's initial weights: zeros, or the numbers in a safetensors file. */
 async function startOf(manifest: Manifest, layout: Layout): Promise<State> {
   const data = Uint8Array.from(atob(manifest.start ?? ""), (one) => one.charCodeAt(0));
   const named = (JSON.parse(layout.text) as { readonly start?: string }).start ?? "";
   if ((data.length ? toHex(await sha256(data)) : "") !== named)
-    throw new ProgramError("the program's start is not that of its layout");
+    throw new ProgramError("the program's initial weights do not have the layout's hash");
   if (!data.length) return zeroState(layout.size);
   const length = Number(new DataView(data.buffer).getBigUint64(0, true));
   const head = JSON.parse(new TextDecoder().decode(data.subarray(8, 8 + length))) as {
@@ -147,11 +147,11 @@ async function startOf(manifest: Manifest, layout: Layout): Promise<State> {
   };
   const [from, to] = head.start?.data_offsets ?? [0, 0];
   if (head.start?.dtype !== "I64" || to - from !== 8 * layout.size)
-    throw new ProgramError("the program's start has other numbers than its layout");
+    throw new ProgramError("the number of the program's initial weights differs from the layout's");
   return new BigInt64Array(data.slice(8 + length + from, 8 + length + to).buffer);
 }
 
-/** Returns the number of tokens in a call, given those of its longest example. */
+/** Returns the number of tokens in a call, given the tokens of the longest example. */
 export function callLength(manifest: Manifest, longest: number): number {
   return manifest.least_sequence ? Math.max(longest, manifest.least_sequence) : manifest.sequence;
 }
@@ -192,8 +192,8 @@ export async function selfCheck(
     check.coefficients.reduce((sum, one, each) => sum + one * BigInt(directions[each]![at]!), 0n),
   );
   if (!areEqual(await digest(layout.hash, state), fromHex(check.digest)))
-    throw new ProgramError("replay is not exact in this browser, so it joins no run");
+    throw new ProgramError("replay is not exact in this browser, so it cannot join a run");
   if (!(worst <= TOLERANCE))
-    throw new ProgramError(`the model's losses differ by ${worst} from what they should be`);
+    throw new ProgramError(`the model's losses differ by ${worst} from their expected values`);
   return worst;
 }

@@ -52,10 +52,10 @@ export interface RunTerms {
 export function readTerms(settings: Bytes): RunTerms {
   const read = new SettingValues(settings);
   const method = METHODS.find((name) => name === read.text("method"));
-  if (!method) throw new SettingsError(`method ${read.text("method")}: a browser cannot do it`);
+  if (!method) throw new SettingsError(`method ${read.text("method")}: a browser does not support this method`);
   const objective = read.text("objective");
   if (objective !== "cross-entropy" && objective !== PROFILED)
-    throw new SettingsError(`objective ${objective}: a browser cannot train it`);
+    throw new SettingsError(`objective ${objective}: a browser does not support this objective`);
   const [rounds, personal] = [read.whole("rounds"), read.whole("personal.rounds")];
   const trainsAlone = method === "finetune" || method === "ditto" || method === "mixture";
   const federated = method === "local" ? 0 : trainsAlone ? rounds : rounds + personal;

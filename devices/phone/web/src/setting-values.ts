@@ -1,4 +1,4 @@
-/** Values of a run's settings from others, each validated when it is read. */
+/** Values of a run's settings from other parties; each value is validated when it is read. */
 
 import { SettingsError } from "./errors.ts";
 import { TERMS, type Term, type TermKey } from "./term-settings.ts";
@@ -40,7 +40,7 @@ export class SettingValues {
   text(key: TermKey): string {
     const value = this.value(key);
     const { words, pattern }: Term = TERMS[key];
-    if (typeof value !== "string") throw new SettingsError(`${key} is no text`);
+    if (typeof value !== "string") throw new SettingsError(`${key} is not a text`);
     if ((words && !words.includes(value)) || (pattern && !new RegExp(pattern).test(value)))
       throw new SettingsError(`${key}: ${value} is unknown here`);
     return value;
@@ -60,7 +60,7 @@ export class SettingValues {
    */
   whole(key: TermKey, most = MAX_WHOLE): number {
     const value = this.#inRange(key, most);
-    if (!Number.isInteger(value)) throw new SettingsError(`${key} is no whole number`);
+    if (!Number.isInteger(value)) throw new SettingsError(`${key} is not a whole number`);
     return value;
   }
 
@@ -78,7 +78,7 @@ export class SettingValues {
     const value = this.value(key);
     const { least = 0, most = open, above = false }: Term = TERMS[key];
     if (typeof value !== "number" || !(above ? value > least : value >= least) || value > most)
-      throw new SettingsError(`${key} is no number ${above ? "above" : "from"} ${least} to ${most}`);
+      throw new SettingsError(`${key} is not a number ${above ? "above" : "from"} ${least} to ${most}`);
     return value;
   }
 
@@ -86,7 +86,7 @@ export class SettingValues {
   seed(): bigint {
     const digits = /[{,] ?"seed": ?(\d{1,19})[,}]/.exec(this.#text)?.[1];
     const seed = digits === undefined ? MAX_SEED : BigInt(digits);
-    if (seed >= MAX_SEED) throw new SettingsError("seed is no whole number below 2^63");
+    if (seed >= MAX_SEED) throw new SettingsError("seed is not a whole number below 2^63");
     return seed;
   }
 }

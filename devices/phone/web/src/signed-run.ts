@@ -1,8 +1,9 @@
 /**
- * The operator's signed scenario: the settings of the only run that a phone with one takes part in.
+ * The operator's signed scenario: the settings of a run. A phone with a signed scenario takes part
+ * only in this run.
  *
- * It came with the invitation, whose code contains its hash. Every instruction must follow from it
- * (client/protocol/signed_runs.py).
+ * The scenario came with the invitation, whose code contains its hash. Every instruction must follow
+ * from the scenario (client/protocol/signed_runs.py).
  */
 
 import { areEqual, fromHex, toUtf8, type Bytes } from "./bytes.ts";
@@ -79,7 +80,7 @@ export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promi
   if (asked.track === INTERCEPT_TRACK && interceptRound(terms)) {
     await checkRun(run, { ...asked, track: GLOBAL_TRACK });
     if (!areEqual(encodeTrain(interceptInstruction(terms, asked)), encodeTrain(asked)))
-      throw new ScenarioError("the round of intercepts is not the one that the operator signed");
+      throw new ScenarioError("the intercept round is not the round that the operator signed");
     return;
   }
   await checkRun(run, asked);
@@ -107,12 +108,12 @@ export async function checkTrain(run: SignedRun, asked: TrainInstruction): Promi
     poolSize: isPooled ? terms.poolSize : 0,
     curvatureEvery: isMeasured ? asked.curvatureEvery : isEstimated ? interval : 0,
     differences: terms.differences,
-    jointClip: terms.privacy?.isAdaptive ? asked.jointClip : 0, // no privacy depends on it
+    jointClip: terms.privacy?.isAdaptive ? asked.jointClip : 0, // privacy does not depend on it
     isProfiled: terms.isProfiled,
   };
   const isSame = areEqual(encodeTrain(signed), encodeTrain(asked));
   if (!isSame || asked.round > roundsOfFederation(terms))
-    throw new ScenarioError(`round ${asked.round} is not the one that the operator signed`);
+    throw new ScenarioError(`round ${asked.round} is not the round that the operator signed`);
 }
 
 /** Returns the instruction of the intercept round that follows from the terms. */

@@ -9,7 +9,7 @@ import { StorageError } from "./errors.ts";
 /** A store; the data given to `write` are stored completely, or not at all, once it returns. */
 export interface Store {
   read(key: string): Promise<unknown>;
-  /** The values of many keys at once; undefined for missing ones. */
+  /** The values of many keys at once; undefined for missing keys. */
   readAll(keys: readonly string[]): Promise<unknown[]>;
   write(changes: ReadonlyMap<string, unknown>): Promise<void>;
   /** The entries whose keys begin with a prefix, ascending by key. */

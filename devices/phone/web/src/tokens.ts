@@ -10,7 +10,7 @@ export interface Tokens {
   readonly position: number;
 }
 
-/** Letters per token for a first cut of longer texts; shorter ones are tokenized completely. */
+/** Letters per token for a first cut of longer texts; shorter texts are tokenized completely. */
 const LETTERS_PER_TOKEN = 16;
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 
@@ -31,7 +31,7 @@ export class RowTokenizer {
     for (const { row, ids } of index.examples) {
       const found = this.#stem(row);
       if (found.length !== ids.length || found.some((token, at) => token !== ids[at]))
-        throw new ProgramError("this browser's tokenizer makes other tokens than the program's");
+        throw new ProgramError("this browser's tokenizer makes tokens that differ from the program's");
     }
   }
 

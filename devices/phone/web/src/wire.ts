@@ -52,7 +52,7 @@ export function kindOf(frame: Bytes): number {
   if (frame.length < PREFIX_BYTES || frame.length > MAX_FRAME_BYTES)
     throw new FrameError(`a frame of ${frame.length} bytes is too short or too long`);
   const [s, m, version, kind] = frame;
-  if (s !== 0x53 || m !== 0x4d) throw new FrameError("the bytes are no frame");
+  if (s !== 0x53 || m !== 0x4d) throw new FrameError("the bytes are not a frame");
   if (version !== FRAME_VERSION) throw new FrameError(`frame version ${version} is unknown`);
   const view = new DataView(frame.buffer, frame.byteOffset, frame.byteLength);
   if (view.getUint32(4, true) !== crc32(frame.subarray(0, 4), frame.subarray(PREFIX_BYTES)))

@@ -57,7 +57,7 @@ async function serve(): Promise<never> {
   return new Promise(() => {}); // this tab holds the lock until it is closed
 }
 
-/** Starts the phone; only one tab at a time may be it, and others wait until that tab is closed. */
+/** Starts the phone; only one tab at a time may be the phone, and other tabs wait until that tab is closed. */
 async function begin(): Promise<void> {
   if (!isSecureContext) throw new PlainError("insecure");
   const { locks } = navigator;

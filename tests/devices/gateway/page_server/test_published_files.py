@@ -136,7 +136,7 @@ async def _until_idle(page: ServedPage) -> None:
         ({"/etc/passwd": "0" * 64}, "is not a path of the page"),
         ({"a//b": "0" * 64}, "is not a path of the page"),
         ({"program/index.json": "0" * 64}, "is not a path of the page"),
-        ({"index.html": "0" * 64}, "index.html is not the file that is listed"),
+        ({"index.html": "0" * 64}, "index.html differs from its listed SHA-256"),
         ({"link.js": hashlib.sha256(b"secret").hexdigest()}, "leads out of the folder"),
         ({"app.js": hashlib.sha256(SCRIPT).hexdigest()}, "index.html"),
         (["index.html"], "not a page that can be served"),
@@ -159,7 +159,9 @@ def test_a_page_that_was_not_built_is_named(tmp_path: Path) -> None:
 
 
 def test_a_program_without_an_index_is_not_for_browsers(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"not a program for browsers, model\.index\.json is m"):
+    with pytest.raises(
+        DeviceError, match=r"not a program for browsers, because model\.index\.json is m"
+    ):
         program_files(tmp_path / "model.onnx")
     (tmp_path / "model.index.json").write_text('{"version": 2}')
     with pytest.raises(
@@ -171,8 +173,8 @@ def test_a_program_without_an_index_is_not_for_browsers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--web", "0.0.0.0:9443"], "both of --web and --program"),
-        (["--page", "page"], "both of --web and --program"),
+        (["--web", "0.0.0.0:9443"], "--web and --program: serving browsers needs both options"),
+        (["--page", "page"], "--web and --program: serving browsers needs both options"),
         (["--web", "0.0.0.0:9443", "--program", "m.onnx"], "trust the certificate; add --cert"),
         (["--web", "9443", "--program", "m.onnx"], "--web 9443: this is not host:port"),
         (

@@ -139,7 +139,7 @@ def test_plain_text_to_a_tls_server_says_so(certificate: Path) -> None:
     with server(certificate) as port:
         check, _ = check_superlink(reaching(port, insecure=True))
     assert check.outcome is Outcome.FAIL
-    assert "speaks TLS" in check.finding
+    assert "uses TLS, but --insecure means plain text" in check.finding
     assert "instead of --insecure" in check.remedy
 
 
@@ -147,7 +147,7 @@ def test_tls_to_a_plain_server_says_so(certificate: Path) -> None:
     with server() as port:
         check, _ = check_superlink(reaching(port, certificate))
     assert check.outcome is Outcome.FAIL
-    assert "does not speak TLS" in check.finding
+    assert "does not use TLS" in check.finding
 
 
 @pytest.mark.parametrize("content", [b"{}", None])
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_certificate_is_named(content: bytes | None, tmp_path:
         file.write_bytes(content)
     check, skew = check_superlink(reaching(1, file))
     assert (check.outcome, skew) == (Outcome.FAIL, None)
-    assert check.finding == f"{file}: not a certificate (PEM) that can be read"
+    assert check.finding == f"{file}: this file is not a readable certificate (PEM)"
     assert "copy certificates/ca.pem" in check.remedy
     assert "--insecure" not in check.remedy
 
@@ -346,7 +346,7 @@ def test_names_addresses_and_devices() -> None:
         else:
             expected_device = "cuda" if profile.compute.processor == "gpu" else "cpu"
             assert resolve_device(profile.name) == (expected_device, profile.name)
-    with pytest.raises(ConfigError, match=r"--device: not a torch device .* nor a file"):
+    with pytest.raises(ConfigError, match=r"--device: this is not a torch device .* nor a file"):
         resolve_device("orin")
 
 
@@ -355,7 +355,7 @@ def test_names_addresses_and_devices() -> None:
     [
         ([], "--key FILE is missing"),
         (["--insecure", "--set", "rounds=3"], "the server decides"),
-        (["--insecure", "--device", "orin"], "--device: not a torch device"),
+        (["--insecure", "--device", "orin"], "--device: this is not a torch device"),
         (["--insecure", "--set", "threads=-1"], "threads"),
         (["--key", "/nowhere/key"], "the key cannot be read"),
     ],

@@ -36,7 +36,10 @@ def test_a_connection_that_is_reset_is_no_diagnosis() -> None:
         thread.start()
         endpoint = GatewayEndpoint(f"127.0.0.1:{server.getsockname()[1]}", None)
         for _ in range(50):
-            assert endpoint.diagnose() in ("", "it does not speak TLS; is it the gateway's port?")
+            assert endpoint.diagnose() in (
+                "",
+                "the gateway's address does not use TLS; check its port",
+            )
         gc.collect()  # an unclosed socket is a warning, and so an error
         server.shutdown(socket.SHUT_RDWR)
         thread.join(10)

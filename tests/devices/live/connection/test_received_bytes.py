@@ -93,7 +93,7 @@ def test_a_message_has_the_bytes_of_its_kind_and_no_more_is_read(
     assert ask(PART, Endless(1000), answer) == 1000
     large = Endless(48 * 2**20)
     tracemalloc.start()
-    with pytest.raises(DeviceError, match="pull-object exceeds its limit"):
+    with pytest.raises(DeviceError, match="pull-object exceeds its size limit"):
         ask(PART, large, answer)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -119,11 +119,11 @@ def test_other_answers_have_a_mebibyte_and_all_bundles_sixteen(
     _, answer = received
     for _ in range(3):
         assert ask("/v1/fleet/get-run", Endless(MOST_ANSWER_BYTES), answer)
-        with pytest.raises(DeviceError, match="get-run exceeds its limit"):
+        with pytest.raises(DeviceError, match="get-run exceeds its size limit"):
             ask("/v1/fleet/get-run", Endless(MOST_ANSWER_BYTES + 1), answer)
     half = MOST_BUNDLE_BYTES // 2
     assert ask(BUNDLE, Endless(half), answer) == ask(BUNDLE, Endless(half), answer) == half
-    with pytest.raises(DeviceError, match="get-fab exceeds its limit"):
+    with pytest.raises(DeviceError, match="get-fab exceeds its size limit"):
         ask(BUNDLE, Endless(1), answer)
 
 

@@ -82,14 +82,14 @@ def test_a_server_that_does_not_answer_is_named_once_and_again_when_it_does(
             except httpx.TransportError:
                 continue
     assert lines(caplog) == [
-        f"the server {ADDRESS} does not answer: Connection refused; trying again until it does. "
-        "It may have finished its run; ask its operator",
+        f"the server {ADDRESS} does not answer: Connection refused; this client keeps trying. "
+        "The server may have finished its run; ask its operator",
         f"the server {ADDRESS} answers again",
     ]
     assert shown[:2] + shown[5:] == ["", "", ""]
     assert shown[2] == shown[3] == shown[4]
     assert shown[2].startswith(f"the server {ADDRESS} has not answered since 20")
-    assert "UTC: Connection refused; it may have finished its run" in shown[2]
+    assert "UTC: Connection refused. The server may have finished its run" in shown[2]
 
 
 def test_heartbeats_go_on_after_a_server_that_could_not_answer_one(
@@ -123,7 +123,7 @@ def test_what_was_noted_of_a_server_stays_until_it_answers_or_another_is_silent(
     note_end(tmp_path, ADDRESS)
     note_silence(tmp_path, ADDRESS, "Connection refused")
     assert describe_contact(tmp_path).startswith(
-        f"the run is finished, as the server {ADDRESS} said on 20"
+        f"the run is finished, as the server {ADDRESS} reported on 20"
     )
     note_silence(tmp_path, "other:1", "no route to host")
     assert "the server other:1 has not answered since" in describe_contact(tmp_path)
@@ -182,7 +182,7 @@ def test_flowers_lines_about_tries_are_left_out_and_others_are_not(
     assert kept == ["SSL/TLS handshake error detected."]
     assert lines(caplog) == [
         "an answer did not reach the server, which may ask for it again",
-        "a request of the server could not be fetched; it asks again if it has to",
+        "a request of the server could not be fetched; the server asks again if necessary",
     ]
 
 

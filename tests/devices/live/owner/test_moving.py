@@ -118,7 +118,7 @@ def test_the_old_folder_serves_no_more_unless_it_was_a_copy(home: Path, tmp_path
         lambda: client_up(settings),
         lambda: move_client(home, tmp_path / "twice", PASSPHRASE),
     ):
-        with pytest.raises(DeviceError, match=r"has moved on .* to .*/moved.*delete .*moved\.json"):
+        with pytest.raises(DeviceError, match=r"has moved on .* to .*/moved.*Delete .*moved\.json"):
             refused()
     assert not (tmp_path / "twice").exists()
     shown = run_command("learn", "hi", "--label", "1", "--home", str(home))
@@ -136,11 +136,11 @@ def test_a_move_that_fails_leaves_the_client_as_it_was(home: Path, tmp_path: Pat
     for file, message in (
         (tmp_path / "there", "exists; name a new file"),
         (tmp_path / "no" / "folder", "cannot be written"),
-        (home / "inside", "lies in the client's folder"),
+        (home / "inside", "this file would be in the client's folder"),
     ):
         with pytest.raises(SamaraError, match=message):
             move_client(home, file, PASSPHRASE)
-    with pytest.raises(DeviceError, match="needs 8 characters"):
+    with pytest.raises(DeviceError, match="must have at least 8 characters"):
         move_client(home, tmp_path / "moved", "short")
     for lock in ("up.lock", "trainer.lock"):
         with (
@@ -176,13 +176,13 @@ def test_nothing_is_half_imported(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({SETTINGS_FILE: b"{}"}, "does not hold a client"),
-        ({SETTINGS_FILE: None}, "does not hold a client"),
-        ({"client.key": None}, "does not hold a client"),
+        ({SETTINGS_FILE: b"{}"}, "this file does not contain a client"),
+        ({SETTINGS_FILE: None}, "this file does not contain a client"),
+        ({"client.key": None}, "this file does not contain a client"),
         ({"client.key": b"no key"}, "not an OpenSSH private key"),
-        ({MOVED_FILE: b"{}"}, "does not hold a client"),
-        ({"other key": b""}, "its key is not that of its client"),
-        ({"key outside": b""}, "does not hold a client"),
+        ({MOVED_FILE: b"{}"}, "this file does not contain a client"),
+        ({"other key": b""}, "the key in this file belongs to another client"),
+        ({"key outside": b""}, "this file does not contain a client"),
     ],
 )
 def test_a_file_without_a_sound_client_is_refused(
@@ -294,7 +294,7 @@ def test_the_command_forget_asks_first_and_says_what_remains(home: Path) -> None
     assert shown.exit_code == 0, shown.output
     assert "scalars.json: 2 bytes" in shown.output
     assert "personal.ledger" not in shown.output.partition("What remains")[2].replace("lock", "")
-    assert "nothing of it is here" not in shown.output
+    assert "there is no such data to delete" not in shown.output
     for wrong in ((), ("--private", "--all"), ("--run", RUN, "--all")):
         shown = run_command("forget", "--home", str(home), *wrong)
         assert isinstance(shown.exception, ConfigError)
@@ -308,4 +308,4 @@ def test_what_has_left_the_device_is_said(tmp_path: Path) -> None:
     AnswerLog(tmp_path).add(instruction.encode(), report.encode(), False, 20)
     *_, last = describe_rest(tmp_path)
     assert f"{report.gradients.size} scalars" in last
-    assert "the global model contains what was folded" in last
+    assert "they remain with their receivers and in the global model" in last

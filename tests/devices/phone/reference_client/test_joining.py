@@ -172,7 +172,7 @@ def test_a_program_that_was_half_sent_goes_on_where_it_ended(
     for other in (b"x" * 700_000, b"x" * (len(PROGRAM) + 1)):  # of another program
         (home / PROGRAM_FILE).unlink()
         part.write_bytes(other)
-        with pytest.raises(InvitationError, match="fetches it again"):
+        with pytest.raises(InvitationError, match="invitation; run the same command again"):
             join_run(address, code, home)
         assert not (home / PROGRAM_FILE).exists()
         join_run(address, code, home)
@@ -188,7 +188,7 @@ def test_another_program_than_the_invitations_is_not_kept(
     with pytest.raises(InvitationError, match="does not match the invitation"):
         join_run(address, code, home)
     kept.unlink()
-    with pytest.raises(InvitationError, match="does not send the program"):
+    with pytest.raises(InvitationError, match="the server did not send the program"):
         join_run(address, code, home)
     assert not (home / PROGRAM_FILE).exists()
     assert read_joined_gateway(home) is None
@@ -322,7 +322,10 @@ def test_a_phone_comes_again_when_the_server_cannot_be_asked(
     with closing(served):
         assert not attach(None, key, served.endpoint, stop)  # type: ignore[arg-type]
     [(reason, times)] = served.gateway.refused.items()
-    assert (reason, times) == ("the server cannot be asked for this key; try again later", 3)
+    assert (reason, times) == (
+        "the gateway cannot ask the server about this key; try again later",
+        3,
+    )
     assert [record.getMessage() for record in caplog.records if "no server" in record.message] == [
         "new phones are not admitted at present: no server"
     ]

@@ -440,7 +440,7 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(
 @pytest.mark.exhaustive
 def test_four_bit_weights_are_smaller_and_near(made: Any, tmp_path: Path) -> None:
     settings, _ = made()
-    with pytest.raises(ConfigError, match="48 inputs, which is no multiple of 32"):
+    with pytest.raises(ConfigError, match="48 inputs, which is not a multiple of 32"):
         exported(settings, tmp_path / "none.pte", "xnnpack", "8da4w")
     embedded = {"model.path": "embedded", "task": "messages", "adapter.layers": "top:1"}
     file = exported(embedded, tmp_path / "model.pte", "xnnpack", "8da4w")

@@ -254,9 +254,16 @@ def test_a_phone_has_the_label_bias_and_the_start_of_the_run(pair: Any, adapter:
 @pytest.mark.parametrize(
     ("start", "problem"),
     [
-        ("", "its start is not that of its layout"),
-        ("?", "its start is not that of its layout|Only base64|Incorrect padding|Excess data"),
-        (base64.b64encode(b"another").decode(), "its start is not that of its layout"),
+        ("", "the initial weights do not have the layout's hash"),
+        (
+            "?",
+            "the initial weights do not have the layout's hash|Only base64|Incorrect padding|"
+            "Excess data",
+        ),
+        (
+            base64.b64encode(b"another").decode(),
+            "the initial weights do not have the layout's hash",
+        ),
     ],
 )
 def test_a_manifest_with_another_start_is_refused(
@@ -367,13 +374,16 @@ def _other(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (_without, "has a readout that it does not describe"),
+        (_without, "has a readout without a description"),
         (_other("labels", 3), "3 labels and 32 features does not match its layout"),
         (_other("features", 31), "2 labels and 31 features does not match its layout"),
         (_other("contrasts", [[1.0, 0.0]]), "contrasts are not 1 orthonormal rows"),
         (_other("contrasts", [["a", "b"]]), "could not convert"),
         (_other("contrasts", [[float("nan"), 0.0]]), "contrasts are not 1 orthonormal rows"),
-        (_other("damping", "none"), "damping 'none' is not its layout's, 'random-tokens'"),
+        (
+            _other("damping", "none"),
+            "damping 'none' has no hash, or differs from the layout's, 'random-tokens'",
+        ),
         (_other("damping_sha256", ""), "has no hash"),
         (_other("more", 1), "unexpected keyword argument"),
     ],
