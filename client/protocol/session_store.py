@@ -176,7 +176,8 @@ def decode_session(data: bytes) -> Session:
     body = data[start:]
     if data[:start] != _MAGIC + hashlib.sha256(body).digest():
         raise CatchUpError(
-            "the saved session is damaged; do nothing, because the server sends its state again"
+            "the saved session is damaged; nothing is to be done, because the server sends its state "
+            "again"
         )
     reader = Reader(memoryview(body))
     try:
@@ -186,7 +187,7 @@ def decode_session(data: bytes) -> Session:
         reader.end()
     except FrameError as error:
         raise CatchUpError(
-            f"the saved session is damaged ({error}); do nothing, because the server sends its "
-            "state again"
+            f"the saved session is damaged ({error}); nothing is to be done, because the server "
+            "sends its state again"
         ) from error
     return Session.from_bytes(saved)

@@ -188,7 +188,7 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
     if rate < _SLOW_STORAGE * profile.storage.bandwidth:
         remedy = (
             "steps may wait for blocks: move the model to a faster disk, or quantize (--set "
-            "model.quantization=nf4 reads an eighth of float32)"
+            "model.quantization=nf4 reads a seventh of the bytes of float32)"
         )
         return CheckResult(Outcome.WARN, "storage", finding, remedy)
     return CheckResult(Outcome.PASS, "storage", finding)
