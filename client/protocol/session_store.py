@@ -176,8 +176,8 @@ def decode_session(data: bytes) -> Session:
     body = data[start:]
     if data[:start] != _MAGIC + hashlib.sha256(body).digest():
         raise CatchUpError(
-            "the saved session is damaged; nothing is to be done, because the server sends its state "
-            "again"
+            "the saved session is damaged; nothing is to be done, because the server sends its "
+            "state again"
         )
     reader = Reader(memoryview(body))
     try:
