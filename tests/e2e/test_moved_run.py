@@ -61,7 +61,7 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
         original = read_result(live.run)["final_digest"]
     elsewhere = folder / "elsewhere"
     said = samara(folder, "server", "restore", str(folder / "run.backup"), "--out", str(elsewhere))
-    assert f"goes on after round {backed_up}" in said
+    assert f"continues after round {backed_up}" in said
     address = free_address()
     with LiveRun(folder, SETTINGS, NAMES, address, run=elsewhere) as moved:
         moved.start_server()

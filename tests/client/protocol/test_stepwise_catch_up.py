@@ -207,7 +207,7 @@ def test_what_is_late_goes_on_with_the_next_message(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session_module, "STEP_RECORDS", 2)
     device = Device([])
     for expected in (2, 4, 6):
-        with pytest.raises(CatchUpError, match=f"goes on after round {expected}"):
+        with pytest.raises(CatchUpError, match=f"continues after round {expected}"):
             device.answer(CatchUp(tail=HISTORY.tail(device.round)), lambda: True)
     device.answer(CatchUp(tail=HISTORY.tail(device.round)), lambda: True)
     assert device.kept == WHOLE.to_bytes()

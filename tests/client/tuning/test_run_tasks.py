@@ -234,7 +234,7 @@ def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:
 
 
 def test_linear_probing_needs_labels_of_both_kinds(settings: Settings, answers: Settings) -> None:
-    with pytest.raises(TaskError, match="linear probing needs labels"):
+    with pytest.raises(TaskError, match="linear probing needs the same labels for all rows"):
         LinearProbe(setup_of(settings, optimizer="linear-probe", **answers))
     with pytest.raises(DataError, match="all 1 training examples have one label"):
         LinearProbe(setup_of(settings, optimizer="linear-probe", data__train=1))

@@ -199,7 +199,7 @@ def test_another_space_is_not_rebuilt(tmp_path: Path) -> None:
 def test_there_is_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "trajectory"
     with open_writer(path) as writer:
-        with pytest.raises(TrajectoryError, match="another process is writing it"):
+        with pytest.raises(TrajectoryError, match="another process is writing the file"):
             open_writer(path)
         writer.append(GRADIENTS[0], 0.1)
         assert len(read_trajectory(path).steps) == 1

@@ -115,5 +115,5 @@ def test_a_run_that_is_one_too_many_is_said(
     run = page_run(personal__when="every 2 rounds")
     tasks = [evaluation_task(one, 2) for one in others(run, MOST_PERSONAL_RUNS + 1)]
     (said, cleared) = run_page([run.case(tasks), run.case([*tasks, tasks[0]])])
-    assert said["problem"].startswith("This page keeps the private models of 32 runs")
+    assert said["problem"].startswith("This page keeps the private models of at most 32 runs")
     assert not cleared["problem"]

@@ -90,4 +90,4 @@ def test_other_spaces_and_two_forms_are_refused(settings: Settings, tmp_path: Pa
     both = ["--gguf", str(file), "--form", "merged"]
     done = CliRunner().invoke(app, ["adapter", "export", str(folder), "--out", "x", *both])
     assert isinstance(done.exception, ConfigError)
-    assert "--gguf and --form: give one of them" in str(done.exception)
+    assert "give only one of --gguf and --form" in str(done.exception)
