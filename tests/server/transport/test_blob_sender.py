@@ -263,9 +263,15 @@ def test_who_pretends_to_have_it_and_then_to_lack_it_gets_no_more(
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda f, c: BlobReceipt(bytes(8), c, BLOB, 0).encode(), "a part that it did not receive"),
-        (lambda f, c: BlobReceipt(token_of(f), 5, BLOB, 0).encode(), "a part that it did not receive"),
-        (lambda f, c: BlobReceipt(token_of(f), c, bytes(32), 0).encode(), "a part that it did not receive"),
+        (lambda f, c: BlobReceipt(bytes(8), c, BLOB, 0).encode(), "part that it did not receive"),
+        (
+            lambda f, c: BlobReceipt(token_of(f), 5, BLOB, 0).encode(),
+            "part that it did not receive",
+        ),
+        (
+            lambda f, c: BlobReceipt(token_of(f), c, bytes(32), 0).encode(),
+            "part that it did not receive",
+        ),
         (lambda f, c: BlobReceipt(token_of(f), c, BLOB, 1001).encode(), "more bytes"),
         (lambda f, c: Refusal(token_of(f), c, 0, RefusalCode.FILE).encode(), "code 7"),
         (lambda f, c: b"SM", "truncated"),
