@@ -150,7 +150,8 @@ def test_live_clients_mask_their_reports(
             assert [event.reports for event in result.rounds] == [3, 3]
         else:
             with pytest.raises(
-                TrainingError, match=r"clients 7, 9, \d+: it is not asked .* \(code 25\)"
+                TrainingError,
+                match=r"clients 7, 9, \d+: .* a key or a share is invalid \(code 25\)",
             ):
                 serve(config, Live(sockets, config))
 
