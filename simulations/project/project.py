@@ -168,7 +168,9 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         for kind in KINDS:
             if text == kind:
                 return kind
-        raise ConfigError(f"--kind {text!r}: is not a kind of task; give one of {', '.join(KINDS)}")
+        raise ConfigError(
+            f"--kind {text!r}: this is not a kind of task; give one of {', '.join(KINDS)}"
+        )
 
     kind = answers.one("kind", f"Kind of task ({', '.join(KINDS)})", guess.kind, kind_of)
     candidates: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ def test_without_a_running_client_the_commands_load_the_model_themselves(
     replies = [json.loads(line) for line in told.stdout.splitlines()]
     assert [reply["text"] for reply in replies] == ["the film was good", "a rude day"]
     assert all(0 < reply["models"]["personal"]["probability"] < 1 for reply in replies)
-    assert "no run yet" in told.stderr
+    assert "has not taken part in a run yet" in told.stderr
     assert not (home / "trainer.sock").exists()
     path = home.parent / "http.sock"
     request.getfixturevalue("cold_start")  # a fork would have the libraries

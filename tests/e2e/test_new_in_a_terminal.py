@@ -70,7 +70,9 @@ def test_wrong_answers_are_asked_for_again_until_the_input_ends(
     assert status == 130
     assert "--data: the answer is empty; give an answer" in text
     assert "'nowhere.csv': no such file or folder" in text
-    assert "'poem' is not a kind of task; give one of classification, choice, generation" in text
+    assert (
+        "'poem': this is not a kind of task; give one of classification, choice, generation" in text
+    )
     assert "there is no column 'verdict'" in text
     assert text.count("Data: a .jsonl or .csv file") == 3
     assert "samara: stopped; no file is written" in text

@@ -43,7 +43,7 @@ def finish(live: LiveRun) -> str:
     live.check()
     result = json.loads((live.run / "result.json").read_text(encoding="utf-8"))
     assert [event["reports"] for event in result["rounds"]] == [2, 2]
-    assert "the run is finished; telling 2 connected clients" in live.said()
+    assert "the run is finished; informing 2 connected clients" in live.said()
     for name, client in live.clients.items():
         live.wait(lambda client=client: client.poll() is not None, f"the end of {name}")
         assert client.returncode == 0, live.said(name)[-2000:]

@@ -119,7 +119,7 @@ def test_finished_tuning_is_found_without_its_model(
     assert folder.name.startswith("sst2-")
     monkeypatch.setattr(tuning, "TuningSetup", nothing_is_loaded)
     assert tuning.tune(wanted) == folder
-    with pytest.raises(ConfigError, match=r"steps \(2 there, 3 here\)"):
+    with pytest.raises(ConfigError, match=r"steps \(2 in the file, 3 here\)"):
         tuning.tune(tuning_of(own | {"out": str(folder), "steps": 3}))
 
 

@@ -86,7 +86,7 @@ def test_a_key_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     assert check_key(file).outcome is Outcome.PASS
     file.chmod(0o640)
     check = check_key(file)
-    assert (check.outcome, check.remedy) == (Outcome.WARN, f"chmod 600 {file}")
+    assert (check.outcome, check.remedy) == (Outcome.WARN, f"run chmod 600 {file}")
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def test_a_ledger_that_lost_rounds_which_the_metrics_have_is_refused(tmp_path: P
     write_run(tmp_path)
     write_files(tmp_path / LEDGER_FOLDER, HISTORY.files(2))
     for _ in range(2):
-        with pytest.raises(LedgerError, match=r"ends at round 2.*has round 3.*lost"):
+        with pytest.raises(
+            LedgerError, match=r"ends at round 2, but .* at round 3: rounds were lost"
+        ):
             RunStore(tmp_path, LAYOUT, HISTORY.header, 0)
 
 

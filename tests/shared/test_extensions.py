@@ -204,7 +204,7 @@ def test_wrong_estimates_are_refused(
     samara.register.estimator("short", short)
     with pytest.raises(samara.SamaraError):
         samara.simulate(small, gradients="short", rounds=1)
-    assert "for 2 directions" in caplog.text
+    assert "each of the 2 directions" in caplog.text
 
 
 def test_a_registered_personalization_is_recorded_and_exported(small: dict[str, Any]) -> None:

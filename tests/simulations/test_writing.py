@@ -100,6 +100,6 @@ def test_page_and_terminal_show_what_models_write(
     assert "Texts of the models" in page
     assert "&lt;b&gt;cold&lt;/b&gt;" in page
     assert json.dumps(PROMPT)[1:-1] in page
-    assert "at most 12.5% by one model" in page
+    assert "at most 12.5% with a common model" in page
     print_result(folder, RunResult.read(folder))
     assert "reproduced" in capsys.readouterr().out

@@ -226,7 +226,7 @@ def test_a_vocabulary_in_tiles_scores_the_same(
 def test_a_sequence_beyond_the_context_is_refused(model_folder: ModelFolder) -> None:
     rig = Rig(model_folder("causal"))
     long = Prompt((tuple([7] * 65),), ((64,),))
-    with pytest.raises(ModelError, match=r"65 tokens .* at most 64; lower model\.max-length"):
+    with pytest.raises(ModelError, match=r"65 tokens, .* at most 64; lower model\.max-length"):
         rig.forward.scores(rig.perturbations(), [long])
 
 

@@ -280,7 +280,7 @@ def test_what_a_model_cannot_do_is_refused(
 def test_a_folder_of_another_run_is_refused(settings: Settings) -> None:
     tune(tuning_of(settings))
     with pytest.raises(
-        ConfigError, match=r"another run is in this folder: steps \(4 there, 6 here"
+        ConfigError, match=r"another run is in this folder: steps \(4 in the file, 6 here"
     ):
         tune(tuning_of(settings, steps=6))
 

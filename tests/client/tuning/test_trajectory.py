@@ -166,10 +166,10 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     ("changes", "said"),
     [
         ({"model_id": bytes(32)}, "model_id"),
-        ({"root": 5}, r"root \(18446744073709551615 there, 5 here\)"),
-        ({"epsilon": 0.1}, r"epsilon \(0\.01 there, 0\.1 here\)"),
+        ({"root": 5}, r"root \(18446744073709551615 in the file, 5 here\)"),
+        ({"epsilon": 0.1}, r"epsilon \(0\.01 in the file, 0\.1 here\)"),
         ({"settings_hash": bytes([1] * 32)}, "settings_hash"),
-        ({"update": Momentum(0.5)}, r"update \(.*sgd.* there, .*momentum.* here\)"),
+        ({"update": Momentum(0.5)}, r"update \(.*sgd.* in the file, .*momentum.* here\)"),
     ],
 )
 def test_another_run_does_not_continue_it(

@@ -28,7 +28,8 @@ def test_a_faster_device_is_refused_without_enough_dilation() -> None:
     device = load_device("orin-nano-8gb")
     rate = device.compute.fp32 * device.timing.rate_share
     with pytest.raises(
-        DeviceError, match=r"orin-nano-8gb is 5\.0 times as fast .* --dilation 5\.0"
+        DeviceError,
+        match=r"orin-nano-8gb is 5\.0 times as fast .* set --dilation, .*, to at least 5\.0",
     ):
         plan_hold(device, None, 4.0, rate / 5, 2)
     hold = plan_hold(device, load_link("lte"), 10.0, rate / 5, 2)

@@ -186,7 +186,9 @@ def test_files_that_clients_need_travel_along(
     )
     restore(tmp_path / "file", tmp_path / "out")
     assert not (tmp_path / "out" / "blobs").exists()
-    assert "files: adapter.start is on this machine" in findings(tmp_path / "out", Outcome.PASS)
+    assert "files: the file of adapter.start is on this machine" in findings(
+        tmp_path / "out", Outcome.PASS
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a third"))
     assert set(back_up(run, tmp_path / "poorer").missing) == {"adapter.start"}
 

@@ -144,7 +144,7 @@ def test_requests_are_counted_by_address_and_a_key_by_its_index(run: Path, tmp_p
         ClientKeys(run / KEYS_FOLDER).register(
             "garden", SigningKey(tmp_path / "home" / OWN_KEY_FILE).public, "a test"
         )
-        with pytest.raises(InvitationError, match=r"own\.key, and the\s+same command"):
+        with pytest.raises(InvitationError, match=r"own\.key, and run the\s+same command"):
             join_run(address, code, tmp_path / "home")
         (tmp_path / "home" / OWN_KEY_FILE).unlink()
         join_run(address, code, tmp_path / "home")

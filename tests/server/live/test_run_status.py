@@ -207,8 +207,8 @@ def test_a_narrow_terminal_leaves_out_columns_and_shows_why(run: Path) -> None:
     wide, narrow = (picture(status_of(run), width=width) for width in (140, 80))
     for text in ("resting", "away", "last report", "failed", "round 2: <script>"):
         assert text in narrow
-    assert "power" in wide
-    assert not any(name in narrow for name in ("power", "144 B"))
+    assert "cost of a round" in wide
+    assert not any(name in narrow for name in ("cost of a round", "144 B"))
 
 
 def test_a_run_that_no_server_serves_says_so(run: Path) -> None:

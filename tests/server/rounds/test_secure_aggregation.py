@@ -190,7 +190,7 @@ FORGERIES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "another client's keys": ("keys", "its answer names client 5", lambda f: change(f, client=5)),
     "unsigned keys": (
         "keys",
-        "not signed by its device",
+        "have no valid signature of its device",
         lambda f: change(f, commitment=bytes(32)),
     ),
     "another device": ("keys", "a key that is not its device's key", resigned),

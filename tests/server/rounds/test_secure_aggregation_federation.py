@@ -98,7 +98,7 @@ def test_a_client_that_leaves_is_left_out_and_two_abandon_the_round(settings: Se
     result = RunResult.read(serve(config, grid))
     assert [event.reports for event in result.rounds] == [3, 0, 4]
     assert result.rounds[1].problem == (
-        "the round is abandoned: 2 of 4 clients sent masked reports, and 3 are needed"
+        "the round is abandoned: 2 of 4 clients sent masked reports, but 3 are needed"
     )
     assert [len(event.clients) for event in result.rounds] == [3, 2, 4]
     assert len(read_releases(Path(config.out) / RELEASES_FILE)) == 2

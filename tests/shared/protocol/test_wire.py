@@ -276,7 +276,7 @@ def test_an_instruction_out_of_range_is_refused(field: str, bad: float) -> None:
 
 @pytest.mark.parametrize(("kind", "offset"), [(Kind.TRAIN, 24), (Kind.EVALUATE, 16)])
 def test_an_unknown_choice_is_refused(kind: Kind, offset: int) -> None:
-    with pytest.raises(FrameError, match=r"9 is no (SeedPolicy|Split)"):
+    with pytest.raises(FrameError, match=r"9 is not a valid (SeedPolicy|Split)"):
         type(FRAMES[kind]).decode(resealed(kind, offset, "<B", 9))
 
 

@@ -342,8 +342,8 @@ def test_a_former_key_is_read_and_its_present_one_named(caplog: pytest.LogCaptur
     (line,) = caplog.messages
     assert line.startswith("model.device: this setting is called model.torch-device now")
     assert mistakes({"model.device": "cpu", "model.torch-device": "cpu"}) == [
-        "model.device: there is no such setting; it is called model.torch-device now, which is "
-        "given, too"
+        "model.device: there is no such setting; it is now called model.torch-device, which is "
+        "also given"
     ]
 
 

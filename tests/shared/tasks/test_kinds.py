@@ -443,6 +443,6 @@ def test_a_federation_takes_a_choice_with_listed_candidates(
 
 
 def test_a_federation_refuses_tasks_that_it_cannot_evaluate_by_counts(settings: Settings) -> None:
-    refusal = "task open choice: a federation evaluates .* candidates differ from row to row"
+    refusal = "task open choice: a federation counts .* candidates differ from row to row"
     with pytest.raises(ConfigError, match=refusal):
         simulate(config_of(settings, task="record"))

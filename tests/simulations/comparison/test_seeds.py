@@ -30,7 +30,7 @@ def test_an_open_data_seed_follows_the_seed(given: str, drawn: list[int], tmp_pa
     assert [config.data.seed for config in runs.values()] == drawn
     assert [config.out for config in runs.values()] == [f"runs/seed-{seed}" for seed in (0, 1, 7)]
     sentence = describe_seeds([config.flat() for config in runs.values()])
-    assert ("one split" in sentence) == bool(given == "data.seed=3")
+    assert ("all seeds use the same split" in sentence) == bool(given == "data.seed=3")
 
 
 def test_a_recorded_run_keeps_its_settings_and_a_wrong_seed_is_named_once() -> None:

@@ -55,7 +55,7 @@ def test_settings_that_a_run_chose_take_one_line(
     folder = write_result(tmp_path / "run", content)
     print_result(folder, RunResult.read(folder))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "chosen by default: rounds = 20, adapter.layers = top:1; why: result.json" in printed
+    assert "chosen by default: rounds = 20, adapter.layers = top:1; reasons: result.json" in printed
     assert "reason" not in printed
 
 

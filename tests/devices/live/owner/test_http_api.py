@@ -383,7 +383,7 @@ def test_large_bodies_are_refused_with_and_without_a_length(client: Client) -> N
 def test_other_paths_and_methods_are_refused(client: Client) -> None:
     unknown = client.get("/")
     assert unknown.status_code == 404
-    assert "there are /healthz, /classify, /feedback" in unknown.json()["error"]["message"]
+    assert "use one of /healthz, /classify, /feedback" in unknown.json()["error"]["message"]
     assert client.get("/classify").status_code == 405
     assert client.request("DELETE", "/v1/models").status_code == 405
     assert "error" in client.get("/etc/passwd").json()

@@ -375,8 +375,8 @@ def _other(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "problem"),
     [
         (_without, "has a readout without a description"),
-        (_other("labels", 3), "3 labels and 32 features does not match its layout"),
-        (_other("features", 31), "2 labels and 31 features does not match its layout"),
+        (_other("labels", 3), "3 labels and 32 features does not match the layout"),
+        (_other("features", 31), "2 labels and 31 features does not match the layout"),
         (_other("contrasts", [[1.0, 0.0]]), "contrasts are not 1 orthonormal rows"),
         (_other("contrasts", [["a", "b"]]), "could not convert"),
         (_other("contrasts", [[float("nan"), 0.0]]), "contrasts are not 1 orthonormal rows"),
@@ -418,7 +418,7 @@ def test_features_that_differ_from_the_models_are_found(made: Made, tmp_path: Pa
 
 
 def test_a_program_of_the_other_kind_is_refused(made: Made) -> None:
-    with pytest.raises(DeviceError, match=r"a program with a readout, but one with adapters"):
+    with pytest.raises(DeviceError, match=r"has a readout, but a program with adapters"):
         PhoneProgram(made()[1])
 
 

@@ -117,7 +117,7 @@ def test_a_round_with_too_few_in_all_buckets_is_abandoned(tmp_path: Path) -> Non
     server, grid = make_rounds(tmp_path, 12, minimum=12, bucket=4)
     grid.leaves = {next(iter(grid.clients)): "report"}
     assert server.run_round().total.problem == (
-        "the round is abandoned: 11 of 12 clients are in a sum, and 12 are needed"
+        "the round is abandoned: 11 of 12 clients are in a sum, but 12 are needed"
     )
 
 
