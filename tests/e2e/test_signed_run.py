@@ -78,7 +78,7 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
         *("server", "sign", "--key", str(key), "--out", str(file)),
         *assignments(SETTINGS),
     )
-    assert "1 steps of 2 directions, of its own, on 4 examples" in shown
+    assert "1 steps of 2 directions, different for every client, on 4 examples" in shown
     assert "whatever the server asks: 4 projected gradients" in shown
     shutil.copytree(keys, folder / "signed" / "run" / KEYS_FOLDER)
     with LiveRun(folder / "signed", SETTINGS, NAMES, address) as live:

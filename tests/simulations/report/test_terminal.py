@@ -56,7 +56,8 @@ def test_settings_that_a_run_chose_take_one_line(
     print_result(folder, RunResult.read(folder))
     printed = " ".join(capsys.readouterr().out.split())
     assert "chosen by default: rounds = 20, adapter.layers = top:1; reasons: result.json" in printed
-    assert "reason" not in printed
+    assert "the reason for it" not in printed
+    assert "another reason" not in printed
 
 
 def test_a_run_that_validation_shows_no_gain_of_says_so(
