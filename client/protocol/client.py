@@ -228,7 +228,7 @@ class Client:
         return refusal
 
     def take_private_rounds(self) -> bool:
-        """Take the private rounds due from one state; return whether there were any.
+        """Carry out the due private rounds that start from one state; return whether any were due.
 
         Nothing is sent. An interruption leaves a ledger of complete rounds, and the next call
         continues from that ledger.

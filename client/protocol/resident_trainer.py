@@ -298,7 +298,7 @@ class ResidentTrainer:
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Take the private rounds due from one state of a run, even before any message.
+        """Carry out the due private rounds that start from one state, even before any message.
 
         Earlier runs come first: their private rounds come to an end, whereas the latest run may
         always have more. Nothing is sent. An interruption loses at most the unfinished round.
@@ -326,9 +326,9 @@ class ResidentTrainer:
         return self._current[0] if self._client.take_private_rounds() else b""
 
     def _take_earlier_private_rounds(self) -> bytes:
-        """Take the pending private rounds from one state of an earlier run.
+        """Carry out the pending private rounds that start from one state of an earlier run.
 
-        After a failure a run's private rounds are not tried again until this trainer is restarted.
+        If a run's private rounds fail, they are not tried again until this trainer is restarted.
 
         Returns:
             The run id; empty if none were taken.

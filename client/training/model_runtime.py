@@ -193,13 +193,13 @@ class ModelRuntime:
         return run
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Compute a readout's representations for a whole split, in fixed passes.
+        """Compute a readout's representations of all given prompts, always in the same passes.
 
-        The last bits of a readout's scores then depend only on the split. With adapters inside the
-        model there is nothing to prepare.
+        Rounding of a readout's scores then depends only on these prompts, and not on which of them
+        later share a batch. With adapters inside the model there is nothing to prepare.
 
         Args:
-            prompts: all prompts of a client's split, or of a part of it, in order.
+            prompts: all prompts of a client's split, or of the part of it that is used, in order.
         """
         if isinstance(self.forward, ReadoutForward):
             self.forward.prepare(prompts)

@@ -4,8 +4,9 @@
              · text (JSON) · start (float32, if the initial θ depends on the machine)
              · SHA-256 of all bytes before
     step     index u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
-             if D is computed, d of every group of parameters comes first and counts in n
-    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 to which θ returns · CRC-32
+             if D is computed, the n numbers begin with one d per group of parameters
+    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 · CRC-32
+             θ returns to its value after this number of records
 
 All numbers are little-endian. Every CRC-32 continues the previous CRC-32. The first CRC-32
 continues the CRC-32 of the header's hash. So a record is valid only in its position.

@@ -132,7 +132,7 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """The number of trained numbers; a state and a direction have as many numbers."""
+        """The number of trained numbers, which is the length of a state and of a direction."""
         return self.parts[-1].numbers.stop if self.parts else 0
 
     @cached_property
