@@ -286,8 +286,8 @@ class ResidentTrainer:
         other = self.runtime.under(self._local_config(run.config))
         if run.model_id != other.model_id:
             raise ModelError(
-                f"run {run.run_id.hex()} was trained with another model than "
-                f"{self.runtime.base.folder}; restore the model's files, or name another run"
+                f"run {run.run_id.hex()} was trained with a model other than the one "
+                f"in {self.runtime.base.folder}; restore the model's files, or name another run"
             )
         self._other = run.run_id, other
         return other
@@ -382,7 +382,9 @@ class ResidentTrainer:
             return scenario
         asked = describe_other_settings(self._scenarios, server_config.identity() | files)
         self._scenario_folder.record_refusal(asked)
-        raise ScenarioError(f"the server asks for {asked}")
+        raise ScenarioError(
+            f"the server asks for {asked}. No signed scenario allows this; ask the operator"
+        )
 
     def _signed_runs(self, scenario: SignedScenario | None, runtime: ModelRuntime) -> SignedRuns:
         record = self._scenario_folder.record_refusal

@@ -104,24 +104,25 @@ class TrajectoryHeader:
             TrajectoryError: if the header is damaged, or has an unknown version.
         """
         if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
-            raise TrajectoryError(f"it does not begin with {_MAGIC.decode()}")
+            raise TrajectoryError(f"the file does not begin with {_MAGIC.decode()}")
         _, version, _, text_bytes, start_bytes = _PREFIX.unpack_from(data)
         if version != TRAJECTORY_VERSION:
             raise TrajectoryError(
-                f"its version is {version}, but this Samara reads {TRAJECTORY_VERSION}"
+                f"the trajectory has version {version}, but this Samara reads only version "
+                f"{TRAJECTORY_VERSION}"
             )
         begin = _PREFIX.size + text_bytes
         end = begin + start_bytes
         checksum = data[end : end + _HASH_BYTES]
         if hashlib.sha256(data[:end]).digest() != checksum:
-            raise TrajectoryError("its header is damaged")
+            raise TrajectoryError("the trajectory's header is damaged")
         try:
             header = cls(**json.loads(data[_PREFIX.size : begin]))
         except (ValueError, TypeError) as error:
-            raise TrajectoryError(f"its header has other fields: {error}") from error
+            raise TrajectoryError(f"the trajectory's header has other fields: {error}") from error
         start = data[begin:end]
         if start and len(start) != 4 * header.size:
-            raise TrajectoryError("its start does not have the size of its space")
+            raise TrajectoryError("the initial θ does not have the size of the space")
         return header, start, end + _HASH_BYTES
 
     def differences(self, other: "TrajectoryHeader", portable: bool) -> str:

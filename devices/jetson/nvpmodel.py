@@ -174,9 +174,10 @@ def _set_power_mode(name: str) -> None:
     Raises:
         DeviceError: if the board has no such mode, or does not switch to it.
     """
-    number = read_power_modes().get(name)
+    modes = read_power_modes()
+    number = modes.get(name)
     if number is None:
-        raise DeviceError(f"the board has no power mode {name}")
+        raise DeviceError(f"the board has no power mode {name}; choose one of {', '.join(modes)}")
     said = _run("-m", str(number), with_root=True)
     if (mode := read_power_mode()) != name:
         last = said.strip().splitlines()[-1:] or ["nvpmodel printed nothing"]

@@ -256,7 +256,7 @@ def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
         DataError: if there are no rows, or a row's writer is not among `people`.
     """
     if not rows:
-        raise DataError("ceilings need at least one message")
+        raise DataError("there are no messages from which to compute the best accuracies")
     writer_of = {writer.user: writer for writer in people}
     common_hits: dict[str, list[bool]] = {}
     own_hits: dict[str, list[bool]] = {}
