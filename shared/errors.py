@@ -188,7 +188,7 @@ class CatchUpError(SamaraError):
 
 
 class LayoutError(SamaraError):
-    """An instruction is for another layout than the client's.
+    """An instruction's layout differs from the client's layout.
 
     The numbers are the first 4 bytes, big-endian, of the client's and the instruction's layout
     hash.

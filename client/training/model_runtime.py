@@ -230,7 +230,7 @@ class ModelRuntime:
         """Return a runtime with the same weights under other settings of adapter and run.
 
         Args:
-            config: settings with the same model, task and data as this runtime's. If the depth
+            config: settings with the same model, task and data as this runtime has. If the depth
                 differs, the model is loaded again.
         """
         self.free_buffers()  # two runtimes' staging buffers may not fit at once
@@ -368,7 +368,7 @@ class ModelRuntime:
         return scores.reshape(scores.shape[1:])
 
     def check_layout(self, layout_hash: bytes) -> None:
-        """Raise an error if an instruction's layout is not the adapter's.
+        """Raise an error if an instruction's layout is not the layout of the adapter.
 
         Raises:
             LayoutError: if the layouts differ.

@@ -34,7 +34,7 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
     """Return the ids of the board's power modes by name.
 
     Args:
-        file: configuration of nvpmodel; by default the system's.
+        file: configuration file of nvpmodel; by default the file of the system.
 
     Raises:
         DeviceError: if the file is missing or names no mode, for example on a machine other than a

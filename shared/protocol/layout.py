@@ -237,7 +237,7 @@ class Layout:
         return hashlib.sha256(self.to_json().encode()).digest()
 
     def check_hash(self, layout_hash: bytes, remedy: str) -> None:
-        """Check that an instruction's layout hash equals this layout's.
+        """Check that an instruction's layout hash is the hash of this layout.
 
         Args:
             layout_hash: 32 bytes, from the instruction.

@@ -569,7 +569,7 @@ def replay_records(
         The state after the last record, int64 [d], and that record, or None if there were none.
 
     Raises:
-        LedgerError: naming the first round whose digest differs from its record's.
+        LedgerError: naming the first round whose digest is not the one in its record.
     """
     try:
         return _replay_batches(start(), _batches(records(), CHECK_EVERY), layout, backend)
