@@ -68,7 +68,8 @@ class ResidentTrainer:
     Args:
         runtime: model runtime.
         data: examples of the client.
-        config: the device's settings. Settings that the device decides override the server's settings.
+        config: settings of the device. Where the device decides, they override the server's
+            settings.
         folder: folder of the client's sessions and personal ledgers; created if missing.
         growing: source of the examples if their number may grow, else None. It is read between
             messages.
