@@ -121,8 +121,8 @@ class LedgerError(SamaraError):
 class DiskError(LedgerError):
     """A disk is full, or refuses writes.
 
-    The first number is the problem: 1 for no space, 2 for a quota, 3 for a file size limit, 4 for a
-    read-only disk, 5 for an I/O error.
+    The first of `numbers` is the problem: 1 for no space, 2 for a quota, 3 for a file size limit,
+    4 for a read-only disk, 5 for an I/O error.
     """
 
     refusal_code = RefusalCode.DISK
@@ -188,7 +188,7 @@ class CatchUpError(SamaraError):
 
 
 class LayoutError(SamaraError):
-    """An instruction is for another layout than the client's.
+    """An instruction's layout differs from the client's layout.
 
     The numbers are the first 4 bytes, big-endian, of the client's and the instruction's layout
     hash.
@@ -200,7 +200,8 @@ class LayoutError(SamaraError):
 class TrainingError(SamaraError):
     """A training step cannot be taken, for example because a loss is not finite.
 
-    The first number is the local step, counted from 1; 0 if the problem is not in a single step.
+    The first of `numbers` is the local step, counted from 1; 0 if the problem is not in a single
+    step.
     """
 
     refusal_code = RefusalCode.TRAINING
@@ -258,8 +259,8 @@ class CodeError(DeviceError):
 class ScalarLimitError(SamaraError):
     """A report would hold more scalars than the owner of the examples allows.
 
-    The first number counts the requested scalars, the second the scalars that may still be sent
-    (docs/guides/privacy.md).
+    The first of `numbers` is the number of requested scalars. The second is the number of scalars
+    that may still be sent (docs/guides/privacy.md).
     """
 
     refusal_code = RefusalCode.SCALARS
@@ -274,8 +275,8 @@ class ScenarioError(SamaraError):
 class BatchLimitError(SamaraError):
     """A step or an evaluation would use fewer examples than their owner allows.
 
-    The first number counts the examples that would be used, the second is the least number allowed
-    (docs/guides/privacy.md).
+    The first of `numbers` is the number of examples that would be used. The second is the smallest
+    number allowed (docs/guides/privacy.md).
     """
 
     refusal_code = RefusalCode.BATCH

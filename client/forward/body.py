@@ -355,10 +355,11 @@ class PerturbedBody(ProvenBody):
         return known if known is None else [block.get_submodule(name) for name in known]
 
     def _find_full_input_parts(self) -> list[nn.Module] | None:
-        """Find the parts of the last block that have linear layers and need all positions.
+        """Find the parts of the last block that contain linear layers and need all positions.
 
-        The probe with NaN has shown that the other parts need only supervised positions. The
-        comparison here only shows that hidden states take the expected path through the block.
+        `find_position_wise_modules` has shown that the other parts need only supervised positions.
+        This function compares the block's outputs with all and with only these positions selected.
+        The comparison confirms that hidden states take the expected path through the block.
 
         Returns:
             The parts, or None if selecting positions does not give the right output.

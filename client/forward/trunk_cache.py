@@ -87,11 +87,11 @@ class MemoryCache(TrunkCache):
 
 
 class DiskCache(TrunkCache):
-    """A cache of files with checksums, one per sequence, usually in half precision.
+    """A cache with one checksummed file per sequence, usually in half precision.
 
-    A file's name is a hash of the sequence and of all other inputs of the output, such as the
-    model. So a cache never reads files of another model or task. Such files become the oldest files
-    over time, and the oldest files are evicted first.
+    A file is named by a hash of the sequence and of everything else that determines the output,
+    such as the model. So a cache never reads a file of another model or task. Files that are no
+    longer read become the oldest, and the oldest files are evicted first.
 
     Args:
         folder: folder of the files; runs and processes may share it.

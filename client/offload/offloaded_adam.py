@@ -92,7 +92,8 @@ class OffloadedAdam:
         """Check every layer's projectors in the backward passes inside the context.
 
         Args:
-            passes: number of backward passes; the sum of their gradients is checked.
+            passes: number of backward passes. The projectors are checked on the sum of their
+                gradients.
 
         Yields:
             The results of the checks, in the order of the backward pass.

@@ -88,7 +88,7 @@ class Personalizer:
         return True
 
     def take(self) -> bool:
-        """Take and record all private rounds that are due, and return whether there were any.
+        """Carry out and record all due private rounds, and return whether any were due.
 
         Raises:
             TrainingError, ReplayError, LedgerError: as in `take_next`.
@@ -99,7 +99,7 @@ class Personalizer:
         return taken > 0
 
     def take_next(self) -> bool:
-        """Take the private rounds that are due from one state, and return whether there were any.
+        """Carry out the due private rounds that start from one state; return whether any were due.
 
         An interruption leaves a ledger of whole rounds, from which the next call continues. A
         client without training examples waits until it has some.
@@ -126,7 +126,7 @@ class Personalizer:
         return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:
-        """Take the private rounds due from a state, and return the resulting private state.
+        """Carry out the due private rounds that start from a state, and return the private state.
 
         With ``personal.when = "end"``, recorded private rounds are not repeated, even if they
         started from another state.

@@ -120,7 +120,7 @@ def run_private_rounds(
     first: int = 1,
     began_with: tuple[DenseValues, ...] = (),
 ) -> NDArray[np.int64]:
-    """Take the private rounds of a client from one state, and return its private state.
+    """Carry out a client's private rounds that start from one state; return its private state.
 
     Args:
         learner: model and examples of the client.

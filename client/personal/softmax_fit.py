@@ -186,18 +186,18 @@ def fit_under_prior(
     readout: float,
     squared_norm: float,
 ) -> SoftmaxFit:
-    """Return the fit under Gaussian priors on the additions to the log-odds of two labels.
+    """Return the fit under Gaussian priors on its additions to the log-odds of every two labels.
 
-    The added log-odds of two labels are the difference of two scores, so their variance is twice
-    that of a contrast. The term of the prior is a sum of squares divided by 2·variance. This term
-    belongs to the total loss of n examples, and is divided by n for the mean loss.
+    An addition to log-odds is the difference of two added scores, so its variance is twice the
+    variance of a contrast. To the total loss of the n examples, a prior adds a sum of squared
+    contrasts, divided by twice the variance of a contrast. To the mean loss, it adds 1/n of this.
 
     Args:
         solve: solver.
         examples: n examples.
         contrasts: H, float64 [labels − 1, labels].
-        intercept: standard deviation of the intercept's log-odds.
-        readout: standard deviation of the readout's log-odds; 0 for no readout.
+        intercept: standard deviation of the intercept's additions to log-odds.
+        readout: standard deviation of the readout's additions to log-odds; 0 for no readout.
         squared_norm: mean squared norm of the features.
     """
     count = len(examples.labels)

@@ -96,7 +96,10 @@ class AnswerGuard(Guard):
         self._records.answer_log.add(task.instruction, answer, task.personal, self._trained)
 
     def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
-        """Log a refusal. A failure to log only warns, because a refusal reveals no examples."""
+        """Log a refusal.
+
+        If it cannot be logged, there is only a warning, because a refusal reveals no examples.
+        """
         try:
             self._records.answer_log.add_refusal(task.instruction, refusal, task.personal, error)
         except SamaraError as problem:

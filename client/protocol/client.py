@@ -228,7 +228,7 @@ class Client:
         return refusal
 
     def take_private_rounds(self) -> bool:
-        """Take the private rounds due from one state; return whether there were any.
+        """Carry out the due private rounds that start from one state; return whether any were due.
 
         Nothing is sent. An interruption leaves a ledger of complete rounds, and the next call
         continues from that ledger.
@@ -294,7 +294,9 @@ class Client:
     def _mask(self, frame: bytes) -> bytes:
         """Return the answer to a masking frame; the answer to sealed shares is empty."""
         if self._part is None or self._part.masking is None:
-            raise MaskingError("this client masks no reports in this run")
+            raise MaskingError(
+                "the server asks for masks, but this client masks no reports in this run"
+            )
         return self._part.masking.answer(frame)
 
     def _train(
@@ -322,7 +324,10 @@ class Client:
         """Take the local steps from a session's state, and return the report on them."""
         learner, terms, masking = self._learner, part.terms, part.masking
         if terms.privacy and terms.privacy.is_masked and masking is None:
-            raise MaskingError("this client masks no reports, but the run requires masked reports")
+            raise MaskingError(
+                "this client masks no reports, but the run requires masked reports; start the "
+                "client with `samara client up`"
+            )
         if instruction.track == INTERCEPT_TRACK:
             report = report_intercept(learner, terms, instruction, session.state)
         else:

@@ -68,7 +68,8 @@ class ResidentTrainer:
     Args:
         runtime: model runtime.
         data: examples of the client.
-        config: the device's settings. Settings that the device decides override the server's.
+        config: settings of the device. Where the device decides, they override the server's
+            settings.
         folder: folder of the client's sessions and personal ledgers; created if missing.
         growing: source of the examples if their number may grow, else None. It is read between
             messages.
@@ -286,8 +287,8 @@ class ResidentTrainer:
         other = self.runtime.under(self._local_config(run.config))
         if run.model_id != other.model_id:
             raise ModelError(
-                f"run {run.run_id.hex()} was trained with another model than "
-                f"{self.runtime.base.folder}; restore the model's files, or name another run"
+                f"run {run.run_id.hex()} was trained with a model other than the one "
+                f"in {self.runtime.base.folder}; restore the model's files, or name another run"
             )
         self._other = run.run_id, other
         return other
@@ -298,7 +299,7 @@ class ResidentTrainer:
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Take the private rounds due from one state of a run, even before any message.
+        """Carry out the due private rounds that start from one state, even before any message.
 
         Earlier runs come first: their private rounds come to an end, whereas the latest run may
         always have more. Nothing is sent. An interruption loses at most the unfinished round.
@@ -326,9 +327,9 @@ class ResidentTrainer:
         return self._current[0] if self._client.take_private_rounds() else b""
 
     def _take_earlier_private_rounds(self) -> bytes:
-        """Take the pending private rounds from one state of an earlier run.
+        """Carry out the pending private rounds that start from one state of an earlier run.
 
-        After a failure a run's private rounds are not tried again until this trainer is restarted.
+        If a run's private rounds fail, they are not tried again until this trainer is restarted.
 
         Returns:
             The run id; empty if none were taken.
@@ -382,7 +383,9 @@ class ResidentTrainer:
             return scenario
         asked = describe_other_settings(self._scenarios, server_config.identity() | files)
         self._scenario_folder.record_refusal(asked)
-        raise ScenarioError(f"the server asks for {asked}")
+        raise ScenarioError(
+            f"the server asks for {asked}. No signed scenario allows this; ask the operator"
+        )
 
     def _signed_runs(self, scenario: SignedScenario | None, runtime: ModelRuntime) -> SignedRuns:
         record = self._scenario_folder.record_refusal

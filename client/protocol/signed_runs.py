@@ -167,7 +167,9 @@ class SignedRuns:
     def _refuse_if(self, mistake: str) -> None:
         if mistake:
             self._record(mistake)
-            raise ScenarioError(f"the server asks for {mistake}")
+            raise ScenarioError(
+                f"the server asks for {mistake}. No signed scenario allows this; ask the operator"
+            )
 
     def _find_train_mistake(self, asked: TrainInstruction) -> str:
         for run in self._runs:

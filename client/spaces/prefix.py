@@ -115,7 +115,7 @@ class PrefixSpace(SharedPassSpace):
         length = (args[0] if args else kwargs["input_ids"]).shape[1]
         if kwargs.get("past_key_values") is not None:
             raise ModelError(
-                f"{self._base.folder}: the model was called with another cache than the "
+                f"{self._base.folder}: the model was called with a cache other than the "
                 "prefix; run whole sequences"
             )
         if self._length + length > self._base.context:

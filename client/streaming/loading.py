@@ -211,9 +211,9 @@ def _locations(
 def _packed_blocks(
     base: BaseModel, locations: list[dict[str, TensorLocation]]
 ) -> list[PackedBlock]:
-    """Return the layout of each block in memory.
+    """Return each block's layout in memory.
 
-    On a CPU, unquantized tensors keep their alignment in the memory-mapped checkpoint.
+    On a CPU, unquantized tensors keep the alignment that they have in the memory-mapped checkpoint.
     """
     maps = base.network.device.type == "cpu" and base.quantization == "none"
     return [

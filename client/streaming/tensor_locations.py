@@ -87,7 +87,7 @@ def tensor_locations(file: Path) -> dict[str, TensorLocation]:
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file}: its header is damaged: {error!r}; get the file again") from error
+        raise ModelError(f"{file}: the header is damaged: {error!r}; get the file again") from error
     end = max((location.offset + location.bytes for location in locations.values()), default=0)
     if size < end:
         raise ModelError(

@@ -111,7 +111,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return reply
 
     def _take_private_rounds(self) -> None:
-        """Take the private rounds that are due, between messages.
+        """Carry out the private rounds that are due, between messages.
 
         Models left over from a killed trainer are evaluated first. The personal model is evaluated
         after the private rounds from each state, before the next private rounds begin. A device

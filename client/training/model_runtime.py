@@ -193,13 +193,13 @@ class ModelRuntime:
         return run
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Compute a readout's representations for a whole split, in fixed passes.
+        """Compute a readout's representations of all given prompts, always in the same passes.
 
-        The last bits of a readout's scores then depend only on the split. With adapters inside the
-        model there is nothing to prepare.
+        Rounding of a readout's scores then depends only on these prompts, and not on which of them
+        later share a batch. With adapters inside the model there is nothing to prepare.
 
         Args:
-            prompts: all prompts of a client's split, or of a part of it, in order.
+            prompts: all prompts of a client's split, or of the part of it that is used, in order.
         """
         if isinstance(self.forward, ReadoutForward):
             self.forward.prepare(prompts)
@@ -230,7 +230,7 @@ class ModelRuntime:
         """Return a runtime with the same weights under other settings of adapter and run.
 
         Args:
-            config: settings with the same model, task and data as this runtime's. If the depth
+            config: settings with the same model, task and data as this runtime has. If the depth
                 differs, the model is loaded again.
         """
         self.free_buffers()  # two runtimes' staging buffers may not fit at once
@@ -368,7 +368,7 @@ class ModelRuntime:
         return scores.reshape(scores.shape[1:])
 
     def check_layout(self, layout_hash: bytes) -> None:
-        """Raise an error if an instruction's layout is not the adapter's.
+        """Raise an error if an instruction's layout is not the layout of the adapter.
 
         Raises:
             LayoutError: if the layouts differ.

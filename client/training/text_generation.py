@@ -164,8 +164,8 @@ class _GrowingText:
     def add(self, logits: NDArray[np.float32]) -> str:
         """Append the next token, and return the text that became final with it.
 
-        A text that has ended gets a token too, so that it stays as long as the texts that share
-        its passes. No more of its text becomes final.
+        After its end, a text still gets tokens, so that it has as many as the other texts in the
+        same passes. No more text becomes final then.
 
         Args:
             logits: float32 [vocabulary], logits of the next token.

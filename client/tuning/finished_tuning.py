@@ -107,7 +107,7 @@ class FinishedTuning:
             The space in this state; None if the model's own weights were trained.
 
         Raises:
-            SamaraError: if the run's files are damaged, or give another state than recorded.
+            SamaraError: if the run's files are damaged, or do not give the recorded state.
         """
         space, digest = (
             self._trained(setup) if self.settings.is_first_order else self._replayed(setup)

@@ -4,8 +4,9 @@
              · text (JSON) · start (float32, if the initial θ depends on the machine)
              · SHA-256 of all bytes before
     step     index u32 · n u32 · learning rate f32 · CRC-32 · n × f32 · CRC-32
-             if D is computed, d of every group of parameters comes first and counts in n
-    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 to which θ returns · CRC-32
+             if D is computed, the n numbers begin with one d per group of parameters
+    revert   index u32 · 0 u32 · 0 f32 · CRC-32 · number of records u32 · CRC-32
+             θ returns to its value after this number of records
 
 All numbers are little-endian. Every CRC-32 continues the previous CRC-32. The first CRC-32
 continues the CRC-32 of the header's hash. So a record is valid only in its position.
@@ -103,24 +104,25 @@ class TrajectoryHeader:
             TrajectoryError: if the header is damaged, or has an unknown version.
         """
         if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
-            raise TrajectoryError(f"it does not begin with {_MAGIC.decode()}")
+            raise TrajectoryError(f"the file does not begin with {_MAGIC.decode()}")
         _, version, _, text_bytes, start_bytes = _PREFIX.unpack_from(data)
         if version != TRAJECTORY_VERSION:
             raise TrajectoryError(
-                f"its version is {version}, but this Samara reads {TRAJECTORY_VERSION}"
+                f"the trajectory has version {version}, but this Samara reads only version "
+                f"{TRAJECTORY_VERSION}"
             )
         begin = _PREFIX.size + text_bytes
         end = begin + start_bytes
         checksum = data[end : end + _HASH_BYTES]
         if hashlib.sha256(data[:end]).digest() != checksum:
-            raise TrajectoryError("its header is damaged")
+            raise TrajectoryError("the trajectory's header is damaged")
         try:
             header = cls(**json.loads(data[_PREFIX.size : begin]))
         except (ValueError, TypeError) as error:
-            raise TrajectoryError(f"its header has other fields: {error}") from error
+            raise TrajectoryError(f"the trajectory's header has other fields: {error}") from error
         start = data[begin:end]
         if start and len(start) != 4 * header.size:
-            raise TrajectoryError("its start does not have the size of its space")
+            raise TrajectoryError("the initial θ does not have the size of the space")
         return header, start, end + _HASH_BYTES
 
     def differences(self, other: "TrajectoryHeader", portable: bool) -> str:

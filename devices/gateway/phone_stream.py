@@ -16,8 +16,9 @@ class PhoneStream(Protocol):
         """The address of the other end."""
 
     def keep(self) -> None:
-        """Protect this connection from eviction by new connections; the other end has proved its
-        key.
+        """Protect this connection from eviction by new connections.
+
+        It is called once the other end has proved that it holds its key.
         """
 
     async def write(self, message: ToPhone) -> None:
@@ -50,8 +51,9 @@ class GrpcStream:
         return self._connection.host if self._connection else ""
 
     def keep(self) -> None:
-        """Protect this connection from eviction by new connections; the other end has proved its
-        key.
+        """Protect this connection from eviction by new connections.
+
+        It is called once the other end has proved that it holds its key.
         """
         if self._connection:
             self._connection.keep()

@@ -9,11 +9,11 @@ from samara.shared.storage.files import make_private_folder, write_durably
 
 
 class RegisteredKeys:
-    """The clients' keys of a run. The gateway asks the server once per key, and stores each key in
-    a folder.
+    """The keys of a run's clients, as confirmed by the server.
 
-    A key that is revoked later stays in the folder, because the server itself refuses the answers
-    of its phone.
+    The gateway stores each confirmed key in a folder, and does not ask the server for it again. A
+    key that is revoked later stays in the folder. The server itself refuses the answers of the
+    phone with a revoked key.
 
     Args:
         known: keys that the server has confirmed, and their folder.

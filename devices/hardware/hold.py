@@ -172,7 +172,9 @@ def held(hold: Hold, say: Callable[[str], None]) -> Iterator[Held]:
 
 
 def run_held(hold: Hold, command: Sequence[str], say: Callable[[str], None]) -> int:
-    """Run a command to completion and return its exit status; a signal's number is negative.
+    """Run a command to completion and return its exit status.
+
+    The status is the negative number of the signal if a signal ended the command.
 
     SIGTERM is passed on to the command. A terminal's Ctrl-C reaches the command directly.
 

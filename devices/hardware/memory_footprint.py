@@ -122,7 +122,7 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
 def readout_footprint(
     shape: ModelShape, device: DeviceProfile, work: Workload, labels: int, examples: int
 ) -> MemoryFootprint:
-    """Predict the peak memory of a readout alone, over its first pass and its steps.
+    """Predict the peak memory of training only a readout: its first pass and its steps.
 
     The first pass computes the representations of the examples before the first step.
 

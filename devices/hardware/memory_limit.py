@@ -48,7 +48,7 @@ class LimitedRunResult:
 
     Attributes:
         killed: whether the limit ended the process.
-        status: exit status of the process; a signal's number is negative.
+        status: exit status of the process, or the negative number of the signal that ended it.
         step: last step that the command reported; None if it reported none.
         peak_bytes: largest sampled memory in bytes, without cached files that the kernel can drop.
         limit_bytes: memory limit of the run in bytes.
@@ -167,7 +167,7 @@ class CgroupLimit(MemoryLimit):
         (self.folder / self.limit_file).write_text(str(self.limit_bytes))
 
     def killed(self, status: int) -> bool:
-        """Return whether the process failed and the kernel killed a process of the group."""
+        """Return whether the process failed and the kernel killed a process of its group."""
         return status != 0 and self.kills() > 0
 
     def kills(self) -> int:

@@ -34,7 +34,7 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
     """Return the ids of the board's power modes by name.
 
     Args:
-        file: configuration of nvpmodel; by default the system's.
+        file: configuration file of nvpmodel; by default the file of the system.
 
     Raises:
         DeviceError: if the file is missing or names no mode, for example on a machine other than a
@@ -174,9 +174,10 @@ def _set_power_mode(name: str) -> None:
     Raises:
         DeviceError: if the board has no such mode, or does not switch to it.
     """
-    number = read_power_modes().get(name)
+    modes = read_power_modes()
+    number = modes.get(name)
     if number is None:
-        raise DeviceError(f"the board has no power mode {name}")
+        raise DeviceError(f"the board has no power mode {name}; choose one of {', '.join(modes)}")
     said = _run("-m", str(number), with_root=True)
     if (mode := read_power_mode()) != name:
         last = said.strip().splitlines()[-1:] or ["nvpmodel printed nothing"]

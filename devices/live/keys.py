@@ -48,7 +48,8 @@ def read_client_index(file: Path) -> int:
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeviceError(
-            f"{file}: this key is not on an elliptic curve, as Flower requires; give another --key"
+            f"{file}: Flower requires a key on an elliptic curve, and this key is of another kind; "
+            f"give another --key"
         )
     if (client := index_in_key_file(content)) is not None:
         return client

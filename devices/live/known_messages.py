@@ -59,7 +59,7 @@ def hide_insertions(line: str) -> str:
 
 
 def _shown(text: str, depth: int) -> str | None:
-    """Return a text with its insertions hidden; None if it matches no message of the code."""
+    """Return a text with the inserted values hidden; None if no message in the code matches it."""
     for message in _messages():
         if message.words in text and (match := message.pattern.fullmatch(text)):
             break

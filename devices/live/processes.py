@@ -99,7 +99,10 @@ class SupervisedProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status if the process has ended; a signal's number is negative."""
+        """The exit status if the process has ended, otherwise None.
+
+        It is the negative number of the signal if a signal ended the process.
+        """
         return self._process.poll() if self._process else None
 
     def start(self) -> None:

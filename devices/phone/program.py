@@ -65,8 +65,8 @@ class ReplayModule(SeededModule):
 def replayed(state: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
     """Return state + Σ c·z modulo 2⁶⁴, int64 [d].
 
-    Halves of the terms are added, because ExecuTorch's `sum` of int64 adds in floats and is not
-    exact.
+    The first half of the terms is added to the second half until one term is left, because
+    ExecuTorch's `sum` adds int64 numbers as floats, which is not exact.
 
     Args:
         state: int64 [d], unit 2⁻⁵¹.

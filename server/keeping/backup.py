@@ -109,7 +109,9 @@ def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
         return _write(run, target, moved=False)
     with lock_run(run):
         if served := [lock for lock in _ledger_locks(run) if is_locked(lock)]:
-            raise SamaraError(f"{served[0]}: a server still writes to this ledger; end it first")
+            raise SamaraError(
+                f"{served[0]}: a server is still writing to this ledger; stop it first"
+            )
         marker = run / MOVED_FILE
         mark = {"time": _now(), "file": str(target)}
         try:  # marked first, so that a crash never leaves two active runs

@@ -61,7 +61,8 @@ def extract_backup(file: Path, folder: Path) -> list[str]:
             _, version = _HEADER.unpack(header)
             if version != _VERSION:
                 raise ArchiveError(
-                    f"{file}: has version {version}; update Samara, which supports {_VERSION}"
+                    f"{file}: has version {version}, but this Samara supports only version "
+                    f"{_VERSION}; update Samara"
                 )
             digest = hashlib.sha256(header)
             for piece in _before_the_hash(opened):

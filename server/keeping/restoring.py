@@ -108,7 +108,8 @@ def _read_manifest(folder: Path, file: Path) -> _Manifest:
         raise damaged(file, "does not hold a run") from error
     if manifest.format != FORMAT:
         raise ArchiveError(
-            f"{file}: has format {manifest.format}; update Samara, which supports {FORMAT}"
+            f"{file}: has format {manifest.format}, but this Samara supports only format {FORMAT}; "
+            "update Samara"
         )
     if any(".." in name.split("/") or name.startswith("/") for name in manifest.rounds):
         raise damaged(file, "names a folder outside the run")

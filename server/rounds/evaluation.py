@@ -45,11 +45,13 @@ def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
     for column in evaluation.columns:
         if (count := int(column.counts.sum())) > most_predictions:
             raise ReportError(
-                f"it counts {count} examples in column {column.name!r}, but its hello declared "
-                f"{most_predictions}"
+                f"the evaluation counts {count} examples in column {column.name!r}, but the "
+                f"client's hello declared {most_predictions}"
             )
         if abs(column.mean_loss) > MAX_GRADIENT:
-            raise ReportError(f"its loss in column {column.name!r} is over {MAX_GRADIENT:g}")
+            raise ReportError(
+                f"the loss in column {column.name!r} is over {MAX_GRADIENT:g}, the largest allowed"
+            )
 
 
 def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluation:
@@ -67,7 +69,9 @@ def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluati
     """
     columns = tuple(column for column in evaluation.columns if column.name in requested)
     if not columns:
-        raise ReportError(f"it evaluates none of the requested columns: {', '.join(requested)}")
+        raise ReportError(
+            f"the evaluation has none of the requested columns: {', '.join(requested)}"
+        )
     return replace(evaluation, columns=columns)
 
 

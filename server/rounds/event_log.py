@@ -317,7 +317,7 @@ def client_fields(
 def hidden_client_fields(
     scalars: int, clients: Iterable[int], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
 ) -> dict[str, dict[str, Any]]:
-    """Return the per-client fields of a round's event if the server sees only sums of reports.
+    """Return a round's per-client fields for a run in which the server sees only sums of reports.
 
     Args:
         scalars: number of projected gradients that each client has reported.

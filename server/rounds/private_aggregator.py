@@ -333,10 +333,10 @@ class PrivateRoundAnswers(RoundAnswers):
 def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
     """Return the number of clients by which a sum is divided.
 
-    The divisor is the number of clients that the round waited for, or the noised count if this is
-    more than `_SURE` standard deviations lower. Noise alone makes the count that low about once in
-    700 rounds. Division by a count near 0 would give a very long update of pure noise. The divisor
-    is therefore at least `_SURE` standard deviations of the noise.
+    The divisor is the number of clients that the round waited for, unless the noised count is lower
+    by more than `_SURE` standard deviations of the noise. Noise alone makes the count that low
+    about once in 700 rounds. The divisor is then the noised count, but at least `_SURE` standard
+    deviations, because division by a count near 0 would give a very long update of pure noise.
 
     Args:
         total: the sum, with the noised count.

@@ -361,7 +361,7 @@ class ReplyValidator:
     def _add_late_report(
         self, result: ValidatedReplies[Report], reply: Message, number: int
     ) -> None:
-        """Add a reply to an earlier round's instruction to the result, or refuse it."""
+        """Add a late report, which answers an earlier round's instruction, or refuse it."""
         entry = self._entry_of(reply)
         if entry is None:
             return

@@ -165,7 +165,7 @@ class SecureAggregation:
         return replace(request, messages=messages, wanted_reports=wanted)
 
     def finish(self, replies: Iterable[Message]) -> "MaskedAnswers":
-        """Return the answers to a round with masks, with the sum or sums of the masked reports.
+        """Return the answers to a masked round, and the sum or sums of the masked reports.
 
         Args:
             replies: replies to the train instruction.

@@ -227,7 +227,8 @@ def read_damping(file: Path, base: BaseModel) -> Damping:
     size = base.features
     if metadata.get("model_id") != base.model_id.hex() or mean.shape != (size,):
         raise ConfigError(
-            f"{file}: this damping belongs to another model than {base.folder}; {remedy}"
+            f"{file}: this damping belongs to another model, not to the one in {base.folder}; "
+            f"{remedy}"
         )
     numbers = [mean, root]
     if root.shape != (size, size) or any(

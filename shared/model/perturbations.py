@@ -54,7 +54,10 @@ class WeightMap:
         if self.start is None:
             return to_float32(elements)
         if np.any(np.abs(elements) >= STATE_LIMIT):
-            raise ReplayError("the state is too large to add the start to; lower learning-rate")
+            raise ReplayError(
+                "the initial weights cannot be added to the state, because its numbers are too "
+                "large; lower learning-rate"
+            )
         return to_float32(self.start.values + elements)
 
     def directions(self, z: NDArray[np.int16] | torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,8 @@ torch gives float32 products to MKL, which uses only AVX2 on processors not made
 also part of torch, uses all instruction sets. On a core of an AMD EPYC with AVX-512, oneDNN is
 twice as fast as MKL (docs/measurements/one-device-costs.md). oneDNN spends more time than MKL on
 the preparation of a product, so small products use torch's default. oneDNN caches one preparation
-of half a MiB for each set of shapes. The default limit is 1,024 preparations, but the passes of a
-micro-batch need about ten.
+of half a MiB for each set of shapes, up to 1,024 by default. The passes of a micro-batch need about
+ten, so this module lowers the default limit to 64.
 """
 
 import os

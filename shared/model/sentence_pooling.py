@@ -291,7 +291,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _activation(folder: Path, name: Any) -> nn.Module:
-    """Return the activation with the name of a torch class, or the identity if the name is None."""
+    """Return the torch activation whose class has this name; the identity if the name is None."""
     if name is None:
         return nn.Identity()
     kind: Any = getattr(nn, str(name).rpartition(".")[2], None)

@@ -101,7 +101,7 @@ class LogBudget:
         budget.said = self._clock()
 
     def _count_later(self) -> None:
-        """Schedule a log line with the number of omitted lines, if an event loop runs."""
+        """Schedule a log line with the number of omitted lines, if an event loop is running."""
         if self._timer is None:
             with suppress(RuntimeError):
                 loop = asyncio.get_running_loop()

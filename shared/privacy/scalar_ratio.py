@@ -1,8 +1,9 @@
-"""The scalar ratio: the number of scalars that a client sent about a set of examples, divided by d.
+"""The scalar ratio: the number of scalars that a client has sent about a set of examples, over d.
 
-At a ratio of 1 the scalars determine the mean gradient of examples that do not change, and
-gradients reveal something about examples (docs/guides/privacy.md). A client counts projected
-gradients, losses and curvatures. The result of a run counts only projected gradients.
+d is the number of trained numbers. At a ratio of 1, the scalars determine the mean gradient of the
+set, provided that the set does not change. Gradients reveal something about examples
+(docs/guides/privacy.md). A client counts projected gradients, losses and curvatures. The result of
+a run counts only projected gradients.
 """
 
 from collections.abc import Iterable, Mapping

@@ -238,7 +238,7 @@ def _read_origin(data: bytes) -> BasisOrigin:
     """
     content = read_safetensors_metadata(data, _METADATA_KEY)
     if content.pop("format") != FORMAT:
-        raise ValueError(f"another format than {FORMAT!r}")
+        raise ValueError(f"the format is not {FORMAT!r}")
     origin = BasisOrigin(**content)
     for name, kind in BasisOrigin.__annotations__.items():
         if not isinstance(getattr(origin, name), kind):

@@ -211,7 +211,12 @@ def orthogonal_stride(count: int) -> int:
 
 
 def orthogonal_scale(count: int, size: int) -> int:
-    """Return the absolute value of an element in a block of `size` coordinates out of `count`."""
+    """Return the absolute value of an orthogonal row's elements inside its block.
+
+    Args:
+        count: number of elements of a row, d.
+        size: number of coordinates of the block, m.
+    """
     return min(math.isqrt((2 * _UNIT_ELEMENT) ** 2 * count // size) + 1 >> 1, _LARGEST_ELEMENT)
 
 

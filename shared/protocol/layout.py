@@ -132,7 +132,7 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """The number of trained numbers; a state and a direction have as many numbers."""
+        """The number of trained numbers, which is the length of a state and of a direction."""
         return self.parts[-1].numbers.stop if self.parts else 0
 
     @cached_property
@@ -237,7 +237,7 @@ class Layout:
         return hashlib.sha256(self.to_json().encode()).digest()
 
     def check_hash(self, layout_hash: bytes, remedy: str) -> None:
-        """Check that an instruction's layout hash equals this layout's.
+        """Check that an instruction's layout hash is the hash of this layout.
 
         Args:
             layout_hash: 32 bytes, from the instruction.

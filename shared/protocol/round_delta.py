@@ -322,8 +322,8 @@ class RoundDelta:
             kept: result of the complete delta's `encode_contributors`.
 
         Raises:
-            FrameError: if the token stands for other contributors, or the contributors are out of
-                order.
+            FrameError: if this delta's token was not computed from `kept`, or the contributors in
+                `kept` are out of order.
         """
         each, rest = divmod(len(kept) - TOKEN_BYTES, _CONTRIBUTOR.size)
         if rest or each < 1 or self.contributors or _commitment(kept) != self.token:

@@ -98,7 +98,7 @@ def normalize_public_key(public_key: bytes) -> bytes:
     try:
         key = load_pem_public_key(public_key)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise DeviceError("not a public key (PEM)") from error
+        raise DeviceError("the key is not a PEM public key") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise DeviceError("not a public key on an elliptic curve")
+        raise DeviceError("the key is not an elliptic-curve public key")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

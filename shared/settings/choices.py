@@ -125,7 +125,7 @@ def _best(flat: Mapping[str, Any]) -> Choice:
 
 
 def _readout_every(flat: Mapping[str, Any]) -> Choice:
-    """Return a readout's number of rounds between validations."""
+    """Return the number of rounds between the validations of a run with a readout."""
     best = flat.get(BEST, AUTO)
     if (_best(flat).value if best == AUTO else best) != "loss":
         return Choice(USUAL_EVERY, "validations do not decide which round the run returns to")

@@ -230,7 +230,7 @@ def _write_entry(entry: _Entry, reader: "_Reader", folder: Path, file: Path) -> 
         os.fsync(out.fileno())
     os.utime(target, ns=(entry.modified_ns, entry.modified_ns))
     if digest.hexdigest() != entry.sha256:
-        raise damaged(file, f"{entry.path} has another hash than listed")
+        raise damaged(file, f"the hash of {entry.path} differs from the listed hash")
 
 
 class _Reader:

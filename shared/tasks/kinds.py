@@ -165,7 +165,7 @@ class ClassificationTask(AnsweredTask):
 
     @property
     def question_after_word(self) -> str:
-        """The part of the question after the label word, or an empty text without a question."""
+        """The part of the question after the label word; empty if there is no question."""
         return self._question_parts()[1]
 
     def render(self, fields: Mapping[str, str]) -> str:

@@ -256,7 +256,7 @@ def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
         DataError: if there are no rows, or a row's writer is not among `people`.
     """
     if not rows:
-        raise DataError("ceilings need at least one message")
+        raise DataError("there are no messages from which to compute the best accuracies")
     writer_of = {writer.user: writer for writer in people}
     common_hits: dict[str, list[bool]] = {}
     own_hits: dict[str, list[bool]] = {}
@@ -273,9 +273,9 @@ def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
 def pretraining_text(count: int, seed: int) -> Iterator[str]:
     """Yield `count` generated texts for pretraining a base model.
 
-    Each text is a message with verdicts on it, in random order. The verdicts are by named readers,
-    who are the same people in all texts, and by "i", a random person with the public's preferences.
-    Readers for whom the cues cancel out give no verdict.
+    Each text is a message, followed by readers' verdicts on it in random order. Named readers are
+    the same people in all texts. The reader "i" is a new random person in each text, with the
+    public's preferences. A reader for whom the message's cues cancel out gives no verdict.
     """
     readers = [_reader(seed, index) for index in range(READERS)]
     for index in range(count):

@@ -201,12 +201,12 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
         raise DataError(
             f"{name!r}: {'' if is_local else 'no file or folder of this name, and it '}cannot be "
             f"loaded as a Hugging Face data set ({reason}); check the name and the connection, or "
-            "save the rows as train.jsonl in a folder and give its path"
+            "save the rows as train.jsonl in a folder, and give the path of this folder"
         ) from error
     if "train" not in data_set:
         raise DataError(
             f"{name!r}: the data set has no split 'train', only {', '.join(data_set)}; "
-            "save its rows as train.jsonl in a folder and give its path"
+            "save the rows as train.jsonl in a folder, and give the path of this folder"
         )
     splits = {}
     for split in SPLITS:

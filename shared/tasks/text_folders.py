@@ -14,15 +14,15 @@ PLAIN_TEXT_SUFFIXES = (".txt", ".md")
 
 
 def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row]:
-    """Read the texts of a folder, in the order of labels or persons and then of file names.
+    """Read the texts of a folder, sorted by subfolder and then by file name.
 
     Args:
-        folder: folder with one folder per label, named by a value or a word of the label. For plain
-            texts, a folder with one folder per person, named after the person. Names that begin
-            with a dot are ignored, so that a text can be written under such a name and then
-            renamed.
-        task: task of plain texts, or with one text field and a label.
-        problems: output list of problems with single files.
+        folder: folder with a subfolder of texts for each label, named by the label's value or word.
+            For plain texts, there is a subfolder for each person, named after the person. Names
+            that begin with a dot are ignored, so that a text can be written under such a name and
+            then renamed.
+        task: task of plain texts, or task with one text field and a label.
+        problems: list to which problems with individual files and subfolders are appended.
 
     Returns:
         Rows whose time is their file's modification time.

@@ -70,7 +70,10 @@ class SignedScenario:
                 version, or was changed after the signature.
         """
         if len(data) > MAX_SCENARIO_BYTES:
-            raise ScenarioError(f"a signed scenario has at most {MAX_SCENARIO_BYTES} bytes")
+            raise ScenarioError(
+                f"this signed scenario is larger than {MAX_SCENARIO_BYTES} bytes, the most "
+                "allowed; get the operator's file again"
+            )
         lines = data.split(b"\n")
         if len(lines) != _LINES + 1 or lines.pop():
             raise ScenarioError(
@@ -91,7 +94,7 @@ class SignedScenario:
             raise ScenarioError(f"not a signed scenario: {error}") from error
         if not is_signed_by(operator, signature, _signed_bytes(lines[1], files)):
             raise ScenarioError(
-                "its signature is wrong: the file was changed after the operator signed it; copy "
+                "the signature is wrong: the file was changed after the operator signed it; copy "
                 "the file again"
             )
         RunTerms.of(settings)

@@ -138,7 +138,7 @@ def apply(
         typer.Option("--personal", help="Add the private rounds of an exported ledger file."),
     ] = None,
 ) -> None:
-    """Show the answers to a text of the base, global and personal model, or of a tuned model.
+    """Show how the base, global and personal models, or a tuned model, answer a text.
 
     Example: samara adapter apply runs/first "what a day" --client 3
     """

@@ -120,7 +120,7 @@ class Clients:
         """Return the session at the state from which an instruction starts.
 
         Raises:
-            CatchUpError: if the session has another round or digest than the instruction.
+            CatchUpError: if the session's round or digest is not the one in the instruction.
         """
         return session_at(self._session, self._runtime(0), instruction, CatchUp())
 

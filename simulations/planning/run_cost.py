@@ -52,13 +52,13 @@ class RunSize:
         numbers: number d of trained numbers.
         examples: number of examples of all clients and splits.
         tokens: mean number of tokens of an example.
-        training: number of training examples of all clients that the run uses.
-        validation: number of validation examples of all clients that the run uses.
-        test: number of test examples of all clients that the run uses.
+        training: number of training examples that the run uses, over all clients.
+        validation: number of validation examples that the run uses, over all clients.
+        test: number of test examples that the run uses, over all clients.
         validations: number of evaluations of the global model on validation examples.
         tests: number of evaluations of the global model on test examples.
-        personal_columns: number of models that are compared at the end, on validation examples and
-            on test examples.
+        personal_columns: number of models that are compared at the end on validation examples, and
+            number of models that are compared on test examples.
         model_numbers: number of the model's weights.
         damping_rows: number of tokens of the texts on which the damping is measured, divided by the
             mean number of tokens of an example.
@@ -194,5 +194,5 @@ def _step_cost(size: RunSize, row: RowCost) -> float:
 
 
 def _kept_row_cost(size: RunSize) -> float:
-    """Return the seconds for an example's scores from the cached output of its first pass."""
+    """Return the seconds to score an example from the cached output of its first pass."""
     return size.labels * (SCORE + PRODUCT * size.features) + FEATURE * size.features

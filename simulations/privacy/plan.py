@@ -198,7 +198,7 @@ def plan_table(run: PlannedRun) -> Table:
 
 
 def warn_of_plan(run: PlannedRun) -> str:
-    """Return a warning if the noise of an ε exceeds the signal; otherwise empty.
+    """Return a warning if the noise that an ε requires exceeds the signal; otherwise "".
 
     Readouts whose total noise exceeded the largest possible signal gained at most a third of their
     noiseless gain (docs/measurements/privacy-costs.md).

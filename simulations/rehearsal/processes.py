@@ -210,7 +210,7 @@ class RehearsedClient:
 
     @property
     def was_ready(self) -> bool:
-        """Return whether the client's trainer has been ready."""
+        """Return whether the client's trainer has been ready at least once."""
         return _READY in self._text()
 
     def _text(self) -> str:

@@ -185,7 +185,7 @@ class _Rehearsal:
             end_process(self._server)
 
     def _tend(self) -> None:
-        """Record news, start and end faults, and check on the clients."""
+        """Read new events, begin or end the faults that are due, and check on the clients."""
         events = self._metrics.read_new()
         for event in events:
             if event["event"] == "round":

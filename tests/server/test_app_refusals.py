@@ -107,8 +107,11 @@ def test_a_client_counts_in_the_columns_that_it_has(settings: Settings) -> None:
     *_, validation, test = read_result(serve(config, grid))["evaluations"]
     assert set(validation["columns"]) == {"personalized"}
     assert set(validation["columns"]["personalized"]["clients"]) == {"0"}
-    assert validation["refused"]["1"] == "it evaluates none of the requested columns: personalized"
-    assert "it counts" in validation["refused"]["2"]
+    assert (
+        validation["refused"]["1"]
+        == "the evaluation has none of the requested columns: personalized"
+    )
+    assert "the evaluation counts" in validation["refused"]["2"]
     assert test["refused"] == {}
     assert not {"best", "intercept"} & set(test["columns"])
     clients = {name: set(column["clients"]) for name, column in test["columns"].items()}

@@ -74,7 +74,7 @@ class Phone:
         return client.answer(task)
 
     def take_private_rounds(self) -> None:
-        """Take the private rounds that are due in the latest run; they stay on the phone.
+        """Carry out the due private rounds of the latest run; their results stay on the phone.
 
         Raises:
             TrainingError: as in `Client.take_private_rounds`.

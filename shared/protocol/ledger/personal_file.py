@@ -244,7 +244,9 @@ class PersonalFile:
             state = replay(state, [scalars, *pulled], layout.distribution)
         state = replay(state, [Shrink(bits) for bits in self.closing], layout.distribution)
         if digest(layout.hash, state) != self.digest:
-            raise LedgerError("the scalars replay to another digest than the file states")
+            raise LedgerError(
+                "the digest of the replayed scalars differs from the digest in the file"
+            )
         return state
 
 

@@ -107,9 +107,12 @@ class LedgerHeader:
         """
         letters, version, _, track, run_id, layout_hash = _IDENTITY.unpack_from(data)
         if letters != magic:
-            raise LedgerError(f"it does not begin with {magic.decode()}")
+            raise LedgerError(f"the file does not begin with {magic.decode()}")
         if not LEDGER_VERSION <= version <= newest:
-            raise LedgerError(f"ledger version {version} is not {newest}; update Samara")
+            raise LedgerError(
+                f"the ledger has version {version}, but this Samara reads only version {newest}; "
+                "use the Samara version that wrote it"
+            )
         return cls(track, run_id, layout_hash)
 
     @property
@@ -333,7 +336,7 @@ def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
     for expected in range(start.round + 1, start.round + rounds + 1):
         fields = _read_start(stream, expected)
         if fields is None:
-            raise LedgerError(f"there is no round {expected}")
+            raise LedgerError(f"the segment ends before round {expected}")
         stream.seek(fields.length + HASH_BYTES, os.SEEK_CUR)
         start = Position(expected, stream.read(HASH_BYTES))
     if len(start.head) < HASH_BYTES:
@@ -349,7 +352,7 @@ def sent_span(stream: BinaryIO, number: int) -> tuple[int, int]:
     """
     fields = _read_start(stream, number)
     if fields is None:
-        raise LedgerError(f"there is no round {number}")
+        raise LedgerError(f"the segment ends before round {number}")
     begin = stream.tell() - _RECORD.size
     end = stream.seek(fields.length + _TRAILER_BYTES, os.SEEK_CUR)
     return begin, end
@@ -566,7 +569,7 @@ def replay_records(
         The state after the last record, int64 [d], and that record, or None if there were none.
 
     Raises:
-        LedgerError: naming the first round whose digest differs from its record's.
+        LedgerError: naming the first round whose digest is not the one in its record.
     """
     try:
         return _replay_batches(start(), _batches(records(), CHECK_EVERY), layout, backend)

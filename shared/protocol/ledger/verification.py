@@ -27,7 +27,8 @@ class VerifiedRound(NamedTuple):
     Attributes:
         round: number of the round.
         state: int64 [d], after the round.
-        record: record of the round; None for the initial state, which is zero or a snapshot's.
+        record: record of the round; None for the initial state, which is all zeros or comes from a
+            snapshot.
     """
 
     round: int

@@ -51,7 +51,8 @@ class Signed:
         try:
             self.runs.check(asked.encode(), personal)
         except ScenarioError as error:
-            return str(error).removeprefix("the server asks for ")
+            reason = str(error).removeprefix("the server asks for ")
+            return reason.removesuffix(". No signed scenario allows this; ask the operator")
         assert len(self.refused) == before
         return ""
 
@@ -125,7 +126,9 @@ def test_several_scenarios_are_several_runs(tmp_path: Path) -> None:
     none = SignedRuns([], LAYOUT_HASH, MODEL_ID, answered, refused.append)
     with pytest.raises(ScenarioError, match="the only signed runs are none") as said:
         none.check(first.round_of().encode())
-    assert str(said.value) == f"the server asks for {refused[-1]}"
+    assert str(said.value) == (
+        f"the server asks for {refused[-1]}. No signed scenario allows this; ask the operator"
+    )
 
 
 def test_evaluations_come_when_the_scenario_says(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_private_rounds_that_cannot_be_taken_wait_and_keep_nobody_from_others(
     for _ in range(2):
         assert waiting.take_private_rounds() == b""
     assert caplog.text.count(f"run {other_model.hex()} wait") == 1
-    assert "trained with another model" in caplog.text
+    assert "trained with a model other than the one" in caplog.text
     assert not is_idle(home)
 
 

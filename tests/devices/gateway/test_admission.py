@@ -60,7 +60,7 @@ def served(keys: list[SigningKey]) -> Iterator[Served]:
         (
             FromPhone(proof=Proof(public_key=b"-----BEGIN", signature=b"")),
             "UNAUTHENTICATED",
-            "not a public key",
+            "the key is not a PEM public key",
         ),
         (
             FromPhone(result=TaskResult(frame=bytes(MAX_ANSWER_BYTES + 1))),
@@ -277,7 +277,7 @@ def test_the_folder_of_keys_is_read_anew_when_a_file_changes(
     assert not admitted(keys[0].public)
     file.touch()
     assert not admitted(keys[0].public)
-    assert "one.pem: this key is not admitted: not a public key" in caplog.text
+    assert "one.pem: this key is not admitted: the key is not a PEM public key" in caplog.text
     file.write_bytes(keys[0].public)
     assert admitted(keys[0].public)
     assert not admitted(keys[1].public)

@@ -72,7 +72,9 @@ def test_another_file_and_another_version_are_named(backup: Path, tmp_path: Path
         extract_backup(tmp_path / "text", tmp_path)
     content = backup.read_bytes()
     (tmp_path / "later").write_bytes(content[:8] + b"\2" + content[9:])
-    with pytest.raises(ArchiveError, match="version 2; update Samara, which supports 1"):
+    with pytest.raises(
+        ArchiveError, match="version 2, but this Samara supports only version 1; update"
+    ):
         extract_backup(tmp_path / "later", tmp_path)
     with pytest.raises(ArchiveError, match="none: No such file"):
         extract_backup(tmp_path / "none", tmp_path)

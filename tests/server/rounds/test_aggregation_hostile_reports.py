@@ -136,8 +136,8 @@ def test_evaluations_are_bounded_by_what_a_client_introduced(
     folder = run(settings, {1}, "-g", lies_in_evaluations=True)
     result = read_result(folder)
     for event in result["evaluations"]:
-        assert "it counts 1000000 examples in column" in event["refused"]["1"]
-        assert "but its hello declared" in event["refused"]["1"]
+        assert "the evaluation counts 1000000 examples in column" in event["refused"]["1"]
+        assert "but the client's hello declared" in event["refused"]["1"]
         for column in event["columns"].values():
             assert "1" not in column["clients"]
             assert 0 <= column[TRIMMED_ACCURACY] <= 1

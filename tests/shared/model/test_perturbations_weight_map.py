@@ -24,5 +24,5 @@ def test_a_start_is_added_before_the_one_rounding() -> None:
 
 
 def test_a_sum_that_would_wrap_is_refused() -> None:
-    with pytest.raises(ReplayError, match="too large to add the start"):
+    with pytest.raises(ReplayError, match="initial weights cannot be added to the state"):
         WeightMap(start_of([0])).weights(np.array([2**62], np.int64))

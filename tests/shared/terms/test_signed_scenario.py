@@ -97,11 +97,11 @@ def test_another_key_or_signature_is_refused(key: SigningKey, tmp_path: Path) ->
     def claim(values: dict[str, Any]) -> None:
         values["operator"] = key.public.decode()
 
-    with pytest.raises(ScenarioError, match="its signature is wrong"):
+    with pytest.raises(ScenarioError, match="the signature is wrong"):
         SignedScenario.decode(with_line(strange.encode(), 0, claim))
-    with pytest.raises(ScenarioError, match="its signature is wrong"):
+    with pytest.raises(ScenarioError, match="the signature is wrong"):
         SignedScenario.decode(with_line(data, 1, lambda values: values.update(batch=1)))
-    with pytest.raises(ScenarioError, match="its signature is wrong"):
+    with pytest.raises(ScenarioError, match="the signature is wrong"):
         SignedScenario.decode(
             with_line(
                 data, 2, lambda values: values.update({"adapter.basis": "sha256:" + "0" * 64})
@@ -172,10 +172,12 @@ def test_a_large_file_is_not_read_whole(key: SigningKey, tmp_path: Path) -> None
     file = tmp_path / "large"
     with file.open("wb") as opened:
         opened.truncate(2**40)
-    with pytest.raises(ScenarioError, match=f"large: a signed scenario has at most {2**16} bytes"):
+    with pytest.raises(
+        ScenarioError, match=f"large: this signed scenario is larger than {2**16} bytes"
+    ):
         read_scenario(file)
     padded = json.dumps({"padding": "x" * MAX_SCENARIO_BYTES}, sort_keys=True).encode()
-    with pytest.raises(ScenarioError, match="at most"):
+    with pytest.raises(ScenarioError, match="larger than"):
         SignedScenario.decode(SignedScenario.sign(padded, {}, key).encode())
     with pytest.raises(ScenarioError, match="none: cannot be read: No such file"):
         read_scenario(tmp_path / "none")

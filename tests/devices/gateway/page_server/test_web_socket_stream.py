@@ -104,7 +104,11 @@ def test_a_stream_says_by_its_close_code_that_the_run_is_finished(
         (b"\xff\xff no message", 4009, NO_PROOF),
         (b"", 4009, NO_PROOF),
         ("a text", 4009, NO_PROOF),
-        (FromPhone(proof=Proof(public_key=b"none")).SerializeToString(), 4016, "not a public key"),
+        (
+            FromPhone(proof=Proof(public_key=b"none")).SerializeToString(),
+            4016,
+            "not a PEM public key",
+        ),
         ([bytes(2**20)] * 3, 1009, ""),
     ],
 )

@@ -99,5 +99,5 @@ def test_a_phone_does_not_begin_with_a_damaged_scenario(tmp_path: Path) -> None:
         ["up", *options, "--gateway", "h:1", "--scenario", str(tmp_path / "bad.signed")],
     )
     assert isinstance(called.exception, SamaraError)
-    assert "its signature is wrong" in str(called.exception)
+    assert "the signature is wrong" in str(called.exception)
     assert not (tmp_path / "home" / "scenarios").exists()

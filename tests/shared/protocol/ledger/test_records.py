@@ -134,7 +134,7 @@ def test_skipping_records_leads_where_reading_them_does(number: int) -> None:
 
 
 def test_skipping_more_records_than_there_are_is_an_error() -> None:
-    with pytest.raises(LedgerError, match="there is no round 4"):
+    with pytest.raises(LedgerError, match="the segment ends before round 4"):
         skip_records(io.BytesIO(HISTORY.kept(0)), HISTORY.header.start, 4)
     for size in range(1, len(RECORDS[0])):
         with pytest.raises(LedgerError, match="round 1"):
