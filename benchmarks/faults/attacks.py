@@ -32,13 +32,10 @@ from benchmarks.faults.attacked_superlink import (
 from benchmarks.faults.hostile_gateway import speak_for_a_phone
 from benchmarks.faults.hostile_hellos import CLIENTS, HELLOS, HostileGrid
 from benchmarks.faults.malformed_messages import MalformedDevice
-from benchmarks.scale.key_checks import seconds_of_round
 from samara.server.app import serve
 from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.step_size import Observation, RecordedStepSize, StepSize
 from samara.shared.settings.config import RunConfig
-
-MANY_KEYS = 1000
 
 
 class Row(NamedTuple):
@@ -89,12 +86,6 @@ def hostile_hello(name: str, folder: Path) -> str:
     return "only this client is refused; the others continue"
 
 
-def many_keys(folder: Path) -> str:
-    """Measure the checks of clients' keys in a round."""
-    _, seconds = seconds_of_round(folder, MANY_KEYS, 2 * MANY_KEYS)
-    return f"{seconds:.2f} s"
-
-
 def half_a_line(folder: Path) -> str:
     """Continue a run whose server was killed while it wrote a step's observation."""
     file, steps = folder / "step_size.jsonl", 5
@@ -130,7 +121,6 @@ def rows(link: RunningSuperLink) -> list[Row]:
         Row("another user reads the run's files", on(file_modes)),
         Row("a strict TLS client (Python 3.13)", on(strict_client)),
         Row("a thief of a client's earlier key, after a rotation", on(stolen_key)),
-        Row(f"{MANY_KEYS:,} registered keys: checks of a round", new(many_keys)),
         Row("a damaged key file", on(damaged_key_file)),
         Row("half a line in `step_size.jsonl`", new(half_a_line)),
     ]
