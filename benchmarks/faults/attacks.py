@@ -3,9 +3,8 @@
     python -m benchmarks.faults.attacks [--only WORD …]
 
 Strangers, clients with valid keys and a gateway attack real processes over TLS on loopback. Hostile
-hellos and damaged files go directly to the server's functions, as bytes. The last rows name
-separate tables for false reports and instructions. With --only, rows without any of the words are
-left out. The program takes some minutes.
+hellos and damaged files go directly to the server's functions, as bytes. With --only, rows without
+any of the words are left out. The program takes some minutes.
 """
 
 import argparse
@@ -126,14 +125,6 @@ def rows(link: RunningSuperLink) -> list[Row]:
     ]
 
 
-ELSEWHERE = (
-    "| one of eight clients reports −100·g | docs/measurements/robustness.md |",
-    "| a server with a made-up run id | docs/concepts/threat-model.md, "
-    "tests/client/protocol/test_signed_runs.py |",
-)
-"""Rows of attacks that other programs measure."""
-
-
 def table(words: list[str]) -> Iterator[str]:
     """Measure row by row; yield the lines of a Markdown table."""
     yield "| attack | what comes of it |"
@@ -142,7 +133,6 @@ def table(words: list[str]) -> Iterator[str]:
         for row in rows(link):
             if not words or any(word in row.attack for word in words):
                 yield f"| {row.attack} | {row.outcome()} |"
-    yield from (row for row in ELSEWHERE if not words or any(word in row for word in words))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ run with the same cohorts and without rotation.
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import UserConfig
 
-from benchmarks.faults.live_run import LiveRun, again
+from benchmarks.faults.live_run import LiveRun
 from benchmarks.faults.ports import free_address
 from benchmarks.faults.signed_requests import is_refused
 from benchmarks.faults.toy_clients import Device, heartbeats_end_with_the_run
@@ -35,7 +35,10 @@ from samara.devices.live.keys import read_client_index
 from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.shared.errors import DeviceError
 from samara.shared.protocol.signing import SigningKey
+from samara.shared.results.result import read_result
+from samara.shared.settings.config import RunConfig
 from samara.shared.settings.setting import Scalar
+from samara.simulations.simulate import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 BOARD, OTHER, PHONE = "kitchen", "garden", "phone"
@@ -99,6 +102,21 @@ def rotate_board(folder: Path, rounds: int) -> str:
         f"board: the earlier key was refused {refused:.1f} s after `keys rotate`, in round {last}; "
         f"reports by round {reports}; the client continued as {client} with its session, and {end}"
     )
+
+
+def again(live: LiveRun, settings: Mapping[str, Scalar], rounds: int) -> str:
+    """Repeat the run in process with the same cohorts, and check that it ends in the same digest.
+
+    Raises:
+        AssertionError: if the digests differ.
+    """
+    out = live.folder / "again"
+    config = RunConfig.of(dict(settings) | {"out": str(out)}, "again")
+    homes = [live.home(name) for name in live.names]
+    repeated = read_result(simulate(config, cohorts_from=live.run, homes=homes))
+    expected = live.digests()[rounds]
+    assert repeated["final_digest"] == expected, "another end"
+    return f"an undisturbed run with the same cohorts also ends in {expected[:16]}"
 
 
 def rotate_phone(folder: Path, rounds: int) -> str:
