@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from types import UnionType
 from typing import Any
 
@@ -15,7 +16,8 @@ def arguments(
         description: text of ``--help``.
         given: arguments to read instead of the command line's.
         options: default of each option, which also sets the option's type. False means a flag. A
-            list means values separated by commas. A type means a required option. ``Path | None``
+            list means values separated by commas, of the type of its first element. An empty list
+            means an option that may be repeated. A type means a required option. ``Path | None``
             means an optional path.
     """
     parser = argparse.ArgumentParser(
@@ -29,13 +31,15 @@ def arguments(
             parser.add_argument(option, type=value, required=True)
         elif isinstance(value, UnionType):
             parser.add_argument(option, type=value.__args__[0])
+        elif value == []:
+            parser.add_argument(option, action="append", default=[])
         elif isinstance(value, list):
-            parser.add_argument(option, type=listed, default=value)
+            parser.add_argument(option, type=partial(listed, kind=type(value[0])), default=value)
         else:
             parser.add_argument(option, type=type(value), default=value)
     return parser.parse_args(given)
 
 
-def listed(text: str) -> list[str]:
+def listed(text: str, kind: type = str) -> list[Any]:
     """Return the parts of an option's value, with commas between them."""
-    return text.split(",")
+    return [kind(part) for part in text.split(",")]

@@ -30,6 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.interleaved import interleaved, median_ratio
 from benchmarks.speed.step import Bench, StepBench
 from samara.shared.protocol.replay_numba import NumbaBackend
 from samara.shared.settings.config import RunConfig
@@ -75,23 +76,14 @@ def compared(contest: Contest, repetitions: int) -> list[Ratio]:
     sides = {"": contest.ours} | contest.theirs
     for run in sides.values():
         run()  # the first call compiles, and allocates memory
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repetitions):
-        for name, run in sides.items():
-            seconds[name].append(processor_seconds(run))
+    seconds = interleaved(sides, repetitions, processor_seconds)
     return ratios(contest.work, seconds.pop(""), seconds)
 
 
 def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> list[Ratio]:
     """Return the ratio of each peer, given interleaved seconds."""
     return [
-        Ratio(
-            work,
-            peer,
-            median(ours),
-            median(own),
-            median(other / mine for mine, other in zip(ours, own, strict=True)),
-        )
+        Ratio(work, peer, median(ours), median(own), median_ratio(own, ours))
         for peer, own in theirs.items()
     ]
 

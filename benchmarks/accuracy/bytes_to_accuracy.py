@@ -46,9 +46,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.cells import listed
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.rows import Row, Rows
+from benchmarks.arguments import arguments
 from samara.client.training.client_data import LabelledPrompts
 from samara.client.training.model_runtime import LoadedRun, load_run
 from samara.server.store import replay_run
@@ -436,18 +436,18 @@ def draw(rows: Rows, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def measure(arguments: argparse.Namespace, methods: Sequence[str]) -> None:
+def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Run the missing rows, and write the points, the table and the figure."""
-    rows = Rows(arguments.out / "cells.jsonl")
-    for seed, level in product(map(int, arguments.seeds), arguments.levels):
+    rows = Rows(given.out / "cells.jsonl")
+    for seed, level in product(given.seeds, given.levels):
         bench: Bench | None = None
         own = LEVELS[level]
         for method in methods:
             rounds = own.long_rounds if method == "FedKSeed" else own.rounds
             if not rounds or rows.find(level=level, method=method, seed=seed):
                 continue
-            model = arguments.language_model if own.is_language_model else arguments.model
-            common = DATA_SETS[own.data_set].prepare(arguments.data, arguments.out / "data") | {
+            model = given.language_model if own.is_language_model else given.model
+            common = DATA_SETS[own.data_set].prepare(given.data, given.out / "data") | {
                 "model.path": model,
                 "seed": seed,
                 "data.seed": 0,
@@ -459,31 +459,30 @@ def measure(arguments: argparse.Namespace, methods: Sequence[str]) -> None:
                 "evaluate.test": False,
                 "personal.rounds": 0,
                 "threads": 1,
-                "trunk-cache-folder": str(arguments.out / "representations"),
-                "out": str(arguments.out / "run"),
+                "trunk-cache-folder": str(given.out / "representations"),
+                "out": str(given.out / "run"),
             }
             bench = bench or Bench(own, common)
             rows.add({"level": level, "method": method, "seed": seed} | bench.measure(method))
-            write_points(rows, arguments.out / "points.csv")
-            (arguments.out / "table.md").write_text(table(rows), encoding="utf-8")
-            draw(rows, arguments.out / "bytes_to_accuracy.png")
+            write_points(rows, given.out / "points.csv")
+            (given.out / "table.md").write_text(table(rows), encoding="utf-8")
+            draw(rows, given.out / "bytes_to_accuracy.png")
     print(table(rows))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    given = arguments(
+        __doc__,
+        data=Path,
+        model=str,
+        language_model="",
+        out=Path,
+        levels=list(LEVELS),
+        methods=";".join(METHODS),
+        seeds=[0, 1, 2],
     )
-    parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--language-model", default="")
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--levels", type=listed, default=list(LEVELS))
-    parser.add_argument("--methods", default=";".join(METHODS), help="with semicolons between")
-    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
-    arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    measure(arguments, arguments.methods.split(";"))
+    measure(given, given.methods.split(";"))
 
 
 if __name__ == "__main__":

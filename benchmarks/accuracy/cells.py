@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.accuracy.data_sets import DATA_SETS
 from benchmarks.accuracy.rows import Row, Rows
-from benchmarks.arguments import listed as listed
+from benchmarks.arguments import arguments
 from samara.client.training.model_runtime import load_run
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.settings.config import TRUNK_CACHES, RunConfig
@@ -30,9 +30,6 @@ from samara.shared.settings.setting import parse_assignment
 STRENGTHS = np.logspace(-3, 4, 8)
 """Values of C for the limit, from strong to weak regularization."""
 CACHE_BYTES = 2**32
-
-Run = Callable[[RunConfig, dict[str, Any]], Row]
-"""A function that runs settings, with variants that are not settings, and returns figures."""
 
 
 class Cell(NamedTuple):
@@ -43,68 +40,53 @@ class Cell(NamedTuple):
     alpha: float
 
 
-def cells_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options of `measure_cells`."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawTextHelpFormatter
+def read_arguments(description: str | None) -> argparse.Namespace:
+    """Read the options of `measure_cells` from the command line."""
+    return arguments(
+        description,
+        data=Path,
+        model=str,
+        out=Path,
+        sets=list(DATA_SETS),
+        clients=[1, 8, 64],
+        seeds=[0, 1, 2],
+        alpha=[5.0],
+        condition=[],
+        set=[],
     )
-    parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--sets", type=listed, default=list(DATA_SETS))
-    parser.add_argument("--clients", type=listed, default=["1", "8", "64"])
-    parser.add_argument("--seeds", type=listed, default=["0", "1", "2"])
-    parser.add_argument("--alpha", type=listed, default=["5"])
-    parser.add_argument("--condition", action="append", dest="conditions")
-    parser.add_argument("--set", action="append", default=[], dest="settings")
-    return parser
 
 
 def measure_cells(
-    arguments: argparse.Namespace,
-    file: str,
-    prepare: Callable[[RunConfig], Run],
-    render: Callable[[Rows], str],
-    variants: Collection[str] = (),
+    given: argparse.Namespace, run: Callable[[RunConfig], Row], render: Callable[[Rows], str]
 ) -> None:
     """Run every condition on every cell, and write the rows and their table.
 
     Existing rows of the file are not measured again, so the same command continues.
 
     Args:
-        arguments: options of `cells_parser`.
-        file: name of the file of rows, JSON lines.
-        prepare: function that returns the runner of conditions on a cell, given the cell's
-            settings.
+        given: options of `read_arguments`.
+        run: function that runs settings and returns figures.
         render: function that returns the table of rows.
-        variants: keys of conditions that are not settings of a run.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    path = arguments.out / file
+    path = given.out / "rows.jsonl"
     rows = Rows(path)
-    common = dict(map(parse_assignment, arguments.settings))
-    conditions = dict(map(parse_condition, arguments.conditions or ["default"]))
-    for name, clients, alpha in product(arguments.sets, arguments.clients, arguments.alpha):
-        where = DATA_SETS[name].prepare(arguments.data, arguments.out / "data")
-        cell = Cell(name, int(clients), float(alpha))
+    common = dict(map(parse_assignment, given.set))
+    conditions = dict(map(parse_condition, given.condition or ["default"]))
+    for name, clients, alpha in product(given.sets, given.clients, given.alpha):
+        where = DATA_SETS[name].prepare(given.data, given.out / "data")
+        cell = Cell(name, clients, alpha)
         limits: Row = {}
-        run: Run | None = None
-        for (condition, own), seed in product(conditions.items(), map(int, arguments.seeds)):
+        for (condition, own), seed in product(conditions.items(), given.seeds):
             settings = common | own
             key = json.dumps([*cell, condition, settings, seed])
             if rows.find(key=key):
                 continue
-            of_run = {k: v for k, v in settings.items() if k not in variants}
-            config = settings_of(
-                arguments, cell, {"data.seed": 0} | where | of_run | {"seed": seed}
-            )
-            run = run or prepare(config)
+            config = settings_of(given, cell, {"data.seed": 0} | where | settings | {"seed": seed})
             limits = limits or measure_limits(config)
             row = {"key": key, **cell._asdict(), "condition": condition, "seed": seed}
             row["set"] = {k: str(v) for k, v in sorted(settings.items())}
-            rows.add(
-                row | limits | run(config, {k: v for k, v in settings.items() if k in variants})
-            )
+            rows.add(row | limits | run(config))
             path.with_suffix(".md").write_text(render(rows))
     print(render(rows))
 
@@ -115,21 +97,21 @@ def parse_condition(text: str) -> tuple[str, dict[str, Any]]:
     return name, dict(parse_assignment(part) for part in settings.split(",") if part)
 
 
-def settings_of(arguments: argparse.Namespace, cell: Cell, settings: dict[str, Any]) -> RunConfig:
+def settings_of(given: argparse.Namespace, cell: Cell, settings: dict[str, Any]) -> RunConfig:
     """Return the settings of a run on a cell; `settings` override all others."""
     partition = "dirichlet" if cell.clients > 1 else "iid"
     division = {"data.partition": partition, "data.alpha": cell.alpha}
     return RunConfig.of(
         {
-            "model.path": arguments.model,
+            "model.path": given.model,
             "data.clients": cell.clients,
             **(division if cell.alpha < np.inf else {}),
             "cohort.available": cell.clients,
             "personal.rounds": 0,
             "threads": 1,
             "memory-budget": CACHE_BYTES // TRUNK_CACHES,
-            "trunk-cache-folder": str(arguments.out / "representations"),
-            "out": str(arguments.out / "run"),
+            "trunk-cache-folder": str(given.out / "representations"),
+            "out": str(given.out / "run"),
             **settings,
         },
         "cells",

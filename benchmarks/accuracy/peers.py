@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from benchmarks.arguments import arguments
 from samara.shared.results.result import RunResult
 from samara.shared.settings.config import load_scenario
 from samara.shared.settings.scenarios import scenario_file
@@ -56,20 +57,16 @@ def _say(name: str, done: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0])
-    parser.add_argument(
-        "--learning-rates",
-        type=lambda text: [float(rate) for rate in text.split(",")],
-        default=[0.01, 0.1, 1.0],
-        help="of FedAvg's steps",
+    given = arguments(
+        __doc__,
+        data=str,
+        model=str,
+        out=Path,
+        rounds=10,
+        seeds=[0],
+        learning_rates=[0.01, 0.1, 1.0],
+        set=[],
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    given = parser.parse_args()
     rows: dict[str, list[Figures]] = {}
     for seed in given.seeds:
         for name, (scenario, layers) in ROWS.items():

@@ -15,13 +15,14 @@ A set keeps at most `MOST_TEXTS` texts, chosen by a hash. It keeps the `MOST_PEO
 most rows among the people with at least `LEAST_ROWS` rows.
 """
 
-import argparse
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.arguments import arguments
 
 MOST_TEXTS = 1500
 MOST_PEOPLE = 120
@@ -124,14 +125,8 @@ RATER_SETS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--sources", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sets", type=lambda text: text.split(","), default=list(RATER_SETS))
-    given = parser.parse_args(arguments)
+def main(words: Sequence[str] | None = None) -> None:
+    given = arguments(__doc__, words, sources=Path, out=Path, sets=list(RATER_SETS))
     for name in given.sets:
         RATER_SETS[name].write(given.sources, given.out / name)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy.cells import cells_parser, measure_cells
+from benchmarks.accuracy.cells import measure_cells, read_arguments
 from benchmarks.accuracy.rows import Row
 from samara.client.training.model_runtime import load_run
 from samara.server.store import replay_run
@@ -36,11 +36,10 @@ from samara.simulations.simulate import simulate
 
 
 def main() -> None:
-    arguments = cells_parser(__doc__).parse_args()
-    measure_cells(arguments, "rows.jsonl", lambda _: run, render_table)
+    measure_cells(read_arguments(__doc__), run, render_table)
 
 
-def run(config: RunConfig, _: dict[str, Any]) -> Row:
+def run(config: RunConfig) -> Row:
     """Run a federation, return its costs and accuracies, and remove its folder."""
     shutil.rmtree(config.out, ignore_errors=True)
     begun, processor = time.monotonic(), time.process_time()

@@ -3,9 +3,8 @@
     python -m benchmarks.faults.attacks [--only WORD …]
 
 Strangers, clients with valid keys and a gateway attack real processes over TLS on loopback. Hostile
-hellos and damaged files go directly to the server's functions, as bytes. The last rows name
-separate tables for false reports and instructions. With --only, rows without any of the words are
-left out. The program takes some minutes.
+hellos and damaged files go directly to the server's functions, as bytes. With --only, rows without
+any of the words are left out. The program takes some minutes.
 """
 
 import argparse
@@ -32,13 +31,10 @@ from benchmarks.faults.attacked_superlink import (
 from benchmarks.faults.hostile_gateway import speak_for_a_phone
 from benchmarks.faults.hostile_hellos import CLIENTS, HELLOS, HostileGrid
 from benchmarks.faults.malformed_messages import MalformedDevice
-from benchmarks.scale.key_checks import seconds_of_round
 from samara.server.app import serve
 from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.step_size import Observation, RecordedStepSize, StepSize
 from samara.shared.settings.config import RunConfig
-
-MANY_KEYS = 1000
 
 
 class Row(NamedTuple):
@@ -89,12 +85,6 @@ def hostile_hello(name: str, folder: Path) -> str:
     return "only this client is refused; the others continue"
 
 
-def many_keys(folder: Path) -> str:
-    """Measure the checks of clients' keys in a round."""
-    _, seconds = seconds_of_round(folder, MANY_KEYS, 2 * MANY_KEYS)
-    return f"{seconds:.2f} s"
-
-
 def half_a_line(folder: Path) -> str:
     """Continue a run whose server was killed while it wrote a step's observation."""
     file, steps = folder / "step_size.jsonl", 5
@@ -130,18 +120,9 @@ def rows(link: RunningSuperLink) -> list[Row]:
         Row("another user reads the run's files", on(file_modes)),
         Row("a strict TLS client (Python 3.13)", on(strict_client)),
         Row("a thief of a client's earlier key, after a rotation", on(stolen_key)),
-        Row(f"{MANY_KEYS:,} registered keys: checks of a round", new(many_keys)),
         Row("a damaged key file", on(damaged_key_file)),
         Row("half a line in `step_size.jsonl`", new(half_a_line)),
     ]
-
-
-ELSEWHERE = (
-    "| one of eight clients reports −100·g | docs/measurements/robustness.md |",
-    "| a server with a made-up run id | docs/concepts/threat-model.md, "
-    "tests/client/protocol/test_signed_runs.py |",
-)
-"""Rows of attacks that other programs measure."""
 
 
 def table(words: list[str]) -> Iterator[str]:
@@ -152,7 +133,6 @@ def table(words: list[str]) -> Iterator[str]:
         for row in rows(link):
             if not words or any(word in row.attack for word in words):
                 yield f"| {row.attack} | {row.outcome()} |"
-    yield from (row for row in ELSEWHERE if not words or any(word in row for word in words))
 
 
 def main() -> None:

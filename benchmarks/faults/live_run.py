@@ -23,8 +23,6 @@ from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.store import METRICS_FILE, read_layout, replay_run
 from samara.shared.network.http.guard import is_loopback
 from samara.shared.protocol.replay import digest
-from samara.shared.results.result import read_result
-from samara.shared.settings.config import RunConfig
 from samara.shared.settings.setting import Scalar
 from samara.shared.storage.events import EventFollower
 
@@ -268,20 +266,3 @@ class LiveRun:
                 stderr=said,
                 start_new_session=True,
             )
-
-
-def again(live: LiveRun, settings: Mapping[str, Scalar], rounds: int) -> str:
-    """Repeat the run in process with the same cohorts, and check that it ends in the same digest.
-
-    Raises:
-        AssertionError: if the digests differ.
-    """
-    from samara.simulations.simulate import simulate
-
-    out = live.folder / "again"
-    config = RunConfig.of(dict(settings) | {"out": str(out)}, "again")
-    homes = [live.home(name) for name in live.names]
-    repeated = read_result(simulate(config, cohorts_from=live.run, homes=homes))
-    expected = live.digests()[rounds]
-    assert repeated["final_digest"] == expected, "another end"
-    return f"an undisturbed run with the same cohorts also ends in {expected[:16]}"

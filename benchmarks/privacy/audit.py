@@ -203,13 +203,11 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    given = arguments(
-        __doc__, words, out=Path, epsilons=["8", "2", "0.5"], seeds=["0", "1", "2", "3", "4"]
-    )
+    given = arguments(__doc__, words, out=Path, epsilons=[8.0, 2.0, 0.5], seeds=[0, 1, 2, 3, 4])
     rows = Rows(given.out / "audit.jsonl")
     for noise, source in NOISES.items():
-        for epsilon in map(float, given.epsilons):
-            for seed in map(int, given.seeds):
+        for epsilon in given.epsilons:
+            for seed in given.seeds:
                 key = {"noise": noise, "epsilon": epsilon, "seed": seed}
                 if not rows.find(**key):
                     rows.add(key | audit(epsilon, seed, source))

@@ -65,14 +65,8 @@ class Host:
     """The gateway's process, as controlled by this process."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.scale.fake_phones",
-            "--host",
-            str(folder),
-            str(port),
-        ]
+        command = [sys.executable, "-m", "benchmarks.scale.fake_phones"]
+        command += ["--host", str(folder), str(port)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

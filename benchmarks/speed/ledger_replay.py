@@ -108,15 +108,8 @@ def main() -> None:
         folder, warm = a.ledger or Path(name) / "ledger", Path(name) / "warm"
         write(warm, 1, a.clients, a.seeds, layout)
         write(folder, a.rounds, a.clients, a.seeds, layout)
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.speed.ledger_replay",
-            *sys.argv[1:],
-            "--measure",
-            str(warm),
-            str(folder),
-        ]
+        command = [sys.executable, "-m", "benchmarks.speed.ledger_replay", *sys.argv[1:]]
+        command += ["--measure", str(warm), str(folder)]
         said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     *notes, figures = said.splitlines()
     result = json.loads(figures)

@@ -143,14 +143,8 @@ def main() -> None:
     first: dict[str, int] = {}
     for method in METHODS:
         command = [sys.executable, "-m", "benchmarks.speed.method_memory", "--measure", method]
-        command += [
-            "--shape",
-            given.shape,
-            "--batch",
-            str(given.batch),
-            "--tokens",
-            str(given.tokens),
-        ]
+        command += ["--shape", given.shape]
+        command += ["--batch", str(given.batch), "--tokens", str(given.tokens)]
         command += ["--plain"] if given.plain else []
         ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])

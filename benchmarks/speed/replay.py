@@ -7,7 +7,6 @@ therefore affect all measurements equally. Figures are medians.
 """
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from benchmarks.interleaved import interleaved, median_ratio
+from benchmarks.speed.shapes import timed
 from samara.shared.errors import ConfigError
 from samara.shared.model.replay_torch import TorchBackend
 from samara.shared.protocol.directions import Distribution
@@ -76,11 +77,9 @@ def measured(
         subjects = _subjects(shapes, size, seeds, threads)
         for subject in subjects:
             subject.run()  # the first call compiles, and allocates memory
-        speeds: dict[_Subject, list[float]] = {subject: [] for subject in subjects}
-        for _ in range(repetitions):
-            for subject in subjects:
-                speeds[subject].append(size * seeds / _seconds(subject.run))
-        peer = next(speeds[subject] for subject in subjects if subject.work == PEER_LOOP)
+        works = {subject: subject.run for subject in subjects}
+        seconds = interleaved(works, repetitions, lambda run: timed(run, torch.device("cpu")))
+        peer = next(seconds[subject] for subject in subjects if subject.work == PEER_LOOP)
         rows += [
             {
                 "work": subject.work,
@@ -89,10 +88,10 @@ def measured(
                 "d": size,
                 "seeds": seeds,
                 "threads": threads,
-                "elements_per_second": median(speed),
-                "ratio_over_peer_loop": median(a / b for a, b in zip(speed, peer, strict=True)),
+                "elements_per_second": median(size * seeds / one for one in own),
+                "ratio_over_peer_loop": median_ratio(peer, own),
             }
-            for subject, speed in speeds.items()
+            for subject, own in seconds.items()
         ]
     return rows
 
@@ -116,12 +115,6 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['ratio_over_peer_loop']:,.1f}",
         )
     return shown
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
 
 
 def _backends(threads: int) -> list[Backend]:

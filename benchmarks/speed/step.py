@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.interleaved import interleaved, median_ratio
 from benchmarks.speed.in_place_mezo import lora_parameters, whole_network_loss
 from benchmarks.speed.shapes import TASK, random_base, timed
 from benchmarks.speed.whole_model_step import OPTIMIZERS, first_order_step, mezo_step
@@ -203,10 +204,9 @@ class Bench:
             with measure_peak_memory(self.device) as peak:
                 step()
             peaks[name] = peak.bytes
-        seconds: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(self.settings.repetitions):
-            for name, step in steps.items():
-                seconds[name].append(timed(step, self.device))
+        seconds = interleaved(
+            steps, self.settings.repetitions, lambda step: timed(step, self.device)
+        )
         return [
             {
                 "shape": self.settings.shape,
@@ -220,9 +220,7 @@ class Bench:
                 "decided": asdict(auto) if name == "auto" else None,
                 "seconds": median(times),
                 "peak_bytes": peaks[name],
-                "ratio_to_mezo": median(
-                    one / other for one, other in zip(seconds["mezo"], times, strict=True)
-                ),
+                "ratio_to_mezo": median_ratio(seconds["mezo"], times),
             }
             for name, times in seconds.items()
         ]

@@ -9,7 +9,6 @@ ratio is the median of the ratios within a turn. Variants differ in time, but no
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.speed.shapes import SHAPES, TASK, write_checkpoint
+from benchmarks.interleaved import interleaved, median_ratio
+from benchmarks.speed.shapes import SHAPES, TASK, timed, write_checkpoint
 from samara.client.forward.body import PerturbedBody
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.resident import ResidentForward
@@ -113,14 +113,9 @@ def measure(shape: str, tokens: int, turns: int, folder: Path) -> dict[str, list
         name: make_step(model, folder / name.replace(" ", "-"), name, tokens)
         for name in (RESIDENT, *VARIANTS)
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(turns + 1):
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            step()
-            if turn:  # the first turn fills caches and pages
-                seconds[name].append(time.perf_counter() - begun)
-    return seconds
+    seconds = interleaved(steps, turns + 1, lambda step: timed(step, torch.device("cpu")))
+    # the first turn fills caches and pages
+    return {name: own[1:] for name, own in seconds.items()}
 
 
 def main() -> None:
@@ -136,9 +131,7 @@ def main() -> None:
     for column in ("", "tokens/s", "of MeZO"):
         table.add_column(column, justify="right")
     for name, own in seconds.items():
-        ratio = statistics.median(
-            resident / mine for resident, mine in zip(seconds[RESIDENT], own, strict=True)
-        )
+        ratio = median_ratio(seconds[RESIDENT], own)
         table.add_row(name, f"{given.tokens / statistics.median(own):.0f}", f"{ratio:.2f}")
     Console().print(table)
 

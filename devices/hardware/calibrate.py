@@ -1,8 +1,8 @@
 """Calibration of a device profile by microbenchmarks of this machine's CPU.
 
 The microbenchmarks time memory copies, matrix products, the operations between products, and
-overheads. They never time whole steps; benchmarks/devices/roofline_check.py compares the time model
-with whole steps. All microbenchmarks run in turn several times. The shortest time of each counts,
+overheads. They never time whole steps; docs/measurements/devices.md compares the time model with
+whole steps. All microbenchmarks run in turn several times. The shortest time of each counts,
 because other processes can only slow a microbenchmark down. With one thread, CPU time is measured
 instead of wall time.
 """

@@ -1,8 +1,8 @@
 """The expected processor time of a run by part, computed before the first round.
 
 The time follows from counts, such as rows and steps, and from timed rows of the model on this
-machine. The constants are the seconds of one core for all other work. The benchmark
-`benchmarks/speed/run_cost.py` measures the constants and the error of the estimates.
+machine. The constants are the seconds of one core for all other work.
+`benchmarks/speed/run_cost.py` at 6838aaf3 measures the constants and the error of the estimates.
 """
 
 from dataclasses import dataclass

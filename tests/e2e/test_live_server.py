@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from benchmarks.faults import malformed_messages
-from benchmarks.faults.absence import catch_up
 from benchmarks.faults.attacked_run import attack
 from benchmarks.faults.hostile_clients import HostileDevice
 from benchmarks.faults.hostile_frames import attack_decoders, attack_strategy
@@ -116,8 +115,3 @@ def test_killed_processes_of_a_live_server_are_replaced(tmp_path: Path) -> None:
 def test_a_live_server_folds_nothing_of_hostile_devices(short: Path) -> None:
     attack(short, 3, 1, HostileDevice)
     assert HostileDevice.ways.total() == 3
-
-
-@pytest.mark.exhaustive
-def test_a_client_that_was_away_catches_up_live(short: Path) -> None:
-    assert "All digests agree" in catch_up(short, rounds=4, snapshot_every=0)

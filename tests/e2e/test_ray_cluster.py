@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 from helpers import files_of
+from namespaces import SERVER_ADDRESS, Network, network
 
 from benchmarks.faults.live_run import ROOT
-from benchmarks.faults.network import SERVER_ADDRESS, Network, network
 from benchmarks.scale.mixed_run import EVERYBODY, MODEL, TASK, write_messages
 from samara.shared.results.result import read_result
 

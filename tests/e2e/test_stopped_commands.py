@@ -35,7 +35,7 @@ def held_child(process: "subprocess.Popen[bytes]", part: str) -> psutil.Process:
 @pytest.mark.parametrize(
     ("command", "part"),
     [
-        (("benchmarks.speed.command_start",), "import"),
+        (("benchmarks.speed.method_memory",), "--measure"),
         pytest.param(("samara", "rehearse"), MEASURING, marks=pytest.mark.slow),
     ],
     ids=["benchmark", "rehearsal"],

@@ -100,7 +100,7 @@ def test_what_does_not_exist_is_found() -> None:
     ):
         assert list(missing(with_commit)) == ["benchmarks/gone.py", "benchmarks.gone"]
     sound = "tests/house/test_documents.py::test_what_a_document_names_exists"
-    assert list(missing(f"{sound}, python -m benchmarks.scale.key_checks")) == []
+    assert list(missing(f"{sound}, python -m benchmarks.scale.mixed_run")) == []
 
 
 def test_the_readme_is_read_in_minutes_and_needs_no_word_of_samara() -> None:

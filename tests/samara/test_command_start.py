@@ -3,11 +3,13 @@
 import subprocess
 import sys
 
+import click
 import pytest
+import typer
 from helpers import ROOT
 
 import samara
-from benchmarks.speed.command_start import commands
+from samara.command import app
 
 HEAVY = {"torch", "transformers", "flwr", "pydantic", "numpy", "scipy", "pandas", "grpc"}
 PRINT_LOADED = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
@@ -23,6 +25,16 @@ def modules_after(code: str) -> set[str]:
         cwd=ROOT,
     )
     return set(done.stdout.splitlines()[-1].split())
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Every command and group of commands, as the words after ``samara``."""
+
+    def below(command: click.Command, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+        own = command.commands.items() if isinstance(command, click.Group) else ()
+        return [words, *(each for name, sub in own for each in below(sub, (*words, name)))]
+
+    return below(typer.main.get_command(app), ())
 
 
 def test_the_interface_is_imported_without_heavy_libraries() -> None:

@@ -90,7 +90,7 @@ def test_every_method_is_measured_once(
     monkeypatch.setattr(bytes_to_accuracy, "EXAMPLES", 24)
     monkeypatch.setattr(bytes_to_accuracy, "RATES", (0.1,))
     given_ = argparse.Namespace(
-        data=tmp_path, model="embedded", out=tmp_path, levels=["small"], seeds=["0"]
+        data=tmp_path, model="embedded", out=tmp_path, levels=["small"], seeds=[0]
     )
     measure(given_, METHODS)
     rows = list(Rows(tmp_path / "cells.jsonl"))

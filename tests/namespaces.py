@@ -8,21 +8,8 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 SERVER_ADDRESS = "10.204.0.1"
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes over a client's interface, including Ethernet headers."""
-
-    up: int
-    down: int
-
-    def __sub__(self, other: "Traffic") -> "Traffic":
-        """Return the traffic since an earlier reading."""
-        return Traffic(self.up - other.up, self.down - other.down)
 
 
 class Network:
@@ -39,13 +26,6 @@ class Network:
     def client(self, number: int) -> list[str]:
         """Return the command prefix for a client."""
         return ["ip", "netns", "exec", f"{self._name}c{number}"]
-
-    def traffic(self, number: int) -> Traffic:
-        """Return the traffic over a client's interface so far."""
-        inside, link = self.client(number), "/sys/class/net/up0/statistics"
-        # sysfs shows the namespace in which it was mounted; ip netns exec mounts it anew
-        told = _run(*inside, "cat", f"{link}/tx_bytes", f"{link}/rx_bytes").split()
-        return Traffic(int(told[0]), int(told[1]))
 
     def make(self, undo: ExitStack) -> None:
         """Create all namespaces and interfaces."""
@@ -77,7 +57,7 @@ def network(clients: int) -> Iterator[Network]:
     """Create a network of a server and some clients for the duration of a block.
 
     Raises:
-    RuntimeError: if this machine does not permit it.
+        RuntimeError: if this machine does not permit it.
     """
     with ExitStack() as undo:
         made = Network(clients)
