@@ -379,7 +379,8 @@ class StepSize:
 
         With central differences a measurement also needs L₀. One L₀ per 16 directions adds about 3
         % of the rows. With forward differences it needs L₋ of all queries. One of 16 steps adds
-        about 6 %. During the warm-up every step measures curvature.
+        about 6 %. The first step of every round measures, so in rounds of fewer steps the share is
+        larger. During the warm-up every step measures curvature.
 
         Args:
             queries: directions per step, q.
