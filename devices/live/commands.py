@@ -128,7 +128,7 @@ def up(
     )
     log_to_stderr()
     if scenario:
-        print("\n".join(take_scenario(scenario, folder)))
+        print("\n".join(take_scenario(scenario, folder)), flush=True)
     if dry_run:
         live.dry_run(client_settings)
     else:
