@@ -83,7 +83,7 @@ def describe_charges(charges: Sequence[Charge], limit: float) -> str:
     modes = Counter(charge.mode for charge in charges)
     parts = ", ".join(f"{count:,} {mode}" for mode, count in sorted(modes.items()))
     is_trusted = any(mode != "local" for mode in modes)
-    trusted = "; reports that are not local trust the server" if is_trusted else ""
+    trusted = "; for reports that are not local the server must be trusted" if is_trusted else ""
     return (
         f"differential privacy: ε = {epsilon_spent(charges):.3g} at δ = {OWN_DELTA:g} spent, over "
         f"all runs, by {len(charges):,} reports with noise"

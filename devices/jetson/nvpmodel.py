@@ -46,7 +46,7 @@ def read_power_modes(file: Path | None = None) -> dict[str, int]:
     except (OSError, UnicodeDecodeError) as error:
         raise DeviceError(
             f"owner.power-mode: {file}, which Jetson boards have, cannot be read ({error}); leave "
-            f"the setting out"
+            "the setting out"
         ) from error
     if not modes:
         raise DeviceError(f"owner.power-mode: {file} names no power mode; leave the setting out")
@@ -184,7 +184,7 @@ def _set_power_mode(name: str) -> None:
         raise DeviceError(
             f"the board did not switch to power mode {name} and is in "
             f"{mode or 'an unknown mode'}: {last[0]}; allow `sudo nvpmodel -m {number}` without a "
-            f"password, and set a mode that needs a reboot by hand"
+            "password, and set a mode that needs a reboot by hand"
         )
 
 

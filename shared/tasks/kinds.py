@@ -139,7 +139,7 @@ class ClassificationTask(AnsweredTask):
             raise ValueError(
                 'is missing; name the label value that the metric "f1" counts as positive'
             )
-        if metric in ("accuracy", "macro-f1", "matthews", "pearson") and value is not None:
+        if metric not in ("f1", None) and value is not None:
             raise ValueError(f'is only for the metric "f1", but the metric is {metric}; omit it')
         if value is not None and labels is not None:
             values = [text for entry in labels for text in entry]

@@ -90,15 +90,11 @@ class Confusion:
             return math.nan
         values = np.arange(len(self.counts))
         true, predicted = self.counts.sum(axis=1), self.counts.sum(axis=0)
-        shared, *squares = (
-            self.examples * int(products) - int(first @ values) * int(second @ values)
-            for products, first, second in (
-                (values @ self.counts @ values, true, predicted),
-                (true @ values**2, true, true),
-                (predicted @ values**2, predicted, predicted),
-            )
-        )
-        spread = math.prod(squares)
+        true_sum, predicted_sum = int(true @ values), int(predicted @ values)
+        shared = self.examples * int(values @ self.counts @ values) - true_sum * predicted_sum
+        true_spread = self.examples * int(true @ values**2) - true_sum**2
+        predicted_spread = self.examples * int(predicted @ values**2) - predicted_sum**2
+        spread = true_spread * predicted_spread
         return shared / math.sqrt(spread) if spread else 0.0
 
     def f1(self, label: int) -> float:

@@ -186,7 +186,8 @@ def damping(
         ),
     ] = None,
     count: Annotated[
-        int, typer.Option(help="Most texts to use; 0 for all, or for 256 random texts.")
+        int,
+        typer.Option(help="Maximum number of texts; 0 means all texts, or 256 of random tokens."),
     ] = 0,
     settings: Annotated[
         list[str] | None,

@@ -210,8 +210,8 @@ def test_what_was_spent_is_told_with_who_is_trusted() -> None:
     told = describe_charges(charges, 0.0)
     assert f"ε = {epsilon_of(1.0, OWN_DELTA):.3g} at δ = 1e-05 spent" in told
     assert (
-        "2 reports with noise (1 central, 1 local; reports that are not local trust the server)"
-        in told
+        "2 reports with noise (1 central, 1 local; for reports that are not local the server must "
+        "be trusted)" in told
     )
     assert told.endswith("data.epsilon-limit = 0: no limit")
     assert "(1 local)" in describe_charges(charges[:1], 4.0)
