@@ -155,7 +155,7 @@ def check_memory(free: int, config: RunConfig, profile: DeviceProfile) -> CheckR
     except SamaraError:
         finding = f"{describe_size(free)} free; the shape of {config.model.path} cannot be read"
         return CheckResult(Outcome.WARN, "memory", finding, "measure with --dry-run")
-    most = "" if config.adapter.inner_layers else f"up to {config.batch:,} examples, "
+    most = "at most " if config.adapter.inner_layers else f"up to {config.batch:,} examples, "
     finding = (
         f"{describe_size(free)} free, about {describe_size(need)} needed for steps of "
         f"{config.queries} queries on {most}{examples_in_pass(config)} examples at a time, "
