@@ -42,6 +42,7 @@ from samara.devices.phone.quantization import (
 )
 from samara.devices.phone.readout_export import ReadoutParts
 from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.model.head import keep_rows, separate_rows
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.prompt_frame import form_of
@@ -154,7 +155,7 @@ def prepare_model(
     own = make_scorer(base, task, config.model.max_length)
     scorer = own.whole if isinstance(own, HeadlessScorer) else own
     assert isinstance(scorer, CausalScorer | ChoiceScorer | EncoderScorer)
-    tokens, answers = _answers(base, scorer, answer_tokens)
+    tokens, answers = _answers(base, scorer, answer_tokens, not config.adapter.has_readout)
     injected = inject(base, config.adapter, scorer.labels)
     parts: ScoresModule | ReadoutParts
     if config.adapter.has_readout:
@@ -171,11 +172,15 @@ def prepare_model(
 
 
 def _answers(
-    base: BaseModel, scorer: CausalScorer | ChoiceScorer | EncoderScorer, answer_tokens: int
+    base: BaseModel,
+    scorer: CausalScorer | ChoiceScorer | EncoderScorer,
+    answer_tokens: int,
+    compares: bool,
 ) -> tuple[tuple[int, ...], Words | Candidates | EncoderScorer]:
     """Return the tokens of the label words, and the answers to compare.
 
-    The tokens are empty unless each label word has a single token.
+    The tokens are empty unless each label word has a single token. If the scores of an example are
+    only compared with each other, the head keeps only the rows of these tokens.
     """
     if isinstance(scorer, EncoderScorer):
         return (), scorer
@@ -185,6 +190,9 @@ def _answers(
     if longest > 1:
         return (), Candidates(base, longest)
     tokens = tuple(word[0] for word in scorer.label_tokens)
+    if compares and separate_rows(base, tokens):
+        keep_rows(base, tokens)
+        return tokens, Words(base, [])
     return tokens, Words(base, list(tokens))
 
 

@@ -184,6 +184,15 @@ def test_steps_of_adapters_inside_the_model_are_those_of_eager(
     assert_same_evaluation(phone, runtime, data, state)
 
 
+def test_a_graph_has_the_embeddings_of_all_tokens_and_the_heads_rows_of_words(made: Any) -> None:
+    import onnx
+
+    _, file = made("embedded", "none", "top:1")
+    vocabulary = load_base_model("embedded").vocabulary
+    tensors = onnx.load(file, load_external_data=False).graph.initializer
+    assert len([tensor for tensor in tensors if vocabulary in tensor.dims]) == 1
+
+
 def test_rounding_again_changes_no_weight() -> None:
     base = load_base_model("embedded")
     before = [weight.clone() for weight in base.blocks.parameters()]
