@@ -60,7 +60,8 @@ def measure(folder: Path, work: Work, settings: dict[str, Scalar]) -> dict[str, 
         assert sum(tab.until("globalThis.answer", SECONDS)) > 0
         costs["model loaded"] = _costs(folder, name)
         run.give_rows(name)
-        before = tab.until(f"{STATUS}.then((now) => now.accuracies && now)", SECONDS)
+        tab.until("document.querySelector('#accuracies .bar')", SECONDS)  # the worker is busy
+        before = tab.run(STATUS)
         costs["texts read"] = _costs(folder, name)
         run.start_boards()
         at_the_end(run)
