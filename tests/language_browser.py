@@ -60,7 +60,7 @@ def measure(folder: Path, work: Work, settings: dict[str, Scalar]) -> dict[str, 
         assert sum(tab.until("globalThis.answer", SECONDS)) > 0
         costs["model loaded"] = _costs(folder, name)
         run.give_rows(name)
-        tab.until("document.querySelector('#accuracies .bar')", SECONDS)  # the worker is busy
+        tab.until("document.querySelector('#accuracies .bar') !== null", SECONDS)
         before = tab.run(STATUS)
         costs["texts read"] = _costs(folder, name)
         run.start_boards()
