@@ -45,7 +45,6 @@ from samara.shared.errors import ConfigError, DeviceError
 from samara.shared.model.head import keep_rows, separate_rows
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
-from samara.shared.model.prompt_frame import form_of
 from samara.shared.model.scorers import (
     CausalScorer,
     ChoiceScorer,
@@ -60,7 +59,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.settings.features import check_features, kind_of
 from samara.shared.storage.files import write_durably
 from samara.shared.tasks.catalog import task_of
-from samara.shared.tasks.kinds import CHAT, ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions in a call of ``replay``, or of a readout's ``directions``."""
@@ -235,11 +234,6 @@ def export_program(
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
     parts = ready.parts
     _check_runtime(runtime, quantization, form)
-    if runtime == "onnx" and ready.task and form_of(ready.task) == CHAT:
-        raise ConfigError(
-            f"task {ready.task.name} has the form of a chat, but browsers have no chat template; "
-            f'set form = "plain" for all clients of the run'
-        )
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
             "--form algorithm-1 perturbs adapters inside the model, but a readout is outside the "
