@@ -64,14 +64,14 @@ def test_logits_of_a_large_vocabulary_never_exist_at_once(
         network=network, body=network.model, folder="large", vocabulary=128_256
     )
     hidden, tokens = torch.randn(2, 150, 8), torch.randint(128_256, (150,)).tolist()
-    tiles, plain = list[int](), head._head
+    tiles, plain = list[int](), head.head_logits
 
     def counted(*given: Any) -> torch.Tensor:
         logits = plain(*given)
         tiles.append(logits.nbytes)
         return logits
 
-    monkeypatch.setattr(head, "_head", counted)
+    monkeypatch.setattr(head, "head_logits", counted)
     with torch.inference_mode():
         likely, _ = token_predictions(base, hidden, torch.tensor([150]), [range(150)], tokens)
         whole = network.lm_head(hidden).log_softmax(-1)

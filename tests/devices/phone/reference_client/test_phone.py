@@ -429,7 +429,7 @@ def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(
             kept = DualForwarding.begin(layout, center, z, 0.01)
         else:
             kept = kept.advanced(gradients, 0.5, 0.01, z)
-        expected = runtime.forward.scores(kept, prompts, whole=True)
+        expected = runtime.forward.scores(kept, prompts)
         inputs = [ids, positions, labels, gradients, rate, epsilon, seeds.view(np.int64)]
         scores, losses = (output.numpy().copy() for output in run_method(module, "forward", inputs))
         np.testing.assert_allclose(scores, expected, atol=2e-4)
