@@ -135,6 +135,7 @@ def started(
     own = {**SETTINGS, "cohort.available": sum(counts), **settings}
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
     shape = ("--batch", "16", "--seq", "32", "--model", MODEL, "--task", TASK)
+    shape += ("--set", "differences=central")
     samara(folder, "phone", "export", "--runtime", "onnx", *shape, "--out", "page.onnx")
     names = [*boards, GATEWAY]
     with ExitStack() as stack, LiveRun(folder, own, names, free_address()) as live:
