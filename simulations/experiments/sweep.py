@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.results.result import RunResult
-from samara.shared.settings.choices import OPEN, with_overrides
+from samara.shared.settings.choices import DISTRIBUTION, OPEN, with_overrides
 from samara.shared.settings.config import Method, RunConfig, reads
 from samara.shared.settings.setting import Scalar, explain, nest
 from samara.shared.storage.files import make_folder, write_durably
@@ -223,7 +223,9 @@ def _trial_config(
 def _toml(config: RunConfig) -> str:
     """Return the non-default settings as TOML."""
     defaults = RunConfig().flat() | OPEN
-    changed = {key: value for key, value in config.flat().items() if defaults[key] != value}
+    flat = config.flat()
+    del flat[DISTRIBUTION]  # follows from the differences
+    changed = {key: value for key, value in flat.items() if defaults[key] != value}
     return tomli_w.dumps(nest(changed))
 
 
