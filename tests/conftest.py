@@ -45,6 +45,7 @@ if not torch.cuda.is_available():
 
 def pytest_configure() -> None:
     """Fork workers and processes with the libraries loaded; spare the disk; make commands once."""
+    gc.disable()  # until all tests are collected, which creates little garbage
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     wait_for_no_disk()
     typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
@@ -71,6 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave libraries and collected tests out of garbage collections, which some tests ask for."""
     gc.freeze()
+    gc.enable()
     atexit.register(gc.unfreeze)  # nanobind reports what is left at the end
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from samara.client.streaming.loading import choose_tier
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import ModelRuntime
+from samara.devices.hardware.profile import load_device
+from samara.devices.hardware.target import step_of
 from samara.devices.live.checks.memory_check import default_profile, expected_footprint
 from samara.shared.errors import SamaraError
 from samara.shared.model.depth import count_blocks
@@ -26,6 +28,7 @@ from samara.simulations.planning.run_progress import PLAN, RunProgress
 from samara.simulations.planning.run_size import clients_together, measured_row, run_size
 from samara.simulations.report.fleet import span_of
 
+_BOARD = "orin-nano-8gb"
 log = logging.getLogger("samara.simulation")
 
 
@@ -114,8 +117,9 @@ def _lines(
     if chosen := automatic_values(config.flat()):
         lines.append(describe_choices(chosen, config.flat()))
     lines.append(_describe_cost(size, cost))
+    loaded = _loaded(config, runtime, size)
     try:
-        lines.append(_memory(config, runtime, size))
+        lines += [_on_a_board(loaded, size), _memory(loaded)]
     except SamaraError as error:
         lines.append(f"memory cannot be estimated: {error}")
     return [*lines, f"results: {folder.absolute()}"]
@@ -219,13 +223,28 @@ def _describe_cost(size: RunSize, cost: RunCost) -> str:
     )
 
 
-def _memory(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> str:
-    local = config.model.model_copy(update={"path": str(runtime.base.folder)})
-    batch = math.ceil(size.batch)  # examples per step, at most those of a client
-    profile = default_profile(local.torch_device)
-    footprint = expected_footprint(
-        config.model_copy(update={"model": local, "batch": batch}), profile
+def _loaded(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> RunConfig:
+    """Return the settings with the folder of the loaded model, and the examples of a step."""
+    model = config.model.model_copy(update={"path": str(runtime.base.folder)})
+    return config.model_copy(update={"model": model, "batch": math.ceil(size.batch)})
+
+
+def _on_a_board(config: RunConfig, size: RunSize) -> str:
+    """Return a line about a client's training time on a Jetson Orin Nano."""
+    board = load_device(_BOARD)
+    step = step_of(config, board, math.ceil(size.tokens))
+    first = step.first_pass.total if step.first_pass else 0.0
+    steps = size.steps * math.ceil(size.reports / size.clients)
+    return (
+        f"on a Jetson Orin Nano: about {span_of(first + steps * step.time.total)} for the "
+        f"{steps:,} steps of a client, by the time model of device profile {board.name}, without "
+        "evaluations and messages"
     )
-    streamed = choose_tier(local) is not None
+
+
+def _memory(config: RunConfig) -> str:
+    profile = default_profile(config.model.torch_device)
+    footprint = expected_footprint(config, profile)
+    streamed = choose_tier(config.model) is not None
     memory = footprint.of_clients(clients_together(config), streamed) / 2**20
     return f"memory: about {memory:,.0f} MiB, estimated with device profile {profile.name}"

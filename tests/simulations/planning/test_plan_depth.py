@@ -68,6 +68,16 @@ def test_the_plan_says_what_is_trained_and_why(
     assert not any(line.startswith("trained: ") for line in plan_of(inner, tmp_path))
 
 
+def test_the_plan_says_how_long_a_board_trains(config: RunConfig, tmp_path: Path) -> None:
+    inner = config_of(config.flat(), adapter__layers="top:1", steps=2, queries=2, batch=4)
+    [line] = [line for line in plan_of(inner, tmp_path) if line.startswith("on a Jetson")]
+    assert "for the 6 steps of a client" in line
+    more = config_of(inner.flat(), rounds=3000)
+    [longer] = [line for line in plan_of(more, tmp_path) if line.startswith("on a Jetson")]
+    assert "for the 6,000 steps of a client" in longer
+    assert line.split(" for ")[0] != longer.split(" for ")[0]
+
+
 def test_the_exported_model_ends_where_the_readout_reads(
     config: RunConfig, folder: Path, run: Run, tmp_path: Path
 ) -> None:
