@@ -69,7 +69,8 @@ def test_the_plan_says_what_is_trained_and_why(
 
 
 def test_the_plan_says_how_long_a_board_trains(config: RunConfig, tmp_path: Path) -> None:
-    inner = config_of(config.flat(), adapter__layers="top:1", steps=2, queries=2, batch=4)
+    others = {"adapter.layers": "top:1", "steps": 2, "queries": 2, "batch": 4}
+    inner = config_of(with_overrides(config.flat(), others))
     [line] = [line for line in plan_of(inner, tmp_path) if line.startswith("on a Jetson")]
     assert "for the 6 steps of a client" in line
     more = config_of(inner.flat(), rounds=3000)
