@@ -25,7 +25,7 @@ help:
 	@echo "make docs      build the documentation site: build/site/index.html"
 	@echo "make phone-page  check the types of the phone page's code and build it: build/phone-page"
 	@echo "make format    rewrite the code in the house style"
-	@echo "make install   set up .venv"
+	@echo "make install   set up .venv with everything that development needs"
 	@echo "make protocol  generate the Python of shared/proto/trainer.proto again"
 	@echo "make tables    make the tables of settings and features in docs/ again"
 	@echo "make gpu       everything that only a GPU can tell, without installing: GPU='--minutes 9', GPU=--rehearse"
@@ -43,16 +43,17 @@ help:
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# .package: what a user needs. .installed: what development needs besides
+$(VENV)/.installed $(VENV)/.package: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Samara needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "installing into $(VENV): some minutes, in which pip says what it does (without CUDA: CONTRIBUTING.md)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.$(if $(filter %/.installed,$@),[dev])'
 	@touch $@
 
-demo: install
+demo: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.package)
 	$(BIN)/samara demo
 
 # Libraries' threads that wait for each other cost more than they gain beside other processes

@@ -1,6 +1,6 @@
 """Steps, catch-up, directions and simulated rounds, beside the loops of other projects.
 
-    python -m benchmarks.peers [--small] [--repetitions 5] [--clients 64 256]
+    python -m benchmarks.peers [--small] [--repetitions 5] [--clients 64 256] [--weights int8 …]
 
 The peers' loops are rewritten from their papers. MeZO takes its step in place (Malladi et al.,
 2023, algorithm 1). DeComFL's client rebuilds the model from the seeds and scalars of missed rounds
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 
@@ -32,10 +32,17 @@ from rich.table import Table
 
 from benchmarks.interleaved import interleaved, median_ratio
 from benchmarks.speed.step import Bench, StepBench
+from samara.shared.model.quantized import Quantization
 from samara.shared.protocol.replay_numba import NumbaBackend
 from samara.shared.settings.config import RunConfig
 
 SCALE = 2.0**-40
+WEIGHTS: dict[str, tuple[Quantization, str]] = {
+    "float32": ("none", "float32"),
+    "bfloat16": ("none", "bfloat16"),
+    "int8": ("int8", "float32"),
+}
+"""Quantization and type of a model's weights, by their short name."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,9 @@ def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> 
     ]
 
 
-def steps(shape: str, batches: Sequence[int], length: int, layers: Sequence[str]) -> list[Contest]:
+def steps(
+    shape: str, batches: Sequence[int], length: int, layers: Sequence[str], weights: Sequence[str]
+) -> list[Contest]:
     """Return contests of steps inside a language model with random weights, against MeZO and a bare
     pass.
 
@@ -97,18 +106,20 @@ def steps(shape: str, batches: Sequence[int], length: int, layers: Sequence[str]
         batches: B, examples of a step.
         length: tokens of an example.
         layers: adapted blocks.
+        weights: numbers of the model's weights, keys of `WEIGHTS`.
     """
     contests = []
-    for own in layers:
+    for own, kind in product(layers, weights):
+        quantization, dtype = WEIGHTS[kind]
         bench = Bench(
-            StepBench(shape, "none", "float32", "cpu", 4, (), (length,), own, 4, 1, threads=1)
+            StepBench(shape, quantization, dtype, "cpu", 4, (), (length,), own, 4, 1, threads=1)
         )
         for batch in batches:
             prompts = bench.prompts(batch, length)
             rows = torch.tensor([prompt.sequences[0] for prompt in prompts] * 8)
             contests.append(
                 Contest(
-                    f"step, {shape}, {own}, B = {batch}, q = 4",
+                    f"step, {shape}, {own}, B = {batch}, q = 4, {kind}",
                     bench.p_rge(prompts, bench.auto(prompts)),
                     {"MeZO": bench.others(prompts)["mezo"], "bare pass": _bare_pass(bench, rows)},
                 )
@@ -181,8 +192,8 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
 
 
 def samara_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of simulated rounds of one step. The first round, which loads the model,
-    is left out.
+    """Return the seconds of simulated rounds of one step. The first number is the rest of the run:
+    its start, its first round, which loads the model, and its end.
     """
     from samara.shared.results.result import RunResult
     from samara.simulations.simulate import simulate
@@ -198,13 +209,16 @@ def samara_rounds(clients: int, rounds: int) -> list[float]:
             "personal.rounds": 0,
             "threads": 1,
         }
+        begun = time.monotonic()
         result = RunResult.read(simulate(RunConfig.of(settings, "peers")))
-    return [end.seconds - begin.seconds for begin, end in pairwise(result.rounds)]
+        whole = time.monotonic() - begun
+    later = [end.seconds - begin.seconds for begin, end in pairwise(result.rounds)]
+    return [whole - sum(later), *later]
 
 
 def ray_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of rounds in which clients answer with one number. The first round is left
-    out.
+    """Return the seconds of rounds in which clients answer with one number. The first number is the
+    start and the first round.
     """
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -233,14 +247,19 @@ def ray_rounds(clients: int, rounds: int) -> list[float]:
             evaluate_fn=lambda number, arrays: ends.append(time.monotonic()),
         )
 
+    begun = time.monotonic()
     run_simulation(server, client, clients, backend_config={"client_resources": {"num_cpus": 1}})
-    return [end - begin for begin, end in pairwise(ends[1:])]
+    return [end - begin for begin, end in pairwise([begun, *ends[1:]])]
 
 
 def simulated(clients: int, rounds: int) -> list[Ratio]:
     """Measure simulated rounds beside Flower's Ray actors."""
     ours, theirs = samara_rounds(clients, rounds), ray_rounds(clients, rounds)
-    return ratios(f"round of {clients} clients, by the clock", ours, {"Flower on Ray": theirs})
+    peer = "Flower on Ray"
+    return [
+        *ratios(f"start and first round of {clients} clients", ours[:1], {peer: theirs[:1]}),
+        *ratios(f"round of {clients} clients, by the clock", ours[1:], {peer: theirs[1:]}),
+    ]
 
 
 def table(found: Sequence[Ratio]) -> Table:
@@ -272,12 +291,16 @@ def main() -> None:
         "--repetitions", type=int, default=5, help="repetitions of all measurements, interleaved"
     )
     parser.add_argument("--clients", type=int, nargs="*", default=[64, 256], help="of simulations")
+    parser.add_argument(
+        "--weights", nargs="*", default=list(WEIGHTS), choices=list(WEIGHTS), help="of steps"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     shape = "llama-tiny" if given.small else "llama-34m"
-    contests = steps(
-        shape, (1,) if given.small else (1, 16), 8 if given.small else 32, ("top:1", "all")
+    layers, batches = (
+        (("top:1", "all"), (1,)) if given.small else (("top:1", "top:4", "all"), (1, 16))
     )
+    contests = steps(shape, batches, 8 if given.small else 32, layers, given.weights)
     contests += replays((128,) if given.small else (384, 10**5, 10**6), 4 if given.small else 256)
     found = [row for contest in contests for row in compared(contest, given.repetitions)]
     logging.disable(logging.WARNING)  # Flower's tables of each round

@@ -150,6 +150,7 @@ class Machine:
         completed: number of each stream's operations that the host has waited for.
         faults: every access that did not wait, as raised, and memory that was freed too early.
         launches: names of the operations that ran, by device.
+        copied: bytes of each copy between the host and a GPU, in their order.
         bytes: bytes of the tensors on each device.
         peak: most bytes at once on each device.
     """
@@ -167,6 +168,7 @@ class Machine:
         self._default: dict[torch.device, Stream] = {}
         self._default = {place: self.Stream(place) for place in places}
         self.launches: dict[torch.device, list[str]] = {place: [] for place in places}
+        self.copied: list[int] = []
         self.bytes, self.peak = dict.fromkeys(places, 0), dict.fromkeys(places, 0)
 
     def place(self, device: Any) -> torch.device:
@@ -286,6 +288,7 @@ class Machine:
             there.wait_stream(self.launch(name, origin, [source], [target]))
             return
         host = source if origin == CPU else target
+        self.copied.append(source.nbytes)
         if _memory_of(host) is None or not non_blocking:
             # Pageable memory is read, or has been written, when the call returns.
             self.access_from_host(name, host, writes=host is target)

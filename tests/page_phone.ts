@@ -320,10 +320,10 @@ const functions = {
   /** Whether what an app or a page adds is an example of the task. */
   sound: (examples: NewExample[], task: RunTask) => examples.map((one) => isSound(one, task)),
   /** The tokens of a row by a tokenizer of its own, or what is said of it, and the letters read. */
-  async tokens(texts: string[], limit: number) {
+  async tokens(texts: string[], limit: number, before: number[] | string = []) {
     const { RowTokenizer } = await import("./src/tokens.ts");
     const task = { name: "t", text: "{text}", words: [], labels: [], fields: ["text"] };
-    const tokenization = { special: false, before: [], after: "", limit, answers: [] };
+    const tokenization = { special: false, before, after: "", limit, answers: [] };
     const index = { task, tokenization, examples: [] } as unknown as ProgramIndex;
     const files = { "tokenizer.json": { pre_tokenizer: null }, "tokenizer_config.json": {} };
     const tokenizer = new RowTokenizer(index, files);

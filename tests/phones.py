@@ -83,7 +83,7 @@ def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any
     The phone's rows are in `rows.jsonl` of the folder; the changes are those of its trainer.
     """
     runtime, source = load_run(RunConfig.of(settings, "test"))
-    runtime.scorer._by_rows = False  # a program's scores are log-likelihoods, in steps too
+    runtime.scorer._by_rows = False  # a program has the losses of the whole head
     data, rows = source.share_of(0, 3), folder / "rows.jsonl"
     rows.write_text(examples_as_jsonl(data))
     program = load_program(program_file)

@@ -9,24 +9,16 @@ proven: a page's round and digest are a state of the server's ledger and, in the
 board's, and `samara server check --replay` reproduces every digest.
 """
 
-import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from driven_browser import Tab, driven, find_chromium
+from browser_runs import SECONDS, BrowserRun, at_the_end, started
 
-from benchmarks.faults.live_run import LiveRun
-from benchmarks.faults.ports import free_address, free_port
-from benchmarks.scale.mixed_run import GATEWAY, MODEL, OPEN, TASK, samara
+from benchmarks.scale.mixed_run import samara
 from samara.client.limits.privacy_budget import OWN_DELTA, ChargeLog, epsilon_spent
-from samara.server.live.keys import KEYS_FOLDER, ClientKeys
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.shared.privacy.accountant import epsilon_of
 from samara.shared.settings.setting import Scalar
-from samara.shared.tasks.embedded import MESSAGES_PER_WRITER
-from samara.shared.tasks.messages import messages, writers
 
 SETTINGS: dict[str, Scalar] = {
     "steps": 2,
@@ -45,7 +37,6 @@ SETTINGS: dict[str, Scalar] = {
     "privacy.honest-share": 0.7,
     "privacy.secure-aggregation": True,
 }
-SECONDS = 900.0
 ENTER = """(() => {{
   const field = document.getElementById("limit");
   field.value = "{limit}";
@@ -53,116 +44,6 @@ ENTER = """(() => {{
 }})()"""
 """Script that does what a keyboard does in the field of the limit."""
 SHOWN = "document.getElementById('{}').innerText"
-
-
-def write_messages(folder: Path, names: list[str]) -> None:
-    """Write training, validation and test messages of a writer for each participant."""
-    for name, writer in zip(names, writers(len(names), 0), strict=True):
-        (folder / f"data-{name}").mkdir(exist_ok=True)
-        for split, count in MESSAGES_PER_WRITER.items():
-            rows = [json.dumps(row) + "\n" for row in messages(writer, count, split, 0)]
-            (folder / f"data-{name}" / f"{split}.jsonl").write_text("".join(rows))
-
-
-def rows_of(folder: Path, name: str) -> str:
-    """Return a participant's messages as lines that name their split, as the page takes them."""
-    lines = [
-        json.dumps(json.loads(line) | {"split": split})
-        for split in MESSAGES_PER_WRITER
-        for line in (folder / f"data-{name}" / f"{split}.jsonl").read_text().splitlines()
-    ]
-    return "\n".join(lines)
-
-
-class BrowserRun:
-    """A run with its gateway and browsers.
-
-    Args:
-        live: server and processes.
-        browsers: names of the browsers.
-        stack: ends the browsers.
-    """
-
-    def __init__(self, live: LiveRun, browsers: list[str], stack: ExitStack) -> None:
-        self.live, self.browsers, self._stack = live, browsers, stack
-        self._web = f"127.0.0.1:{free_port()}"
-        self.tabs: dict[str, Tab] = {}
-
-    def start_gateway(self) -> None:
-        """Start the gateway, and wait until phones can attach."""
-        live, proof = self.live, self.live.run / "certificates"
-        of_server = ("--superlink", live.address, "--certs", str(proof / "ca.pem"))
-        own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
-        tls = ("--cert", str(proof / "server.pem"), "--cert-key", str(proof / "server.key"))
-        web = ("--listen", free_address(), "--web", self._web, "--program", "page.onnx", *tls)
-        live.start(GATEWAY, ["gateway", "up", *of_server, *own, *web])
-        live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
-
-    def join(self, name: str) -> None:
-        """Open an invitation's link, agree, join, and give the page the messages."""
-        live, origin, browser = self.live, f"https://{self._web}", find_chromium()
-        assert browser, "needs Chromium on the PATH"
-        of_run = ("--run", str(live.run), "--page", origin)
-        said = samara(live.folder, "server", "invite", name, *of_run)
-        profile = live.folder / f"profile-{name}"
-        tab = self._stack.enter_context(driven(browser, profile, trusts_all=True))
-        self.tabs[name] = tab
-        tab.open(next(word for word in said.split() if word.startswith(f"{origin}/#join=")))
-        tab.until("!document.getElementById('joining').hidden")
-        tab.run("document.getElementById('consent').click()")
-        tab.run("document.querySelector('#join button').click()")
-        tab.until("samara.status().then((now) => now.task !== null)", SECONDS)
-        tab.give_file("file", "messages.jsonl", rows_of(live.folder, name))
-        tab.until("document.getElementById('add-said').textContent", SECONDS)
-
-
-@contextmanager
-def started(
-    folder: Path, settings: dict[str, Scalar], counts: tuple[int, int]
-) -> Iterator[BrowserRun]:
-    """A run whose boards and browsers have all begun.
-
-    Args:
-        folder: of everything; short, as sockets lie in it.
-        settings: of the run beside `SETTINGS`.
-        counts: number of boards and of browsers.
-    """
-    boards, browsers = (
-        [f"{kind}-{number}" for number in range(count)]
-        for kind, count in zip(("board", "browser"), counts, strict=True)
-    )
-    write_messages(folder, [*boards, *browsers])
-    own = {**SETTINGS, "cohort.available": sum(counts), **settings}
-    ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
-    shape = ("--batch", "16", "--seq", "32", "--model", MODEL, "--task", TASK)
-    shape += ("--set", "differences=central")
-    samara(folder, "phone", "export", "--runtime", "onnx", *shape, "--out", "page.onnx")
-    names = [*boards, GATEWAY]
-    with ExitStack() as stack, LiveRun(folder, own, names, free_address()) as live:
-        run = BrowserRun(live, browsers, stack)
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") > len(boards), "the server")
-        run.start_gateway()
-        for name in browsers:
-            run.join(name)
-        for name in boards:
-            what = ("--model", MODEL, "--data", f"data-{name}", "--task", TASK)
-            live.start_client(name, None, *what, "--set", "threads=1")
-        yield run
-
-
-def at_the_end(run: BrowserRun) -> dict[str, Any]:
-    """Wait for the end of the run; returns each browser's status then.
-
-    Raises:
-        AssertionError: if the server failed.
-    """
-    live, server = run.live, run.live.server
-    assert server is not None, "it was started"
-    live.wait(lambda: server.poll() is not None, "the end of the run")
-    assert server.returncode == 0, live.said()[-2000:]
-    is_over = "samara.status().then((now) => now.connection === 'finished' && now)"
-    return {name: run.tabs[name].until(is_over, SECONDS) for name in run.browsers}
 
 
 def limit_half(run: BrowserRun, board: str) -> float:
@@ -222,8 +103,12 @@ def ended(run: BrowserRun, board: str) -> dict[str, Any]:
 
 def measure(folder: Path, rounds: int, boards: int, browsers: int) -> dict[str, Any]:
     """Run, and return the figures."""
-    settings: dict[str, Scalar] = {"rounds": rounds, "cohort.minimum": boards + browsers - 1}
+    settings = SETTINGS | {"rounds": rounds, "cohort.minimum": boards + browsers - 1}
     with started(folder, settings, (boards, browsers)) as run:
+        for name in run.browsers:
+            run.join(name)
+            run.give_rows(name)
+        run.start_boards()
         limit = limit_half(run, "board-0")
         said = stopped(run)
         return {"limit": limit, "the page with it": said} | ended(run, "board-0")

@@ -493,14 +493,9 @@ def _gpu_backend(name: str) -> Any:
     """Return a replay backend on the GPU: Triton's kernels, or torch's operators."""
     import torch
 
-    if name == "triton":
-        from samara.shared.model.replay_cuda import CudaBackend
-        from samara.shared.protocol.replay import default_backend
+    from samara.shared.model.replay_torch import CudaBackend, TorchBackend
 
-        return CudaBackend(torch.device(DEVICE), default_backend(1))
-    from samara.shared.model.replay_torch import TorchBackend
-
-    return TorchBackend(torch.device(DEVICE))
+    return (CudaBackend if name == "triton" else TorchBackend)(torch.device(DEVICE))
 
 
 HALF = (("none", "float16"), ("none", "bfloat16"))

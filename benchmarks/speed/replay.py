@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.interleaved import interleaved, median_ratio
 from benchmarks.speed.shapes import timed
 from samara.shared.errors import ConfigError
-from samara.shared.model.replay_torch import TorchBackend
+from samara.shared.model.replay_torch import CudaBackend, TorchBackend
 from samara.shared.protocol.directions import Distribution
 from samara.shared.protocol.replay import Backend
 from samara.shared.protocol.replay_numpy import NumpyBackend
@@ -123,9 +123,7 @@ def _backends(threads: int) -> list[Backend]:
     backends: list[Backend] = [NumpyBackend(), NumbaBackend(threads)]
     backends.append(TorchBackend(torch.device("cpu")))
     if torch.cuda.is_available():
-        from samara.shared.model.replay_cuda import CudaBackend
-
-        backends.append(CudaBackend(torch.device("cuda"), NumbaBackend(threads)))
+        backends.append(CudaBackend(torch.device("cuda")))
     return backends
 
 

@@ -24,11 +24,10 @@ from samara.client.training.local_step_plan import InterruptedSteps, LocalStepPl
 from samara.client.training.model_runtime import ModelRuntime
 from samara.shared.errors import SamaraError
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.model.replay_torch import draw_directions
+from samara.shared.model.replay_torch import draw_directions, replay_on_device
 from samara.shared.model.scorers import Prompt
 from samara.shared.protocol.frames.instructions import Split, TrainInstruction, token_of
 from samara.shared.protocol.frames.report import Report
-from samara.shared.protocol.replay import replay
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY
 from samara.shared.tasks.profiled_loss import PROFILED
@@ -51,16 +50,16 @@ class _TrainedPart:
         mask: bool [d], true where numbers are perturbed; None perturbs all.
     """
 
-    start: NDArray[np.int64]
-    mask: NDArray[np.bool_] | None
+    start: torch.Tensor
+    mask: torch.Tensor | None
 
-    def center(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
+    def center(self, state: torch.Tensor) -> torch.Tensor:
         """Return the center of the perturbations of a client with this state, int64 [d]."""
-        return state if self.mask is None else np.where(self.mask, state, self.start)
+        return state if self.mask is None else torch.where(self.mask, state, self.start)
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return directions, int16 [n, d], with zeros where numbers are not perturbed."""
-        return z if self.mask is None else z * torch.from_numpy(self.mask).to(z.device)
+        return z if self.mask is None else z * self.mask
 
 
 @dataclass(eq=False)
@@ -72,7 +71,7 @@ class _Participant:
         examples: training examples.
         texts: training examples as text, if steps decode answers.
         plan: batches and directions of the client's steps, and the results so far.
-        state: state after the client's steps so far, int64 [d].
+        state: state after the client's steps so far, int64 [d] on the model's torch device.
         error: error that ended the client's steps; None without an error.
     """
 
@@ -80,7 +79,7 @@ class _Participant:
     examples: LabelledPrompts
     texts: Sequence[Example]
     plan: LocalStepPlan
-    state: NDArray[np.int64]
+    state: torch.Tensor
     error: SamaraError | None = None
 
 
@@ -139,14 +138,16 @@ def take_local_steps_together(
     """
     runtime.check_layout(instruction.layout_hash)
     token, participants = token_of(instruction.encode()), []
+    start = torch.tensor(state).to(runtime.torch_device)
+    trained = None if mask is None else torch.tensor(mask).to(runtime.torch_device)
     for data in clients:
         examples = prepare_training_examples(runtime, data)
         plan = LocalStepPlan(instruction, data.client, examples.labels, runtime.label_count)
         texts = data.in_split(Split.TRAIN) if runtime.decodes_answers else ()
-        participants.append(_Participant(data, examples, texts, plan, state))
+        participants.append(_Participant(data, examples, texts, plan, start))
     if interrupted:
         participants = [interrupted.resume(token, one.examples, one) for one in participants]
-    part = _TrainedPart(state, mask)
+    part = _TrainedPart(start, trained)
     with _one_at_a_time if runtime.has_readout_alone else nullcontext():
         for _ in range(participants[0].plan.steps_taken, instruction.steps):
             _take_step(runtime, [one for one in participants if one.error is None], part)
@@ -205,7 +206,7 @@ def _take_step(
     for one, estimate in zip(participants, estimates, strict=True):
         try:
             update = one.plan.finish_step(estimate)
-            one.state = replay(one.state, update, distribution, backend)
+            one.state = replay_on_device(one.state, update, distribution, backend)
         except SamaraError as error:
             one.error = error
 
@@ -245,7 +246,7 @@ def _losses_in_one_pass(
 ) -> list[NDArray[np.float64]]:
     """Return the losses for requests of participants that share forward passes, float64 [n]."""
     layout, weight_map, first = runtime.layout, runtime.weight_map, requests[0]
-    weights = np.stack([weight_map.weights(part.center(one.state)) for one in participants])
+    weights = torch.stack([weight_map.center(part.center(one.state)) for one in participants])
     z = None
     if len(first.seeds):
         seeds = np.concatenate([request.seeds for request in requests])
@@ -259,7 +260,7 @@ def _losses_in_one_pass(
     schedule = runtime.schedule_for(len(first.batch))
     if first.exact and z is not None:
         losses, gradients = runtime.forward.loss_gradients(
-            Perturbations.from_arrays(layout, weights, device=runtime.torch_device),
+            Perturbations(layout, weights),
             prompts,
             labels,
             schedule.micro_batch,
@@ -271,7 +272,7 @@ def _losses_in_one_pass(
         ]
     perturbations = Perturbations(
         layout,
-        torch.from_numpy(weights).to(runtime.torch_device),
+        weights,
         None if z is None else weight_map.directions(z),
         first.epsilon,
         first.signs,

@@ -355,10 +355,10 @@ class ModelRuntime:
     def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
         """Return the adapter for a state, int64 [size]; for None, zeros, as in the base model."""
         if state is None:
-            weights = np.zeros(self.layout.element_count, np.float32)
+            weights = torch.zeros(self.layout.element_count, device=self.torch_device)
         else:
-            weights = self.weight_map.weights(state)
-        return Perturbations.from_arrays(self.layout, weights, device=self.torch_device)
+            weights = self.weight_map.center(torch.tensor(state))
+        return Perturbations(self.layout, weights)
 
     def _scores(self, center: Perturbations, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
         size = EVALUATION_MICRO_BATCH

@@ -42,9 +42,9 @@ from samara.devices.phone.quantization import (
 )
 from samara.devices.phone.readout_export import ReadoutParts
 from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.model.head import keep_rows, separate_rows
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
-from samara.shared.model.prompt_frame import form_of
 from samara.shared.model.scorers import (
     CausalScorer,
     ChoiceScorer,
@@ -59,7 +59,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.settings.features import check_features, kind_of
 from samara.shared.storage.files import write_durably
 from samara.shared.tasks.catalog import task_of
-from samara.shared.tasks.kinds import CHAT, ChoiceTask, ClassificationTask, GenerationTask
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
 REPLAY_SEEDS = 16
 """Number of directions in a call of ``replay``, or of a readout's ``directions``."""
@@ -154,7 +154,7 @@ def prepare_model(
     own = make_scorer(base, task, config.model.max_length)
     scorer = own.whole if isinstance(own, HeadlessScorer) else own
     assert isinstance(scorer, CausalScorer | ChoiceScorer | EncoderScorer)
-    tokens, answers = _answers(base, scorer, answer_tokens)
+    tokens, answers = _answers(base, scorer, answer_tokens, not config.adapter.has_readout)
     injected = inject(base, config.adapter, scorer.labels)
     parts: ScoresModule | ReadoutParts
     if config.adapter.has_readout:
@@ -171,11 +171,15 @@ def prepare_model(
 
 
 def _answers(
-    base: BaseModel, scorer: CausalScorer | ChoiceScorer | EncoderScorer, answer_tokens: int
+    base: BaseModel,
+    scorer: CausalScorer | ChoiceScorer | EncoderScorer,
+    answer_tokens: int,
+    compares: bool,
 ) -> tuple[tuple[int, ...], Words | Candidates | EncoderScorer]:
     """Return the tokens of the label words, and the answers to compare.
 
-    The tokens are empty unless each label word has a single token.
+    The tokens are empty unless each label word has a single token. If the scores of an example are
+    only compared with each other, the head keeps only the rows of these tokens.
     """
     if isinstance(scorer, EncoderScorer):
         return (), scorer
@@ -185,6 +189,9 @@ def _answers(
     if longest > 1:
         return (), Candidates(base, longest)
     tokens = tuple(word[0] for word in scorer.label_tokens)
+    if compares and separate_rows(base, tokens):
+        keep_rows(base, tokens)
+        return tokens, Words(base, [])
     return tokens, Words(base, list(tokens))
 
 
@@ -227,11 +234,6 @@ def export_program(
         raise ConfigError("--quantization 8da4w is only supported with --delegate xnnpack")
     parts = ready.parts
     _check_runtime(runtime, quantization, form)
-    if runtime == "onnx" and ready.task and form_of(ready.task) == CHAT:
-        raise ConfigError(
-            f"task {ready.task.name} has the form of a chat, but browsers have no chat template; "
-            f'set form = "plain" for all clients of the run'
-        )
     if form == "algorithm-1" and isinstance(parts, ReadoutParts):
         raise ConfigError(
             "--form algorithm-1 perturbs adapters inside the model, but a readout is outside the "

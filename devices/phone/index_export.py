@@ -97,7 +97,7 @@ def _tokenization(
         return Tokenization(special=True, before=[], after="", limit=limit, answers=[])
     frame = scorer.frame
     longest = max(map(len, scorer.label_tokens))
-    before = [*frame.start, *base.token_ids(frame.before)]
+    before = frame.before if frame.is_chat else list(frame.start)
     question = frame.stem
     limit = scorer.max_length - frame.token_count(base) - longest
     answers = [list(tokens) for tokens in scorer.label_tokens] if longest > 1 else []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from samara.client.forward.body import PerturbedBody
 from samara.shared.model.damping import Damping
 from samara.shared.model.dual_forwarding import DualForwarding
-from samara.shared.model.head import tiled_logits
+from samara.shared.model.head import head_logits, tiled_logits
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import LABEL_BIAS, Adapter
 from samara.shared.model.perturbations import PerturbedAdapters
@@ -128,15 +128,15 @@ class Words(nn.Module):
 
     Args:
         base: causal model.
-        words: token of each label word.
+        words: token of each label word; empty if the head has only the rows of the label words.
     """
 
-    words: Tensor
+    words: Tensor | None
 
     def __init__(self, base: BaseModel, words: list[int]) -> None:
         super().__init__()
         self._base = base
-        self.register_buffer("words", torch.tensor(words))
+        self.register_buffer("words", torch.tensor(words) if words else None)
 
     def sequences(self, ids: Tensor) -> Tensor:
         """Return the sequences that the model reads, given ids [B, S]."""
@@ -154,8 +154,14 @@ class Words(nn.Module):
         return _read_at(hidden, positions, count)
 
     def scores(self, hidden: Tensor, ids: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Return the log-likelihood of each label word, float32 [P·B, labels]; see `last`."""
-        logits = _shifted_logits(self._base, self.last(hidden, ids, positions, count))
+        """Return the log-likelihood of each label word, float32 [P·B, labels]; see `last`.
+
+        If the head has only the rows of the label words, the scores are their logits.
+        """
+        read = self.last(hidden, ids, positions, count)
+        if self.words is None:
+            return head_logits(self._base, read)
+        logits = _shifted_logits(self._base, read)
         return logits.index_select(1, self.words) - logits.exp().sum(1, keepdim=True).log()
 
 

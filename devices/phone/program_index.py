@@ -43,14 +43,15 @@ class Tokenization(_Strict):
 
     Attributes:
         special: whether the tokenizer adds its special tokens.
-        before: token ids before the example's text.
+        before: token ids before the example's text. In a chat it is the text before the example's
+            text, which then has no white space around it.
         after: text after the example's text.
         limit: maximum tokens of the example's text, without special tokens.
         answers: tokens of each label word if any has several; otherwise empty.
     """
 
     special: bool
-    before: list[int]
+    before: list[int] | str
     after: str
     limit: int = Field(ge=1)
     answers: list[list[int]]

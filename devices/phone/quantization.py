@@ -115,12 +115,15 @@ def round_tokens_to_8_bits(base: BaseModel) -> None:
 
     The numbers in a token's row share a scale: the number farthest from zero, divided by −128.
     `samara.devices.phone.onnx_weights.store_tables_as_int8` derives the same integers and scales
-    from the result. A table that is tied to the model's head stays unchanged, because a graph needs
-    the head in float32. The graph of a model without its upper blocks has no head.
+    from the result. A table that is tied to the model's head stays unchanged, because the head is
+    in float32, even if only the rows of label words are left of it. The graph of a model without
+    its upper blocks has no head.
     """
     weight = base.network.get_input_embeddings().weight
     head = base.network.get_output_embeddings()
-    if base.depth or head is None or head.weight is not weight:
+    config = base.network.config.get_text_config()
+    is_tied = head is not None and (head.weight is weight or config.tie_word_embeddings)
+    if base.depth or not is_tied:
         weight.copy_(_rounded(weight, 128))
 
 

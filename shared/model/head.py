@@ -67,7 +67,7 @@ def word_logits(
     """
     read = _positions_read(hidden, lengths, supervised)
     with _only_rows(base, words):
-        return _head(base, read.flatten(0, 1)).view(*read.shape[:2], -1)
+        return head_logits(base, read.flatten(0, 1)).view(*read.shape[:2], -1)
 
 
 @torch.no_grad()
@@ -82,16 +82,35 @@ def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
         return False
     hidden = torch.randn((2, base.hidden_size), generator=torch.Generator().manual_seed(0))
     hidden = hidden.to(linear.weight)
-    whole = _head(base, hidden)[:, list(words)]
+    whole = head_logits(base, hidden)[:, list(words)]
     try:
         with _only_rows(base, words):
-            alone = _head(base, hidden)
+            alone = head_logits(base, hidden)
     except RuntimeError:  # The network adds a tensor of the vocabulary's size to the logits.
         return False
     exact = linear.weight.dtype == torch.float32
     return whole.shape == alone.shape and torch.allclose(
         whole, alone, rtol=1e-4 if exact else 2e-2, atol=1e-4 if exact else 2e-2
     )
+
+
+@torch.no_grad()
+def keep_rows(base: BaseModel, words: Sequence[int]) -> None:
+    """Replace the head's last linear layer by the rows of the given words, in place.
+
+    A token embedding table that is tied to the head stays whole.
+
+    Args:
+        base: the model, whose head has `separate_rows`.
+        words: tokens, in the order of the remaining rows.
+    """
+    linear = base.network.get_output_embeddings()
+    rows = list(words)
+    kept = nn.Linear(linear.in_features, len(rows), bias=linear.bias is not None)
+    kept.weight = nn.Parameter(linear.weight[rows])
+    if linear.bias is not None:
+        kept.bias = nn.Parameter(linear.bias[rows])
+    base.network.set_output_embeddings(kept)
 
 
 @contextmanager
@@ -210,10 +229,10 @@ def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
     """
     tile = max(1, VOCABULARY_TILE_BYTES // (4 * base.vocabulary))
     for part in torch.split(hidden, tile):
-        yield _head(base, part)
+        yield head_logits(base, part)
 
 
-def _head(base: BaseModel, hidden: Tensor) -> Tensor:
+def head_logits(base: BaseModel, hidden: Tensor) -> Tensor:
     """Return the logits of hidden states [n, hidden] from the network's own head.
 
     The network is called with a stand-in for its body that returns these states. So all operations

@@ -17,7 +17,7 @@ from samara.shared.errors import ModelError, ReplayError
 from samara.shared.protocol.basis import Basis, read_basis
 from samara.shared.protocol.directions import BOTH_SIDES, DIRECTION_BITS
 from samara.shared.protocol.layout import Layout
-from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.replay import STATE_BITS
 from samara.shared.protocol.start import Start, read_start
 from samara.shared.settings.sections import AdapterSettings
 
@@ -37,7 +37,7 @@ class WeightMap:
         start: initial weights, in units of a state, that are added to every state; None for no
             start.
         basis: basis of the first coordinates; None without a basis.
-        torch_device: torch device that computes directions from a basis; None for the CPU.
+        torch_device: torch device of the weights and directions; None for the CPU.
     """
 
     start: Start | None = None
@@ -45,20 +45,33 @@ class WeightMap:
     torch_device: torch.device | None = None
 
     def weights(self, state: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the adapter weights of a state, float32 [elements], each rounded once.
+        """Return the result of `center` for a state on the host, as an array."""
+        return self.center(torch.tensor(state)).cpu().numpy()  # the state may be read-only
+
+    def center(self, state: TorchTensor) -> TorchTensor:
+        """Return the adapter weights of a state on the torch device, float32 [elements].
+
+        Each weight is rounded once. A basis lifts states on the CPU, because GPUs do not multiply
+        matrices of integers.
+
+        Args:
+            state: int64 [size]; without a start, it is converted on its own device.
 
         Raises:
             ReplayError: if the state is too large for the start or the basis.
         """
-        elements = state if self.basis is None else self.basis.elements(state)
-        if self.start is None:
-            return to_float32(elements)
-        if np.any(np.abs(elements) >= STATE_LIMIT):
-            raise ReplayError(
-                "the initial weights cannot be added to the state, because its numbers are too "
-                "large; lower learning-rate"
-            )
-        return to_float32(self.start.values + elements)
+        elements = state
+        if self.basis is not None:
+            elements = torch.from_numpy(self.basis.elements(state.cpu().numpy()))
+        if self._start_values is not None:
+            elements = elements.to(self._start_values.device)
+            if bool((elements.abs() >= STATE_LIMIT).any()):
+                raise ReplayError(
+                    "the initial weights cannot be added to the state, because its numbers are too "
+                    "large; lower learning-rate"
+                )
+            elements = elements + self._start_values
+        return (elements.to(torch.float32) * 2.0**-STATE_BITS).to(self.torch_device)
 
     def directions(self, z: NDArray[np.int16] | torch.Tensor) -> torch.Tensor:
         """Convert directions in the state to directions in the weights, on the torch device.
@@ -84,6 +97,12 @@ class WeightMap:
         end = self.basis.element_count
         coordinates = self.basis.as_float32().astype(np.float64) @ elements[:end]
         return np.concatenate([coordinates, elements[end:]])
+
+    @cached_property
+    def _start_values(self) -> TorchTensor | None:
+        if self.start is None:
+            return None
+        return torch.tensor(self.start.values).to(self.torch_device)
 
     @cached_property
     def _vectors(self) -> torch.Tensor:

@@ -1,18 +1,15 @@
 """Replay on a GPU by a Triton kernel whose programs hold blocks of the state in registers.
 
 This module needs the extra ``samara-fl[cuda]``. Triton's built-in Philox gives the same bits as
-`directions.philox4x32`.
+`directions.philox4x32`. Triton launches kernels on the thread's current device, so the functions
+make the tensors' device current.
 """
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
 from samara.shared.protocol.directions import Distribution
-from samara.shared.protocol.normal_table import NORMAL_TABLE
-from samara.shared.protocol.replay import Backend
 
 _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
@@ -107,74 +104,40 @@ def _fill(
     tl.store(direction + index, _elements(w3, table, SIGNS, ROWS), index < d)
 
 
-class CudaBackend:
-    """The replay backend on a GPU; see `samara.shared.protocol.replay.Backend`.
+def fold(
+    seeds: torch.Tensor,
+    coefficients: torch.Tensor,
+    table: torch.Tensor,
+    count: int,
+    distribution: Distribution,
+) -> torch.Tensor:
+    """Return Σ c·z(seed) modulo 2⁶⁴ on the table's GPU, int64 [count].
 
-    Triton launches kernels on the thread's current device, so the backend makes the tensors' device
-    current. Another backend computes orthogonal directions, because a round has only a few of them.
-
-    Attributes:
-        device: torch device of the GPU.
+    Args:
+        seeds: bits of the seeds, int64 [n].
+        coefficients: coefficients c, int64 [n], unit 2⁻⁴⁰.
+        table: `samara.shared.protocol.normal_table.NORMAL_TABLE`, int16 [65536].
+        count: number of elements.
+        distribution: ``gaussian`` or ``rademacher``.
     """
+    total = torch.empty(count, dtype=torch.int64, device=table.device)
+    grid = (_blocks(count, distribution),)
+    with torch.cuda.device_of(table):
+        _fold[grid](total, seeds, coefficients, table, len(seeds), count, **_SHAPES[distribution])
+    return total
 
-    name = "cuda"
 
-    def __init__(self, device: torch.device, others: Backend) -> None:
-        """Create the backend.
-
-        Args:
-            device: torch device of the GPU.
-            others: backend that computes orthogonal directions.
-        """
-        self.device, self._others = device, others
-        self._table = torch.from_numpy(NORMAL_TABLE.copy()).to(device)
-
-    def fold(
-        self,
-        state: NDArray[np.int64],
-        seeds: NDArray[np.uint64],
-        coefficients: NDArray[np.int64],
-        distribution: Distribution,
-    ) -> None:
-        """Compute Σ c·z on the GPU, and add it to the state in place."""
-        if distribution == "orthogonal":
-            self._others.fold(state, seeds, coefficients, distribution)
-            return
-        total = torch.empty(len(state), dtype=torch.int64, device=self.device)
-        factors = torch.from_numpy(coefficients).to(self.device)
-        grid = (_blocks(len(state), distribution),)
-        arguments = total, self._bits(seeds), factors, self._table, len(seeds), len(state)
-        with torch.cuda.device_of(self._table):
-            _fold[grid](*arguments, **_SHAPES[distribution])
-        state += total.cpu().numpy()
-
-    def directions(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
-    ) -> NDArray[np.int16]:
-        """Return the directions of n seeds from element `first` on, int16 [n, count]."""
-        whole: NDArray[np.int16] = (
-            self.draw_on_device(seeds, count, distribution, first).cpu().numpy()
-        )
-        return whole
-
-    def draw_on_device(
-        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
-    ) -> torch.Tensor:
-        """Return the result of `directions` as a tensor on the GPU."""
-        if distribution == "orthogonal":
-            made = self._others.directions(seeds, count, distribution, first)
-            return torch.from_numpy(made).to(self.device)
-        z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
-        if z.numel():
-            grid = (_blocks(count, distribution), len(seeds))
-            skipped = _blocks(first, distribution)
-            shape = _SHAPES[distribution]
-            with torch.cuda.device_of(self._table):
-                _fill[grid](z, self._bits(seeds), self._table, count, skipped, **shape)
-        return z
-
-    def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
-        return torch.from_numpy(seeds.view(np.int64)).to(self.device)
+def directions(
+    seeds: torch.Tensor, table: torch.Tensor, count: int, distribution: Distribution, first: int
+) -> torch.Tensor:
+    """Return the directions of n seeds from element `first` on, int16 [n, count]; see `fold`."""
+    z = torch.empty((len(seeds), count), dtype=torch.int16, device=table.device)
+    if z.numel():
+        grid = (_blocks(count, distribution), len(seeds))
+        skipped = _blocks(first, distribution)
+        with torch.cuda.device_of(table):
+            _fill[grid](z, seeds, table, count, skipped, **_SHAPES[distribution])
+    return z
 
 
 def _blocks(count: int, distribution: Distribution) -> int:

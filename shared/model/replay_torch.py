@@ -4,7 +4,7 @@ All numbers are int64. A product of two 32-bit words keeps all its bits in int64
 highest bit becomes the sign. Shifts use `torch.bitwise_right_shift`, which exporters support.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,16 @@ from samara.shared.protocol.directions import (
     orthogonal_stride,
 )
 from samara.shared.protocol.normal_table import NORMAL_TABLE
-from samara.shared.protocol.replay import BACKEND_VARIABLE, Backend, default_backend, forced_backend
+from samara.shared.protocol.replay import (
+    BACKEND_VARIABLE,
+    Backend,
+    ScalarGroup,
+    check_fits,
+    default_backend,
+    forced_backend,
+    summed,
+    zero_state,
+)
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -185,33 +194,88 @@ class TorchBackend:
         distribution: Distribution,
     ) -> None:
         """Compute Σ c·z on the torch device, and add it to the state in place."""
-        total = torch.zeros(len(state), dtype=torch.int64, device=self.device)
-        keys, factors = self._bits(seeds), torch.from_numpy(coefficients).to(self.device)
-        at_once = max(1, _ELEMENTS_AT_ONCE // max(1, len(state)))
-        for start in range(0, len(seeds), at_once):
-            some = slice(start, start + at_once)
-            total = fold(total, keys[some], factors[some], self._table, distribution)
-        state += total.cpu().numpy()
+        state += self.sum_on_device(seeds, coefficients, len(state), distribution).cpu().numpy()
 
     def directions(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> NDArray[np.int16]:
         """Return the directions of n seeds from element `first` on, int16 [n, count]."""
-        z = np.empty((len(seeds), count), np.int16)
-        at_once = max(1, _ELEMENTS_AT_ONCE // max(1, count))
-        for start in range(0, len(seeds), at_once):
-            some = slice(start, start + at_once)
-            z[some] = self.draw_on_device(seeds[some], count, distribution, first).cpu().numpy()
+        z: NDArray[np.int16] = self.draw_on_device(seeds, count, distribution, first).cpu().numpy()
         return z
+
+    def sum_on_device(
+        self,
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        count: int,
+        distribution: Distribution,
+    ) -> torch.Tensor:
+        """Return Σ c·z(seed) modulo 2⁶⁴ on the torch device, int64 [count]."""
+        total = torch.zeros(count, dtype=torch.int64, device=self.device)
+        keys, factors = self._bits(seeds), torch.from_numpy(coefficients).to(self.device)
+        for some in _slices(len(seeds), count):
+            total = fold(total, keys[some], factors[some], self._table, distribution)
+        return total
 
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """Return the result of `directions` as a tensor on the backend's torch device."""
-        return directions(self._bits(seeds), self._table, count, distribution, first)
+        """Return the result of `directions` as a tensor on the torch device."""
+        z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
+        keys = self._bits(seeds)
+        for some in _slices(len(seeds), count):
+            z[some] = directions(keys[some], self._table, count, distribution, first)
+        return z
 
     def _bits(self, seeds: NDArray[np.uint64]) -> torch.Tensor:
         return torch.from_numpy(seeds.view(np.int64)).to(self.device)
+
+
+class CudaBackend(TorchBackend):
+    """The replay backend on a GPU, by kernels that need the extra ``samara-fl[cuda]``.
+
+    A round has only a few orthogonal directions, so torch's operators compute them.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        """Create the backend.
+
+        Raises:
+            ImportError: if Triton cannot be loaded.
+        """
+        import samara.shared.model.replay_cuda as kernels
+
+        super().__init__(device)
+        self._kernels = kernels
+
+    def sum_on_device(
+        self,
+        seeds: NDArray[np.uint64],
+        coefficients: NDArray[np.int64],
+        count: int,
+        distribution: Distribution,
+    ) -> torch.Tensor:
+        """Return Σ c·z(seed) modulo 2⁶⁴ on the GPU, int64 [count]."""
+        if distribution == "orthogonal":
+            return super().sum_on_device(seeds, coefficients, count, distribution)
+        factors = torch.from_numpy(coefficients).to(self.device)
+        return self._kernels.fold(self._bits(seeds), factors, self._table, count, distribution)
+
+    def draw_on_device(
+        self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
+    ) -> torch.Tensor:
+        """Return the result of `directions` as a tensor on the GPU."""
+        if distribution == "orthogonal":
+            return super().draw_on_device(seeds, count, distribution, first)
+        return self._kernels.directions(self._bits(seeds), self._table, count, distribution, first)
+
+
+def _slices(seeds: int, count: int) -> list[slice]:
+    """Return slices of seeds whose directions together have a limited number of elements."""
+    at_once = max(1, _ELEMENTS_AT_ONCE // max(1, count))
+    return [slice(start, start + at_once) for start in range(0, seeds, at_once)]
 
 
 def draw_directions(
@@ -236,10 +300,41 @@ def draw_directions(
     Returns:
         int16 [n, count]; multiply by 2⁻¹¹.
     """
-    on_device: Callable[..., torch.Tensor] | None = getattr(backend, "draw_on_device", None)
-    if on_device:
-        return on_device(seeds, count, distribution, first)
+    if isinstance(backend, TorchBackend):
+        return backend.draw_on_device(seeds, count, distribution, first)
     return torch.from_numpy(backend.directions(seeds, count, distribution, first)).to(device)
+
+
+def replay_on_device(
+    state: torch.Tensor,
+    groups: Sequence[ScalarGroup],
+    distribution: Distribution,
+    backend: Backend,
+) -> torch.Tensor:
+    """Return the result of `samara.shared.protocol.replay.replay` on the state's torch device.
+
+    With a `TorchBackend`, only the state's least and greatest number go to the host.
+
+    Args:
+        state: state before, int64 [d]; it is not changed.
+        groups: groups of (seeds, coefficients).
+        distribution: distribution of the directions.
+        backend: result of `backend_for` for the state's torch device.
+
+    Returns:
+        The state after, int64 [d].
+
+    Raises:
+        ReplayError: if the changes could leave the exact range.
+    """
+    ends = torch.stack(torch.aminmax(state)).cpu().numpy()
+    check_fits(ends, [block for _, block in groups])
+    seeds, coefficients = summed(groups)
+    if isinstance(backend, TorchBackend):
+        return backend.sum_on_device(seeds, coefficients, len(state), distribution).add_(state)
+    total = zero_state(len(state))
+    backend.fold(total, seeds, coefficients, distribution)
+    return torch.from_numpy(total).to(state.device).add_(state)
 
 
 def backend_for(device: torch.device, threads: int = 0) -> Backend:
@@ -257,9 +352,7 @@ def backend_for(device: torch.device, threads: int = 0) -> Backend:
         return TorchBackend(device)
     if forced == "cuda" or (not forced and device.type == "cuda"):
         try:
-            from samara.shared.model.replay_cuda import CudaBackend
-
-            return CudaBackend(device, default_backend(threads))
+            return CudaBackend(device)
         except ImportError as error:
             if forced:
                 raise ReplayError(

@@ -295,10 +295,21 @@ def rebuild(
                 part += entry.values
             else:
                 groups.append(entry)
-        seeds, coefficients = summed(groups)
+        seeds, coefficients = _joined(groups)
+        ascending = np.sort(seeds)
+        if (ascending[1:] == ascending[:-1]).any():
+            seeds, coefficients = summed(groups)
         if len(seeds):
             backend.fold(after, seeds, coefficients, distribution)
     return after
+
+
+def _joined(groups: Sequence[ScalarGroup]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the seeds uint64 [n] of all groups, and the coefficients int64 [n], unit 2⁻⁴⁰."""
+    if not groups:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    parts = [p.coefficients.astype(np.int64) << np.int64(p.shift) for _, p in groups]
+    return np.concatenate([seeds for seeds, _ in groups]), np.concatenate(parts)
 
 
 def summed(groups: Sequence[ScalarGroup]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -308,12 +319,11 @@ def summed(groups: Sequence[ScalarGroup]) -> tuple[NDArray[np.uint64], NDArray[n
         Seeds uint64 [n], ascending, and coefficients int64 [n] with unit 2⁻⁴⁰, modulo 2⁶⁴,
         none of them zero.
     """
-    if not groups:
-        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
-    seeds = np.concatenate([seeds for seeds, _ in groups])
-    parts = [p.coefficients.astype(np.int64) << np.int64(p.shift) for _, p in groups]
+    seeds, coefficients = _joined(groups)
+    if not len(seeds):
+        return seeds, coefficients
     order = np.argsort(seeds)
-    seeds, coefficients = seeds[order], np.concatenate(parts)[order]
+    seeds, coefficients = seeds[order], coefficients[order]
     begins = np.flatnonzero(np.append(True, seeds[1:] != seeds[:-1])[: len(seeds)])
     seeds, coefficients = seeds[begins], np.add.reduceat(coefficients, begins)
     used = coefficients != 0

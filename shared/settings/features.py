@@ -70,6 +70,7 @@ class Exclusion:
         return all(combination.get(name) in values for name, values in self.values.items())
 
 
+_WITHOUT_INTERCEPT = tuple(name for name in DIMENSIONS["method"] if name != "readout")
 _PRIVATE = ("central", "local", "distributed", "measured", "masked")
 _WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "head", "full", "linear")
 
@@ -335,9 +336,10 @@ FURTHER_EXCLUSIONS = (
         "cross-entropy",
     ),
     Exclusion(
-        {"objective": (_PROFILED,), "label bias": ("trained",)},
+        {"objective": (_PROFILED,), "label bias": ("trained",), "method": _WITHOUT_INTERCEPT},
         "a profiled loss fits a new bias at every step, so a trained label bias learns nothing; "
-        "set adapter.label-bias to false, or objective to cross-entropy",
+        "set method to readout, which fits the bias after the last round, adapter.label-bias to "
+        "false, or objective to cross-entropy",
     ),
     Exclusion(
         {"own words": ("mixed",), "task": ("classification", "listed choice", "open choice")},

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from samara.shared.results.result import RunResult
 from samara.simulations.comparison.columns import client_columns
@@ -109,6 +108,8 @@ def _interval(by_seed: dict[int, float], measure: Measure) -> SeedInterval:
     count = len(values)
     half = math.nan
     if count > 1:
+        from scipy import stats
+
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1))
         half /= math.sqrt(count)
     return SeedInterval(by_seed, mean, mean - half, mean + half, measure)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 Numbers = NDArray[np.float64]
 
@@ -95,6 +94,8 @@ def interval(values: Numbers) -> tuple[float, float]:
         return math.nan, math.nan
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
+    from scipy import stats  # here and below, so that no run waits for it before its end
+
     bounds = stats.bootstrap(
         (values,),
         np.mean,
@@ -116,6 +117,8 @@ def signed_rank(differences: Numbers) -> tuple[float, float]:
     """
     if not differences.any():
         return 1.0, 0.0
+    from scipy import stats
+
     ranks: Numbers = stats.rankdata(np.abs(differences))[differences != 0]
     signs = np.sign(differences[differences != 0])
     effect = float((signs * ranks).sum() / ranks.sum())

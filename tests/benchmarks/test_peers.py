@@ -15,7 +15,7 @@ def test_a_ratio_is_taken_within_its_repetition() -> None:
 def test_every_peer_is_in_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "ray_rounds", lambda clients, rounds: [1e6] * (rounds - 1))
+    monkeypatch.setattr(peers, "ray_rounds", lambda clients, rounds: [1e6] * rounds)
     monkeypatch.setattr("logging.disable", lambda level: None)
     arguments = ["peers", "--small", "--repetitions", "1", "--clients", "2"]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -24,4 +24,5 @@ def test_every_peer_is_in_the_table(
     for peer in ("MeZO", "bare pass", "DeComFL", "FedKSeed", "torch", "NumPy", "Flower on Ray"):
         assert peer in printed
     assert "step, llama-tiny, top:1, B = 1" in printed
-    assert printed.count("│ MeZO") == 2
+    assert "start and first round of 2 clients" in printed
+    assert printed.count("│ MeZO") == 2 * len(peers.WEIGHTS)

@@ -1,19 +1,15 @@
 """The page's program by WebGPU, which Chromium has in software, beside WebAssembly."""
 
 import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from browsers import chromium
+from browsers import chromium, serve_folder
 from built_page import built_page
-from driven_browser import Tab, driven, find_chromium
+from driven_browser import Tab, driven
 from numpy.typing import NDArray
 
 from samara.devices.gateway.page_server.published_files import page_files, program_files
@@ -49,7 +45,7 @@ LOAD = """(async () => {
   return { worst, bytes: files.sizeOf(index) };
 })()"""
 GRADIENTS = """(async (which, first, count) => {
-  const [{ direction }, { perturbed, meanLosses }] = [
+  const [{ direction }, { perturbed, batchLosses }] = [
     await import("/philox.js"), await import("/readout.js")];
   const { program, encoder, scorer } = globalThis.loaded[which];
   const [{ check }, { size, distribution }] = [program.manifest, program.layout];
@@ -62,7 +58,7 @@ GRADIENTS = """(async (which, first, count) => {
     const z = direction(BigInt(seed), size, distribution);
     const weights = [1, -1].map((sign) =>
       perturbed(new Float32Array(size), z, check.epsilon, sign));
-    const [plus, minus] = await meanLosses(scorer, weights, examples, rows);
+    const [plus, minus] = await batchLosses(scorer, weights, examples, rows, false);
     found.push((plus - minus) / (2 * check.epsilon));
   }
   return found;
@@ -71,35 +67,20 @@ ADAPTER = """import("/library/onnxruntime-webgpu.mjs").then(({ env }) => env.web
   ({ adapterInfo: { vendor, architecture } }) => `${vendor} ${architecture}`)"""
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    """Serves files and prints nothing."""
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 @contextmanager
-def page_with(program: Path, *flags: str) -> Iterator[Tab]:
+def page_with(program: Path, folder: Path, *flags: str) -> Iterator[Tab]:
     """A page of the built files in Chromium, with a program as a gateway serves it."""
-    browser = find_chromium()
-    if browser is None:
-        raise SystemExit("needs Chromium on the PATH")
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / "page"
-        published = page_files(BUILT_PAGE) | program_files(program)
-        for path, one in published.items():
-            file = folder / (path.removeprefix("/") or "index.html")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(one.file, file)
-        (folder / "empty.html").write_text("<!DOCTYPE html>")
-        handler = partial(_Quiet, directory=str(folder))
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            with driven(browser, Path(made) / "profile", *flags) as tab:
-                tab.open(f"http://127.0.0.1:{server.server_port}/empty.html")
-                tab.until("location.pathname === '/empty.html'")
-                yield tab
-            server.shutdown()
+    published = page_files(BUILT_PAGE) | program_files(program)
+    for path, one in published.items():
+        file = folder / (path.removeprefix("/") or "index.html")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(one.file, file)
+    (folder / "empty.html").write_text("<!DOCTYPE html>")
+    profile = folder.with_name("profile")
+    with serve_folder(folder) as address, driven(chromium(), profile, *flags) as tab:
+        tab.open(f"{address}/empty.html")
+        tab.until("location.pathname === '/empty.html'")
+        yield tab
 
 
 def by_graphics(
@@ -111,7 +92,7 @@ def by_graphics(
     ready = prepare_model(RunConfig.of(settings, "test"), quantization)
     shapes = ProgramShapes(1, 4, 32)
     export_program(ready, shapes, quantization, "none", file, runtime="onnx")
-    with page_with(file, *SWIFTSHADER) as tab:
+    with page_with(file, folder / "page", *SWIFTSHADER) as tab:
         tab.run(LOAD.replace("ENGINE", "WASM"))
         tab.run(LOAD.replace("ENGINE", "WEBGPU"))
         g = [

@@ -1,6 +1,7 @@
 """The page in a real browser is a phone of a gateway: steps, restarts, answers, and leaving."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -44,6 +45,10 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
 
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
 COUNTS = {"train": 12, "validation": 4, "test": 8}
 SECONDS = 120.0
 
@@ -77,8 +82,9 @@ class Joined(NamedTuple):
         pytest.param(
             {"adapter.layers": "readout", "differences": "components"}, marks=pytest.mark.exhaustive
         ),
+        pytest.param({"adapter.layers": "readout", "form": "chat"}, marks=pytest.mark.exhaustive),
     ],
-    ids=["readout", "top:1", "components"],
+    ids=["readout", "top:1", "components", "chat"],
 )
 def joined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Joined]:
     folder, data = built_page(), tmp_path / "data"
@@ -89,7 +95,9 @@ def joined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Joined]:
         made = list(messages(writer, count, split, 0))
         (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
         rows += "".join(json.dumps({**row, "split": split}) + "\n" for row in made)
-    own = {"model.path": MODEL, "task": TASK, "data.path": str(data), "threads": 1}
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    own = {"model.path": str(model), "task": TASK, "data.path": str(data), "threads": 1}
     own |= {"rounds": 2, "personal.rounds": 2, "evaluate.best": False}
     config = RunConfig.of(own | request.param, "test")
     program = tmp_path / "model.onnx"
@@ -132,6 +140,7 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
     with driven(browser, run.profile) as tab:
         tab.open(run.page)
         tab.until("!document.getElementById('joining').hidden")
+        assert tab.until("document.getElementById('download').textContent").endswith(" MB.")
         tab.run(JOINED)
         tab.until("samara.status().then(({ task, problem }) => problem || task !== null)")
         tab.give_file("file", "rows.jsonl", run.rows)

@@ -9,8 +9,8 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from browsers import chromium, read_once, serve_folder
-from driven_browser import driven
+from browsers import chromium, serve_folder
+from driven_browser import Tab, driven
 from helpers import ROOT
 
 pytest.importorskip("mkdocs", reason="needs the extra samara-fl[docs]")
@@ -44,11 +44,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_search_works_in_a_folder_without_a_server(site: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """A page of one browser for all tests, since its start costs as much as a test."""
+    with driven(chromium(), tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+def test_search_works_in_a_folder_without_a_server(site: Path, tab: Tab) -> None:
     address = f"{(site / 'guides/privacy.html').as_uri()}?q=digest"
     items = "document.querySelectorAll('.md-search-result__item').length > 3"
     meta = "document.querySelector('.md-search-result__meta').textContent"
-    found = read_once(address, tmp_path, items, meta)
+    tab.open(address)
+    tab.until(items, seconds=120)
+    found = tab.run(meta)
     assert re.search(r"\d+ matching documents", found)
 
 
@@ -79,24 +88,22 @@ ROW = """[...document.querySelectorAll("td")].find((cell) => cell.textContent ==
 
 
 @pytest.mark.parametrize("want", WANTED)
-def test_what_people_come_for_is_two_clicks_from_the_start(
-    want: str, site: Path, tmp_path: Path
-) -> None:
-    row = ROW.replace("WANT", json.dumps(want))
-    with driven(chromium(), tmp_path) as tab:
-        tab.open((site / "index.html").as_uri())
+def test_what_people_come_for_is_two_clicks_from_the_start(want: str, site: Path, tab: Tab) -> None:
+    row, start = ROW.replace("WANT", json.dumps(want)), (site / "index.html").as_uri()
+    at_start = f"location.href === {json.dumps(start)} && document.readyState === 'complete'"
+    tab.open(start)
+    tab.until(at_start)
+    count = tab.run(f"({row}).length")
+    found = []
+    for number in range(count):
+        tab.open(start)
+        tab.until(at_start)
+        tab.run(f"({row})[{number}].click()")
+        tab.until("!location.pathname.endsWith('index.html')")
         tab.until("document.readyState === 'complete'")
-        count = tab.run(f"({row}).length")
-        found = []
-        for number in range(count):
-            tab.open((site / "index.html").as_uri())
-            tab.until("document.readyState === 'complete' && document.title.includes('Samara')")
-            tab.run(f"({row})[{number}].click()")
-            tab.until("!location.pathname.endsWith('index.html')")
-            tab.until("document.readyState === 'complete'")
-            target = "decodeURIComponent(location.hash.slice(1))"
-            assert tab.run(f"!location.hash || document.getElementById({target}) !== null")
-            found.append(str(tab.run("document.querySelector('article').textContent")))
+        target = "decodeURIComponent(location.hash.slice(1))"
+        assert tab.run(f"!location.hash || document.getElementById({target}) !== null")
+        found.append(str(tab.run("document.querySelector('article').textContent")))
     assert any(WANTED[want] in text for text in found)
 
 
@@ -106,16 +113,15 @@ def address(site: Path) -> Iterator[str]:
         yield found
 
 
-def test_no_page_is_wider_than_a_phone(site: Path, address: str, tmp_path: Path) -> None:
+def test_no_page_is_wider_than_a_phone(site: Path, address: str, tab: Tab) -> None:
     pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
     pages.remove("404.html")
     (site / "frame.html").write_text(FRAME.replace("PAGES", json.dumps(pages)))
     try:
-        with driven(chromium(), tmp_path) as tab:
-            tab.open(f"{address}/frame.html")
-            for count in range(1, len(pages) + 1):  # so that the limit of time is one page's
-                tab.until(f"Object.keys(found).length >= {count}")
-            found = json.loads(tab.run("JSON.stringify(found)"))
+        tab.open(f"{address}/frame.html")
+        for count in range(1, len(pages) + 1):  # so that the limit of time is one page's
+            tab.until(f"Object.keys(found).length >= {count}")
+        found = json.loads(tab.run("JSON.stringify(found)"))
     finally:
         (site / "frame.html").unlink()
     assert sorted(found) == pages

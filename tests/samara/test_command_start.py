@@ -55,6 +55,12 @@ for words in {commands()!r}:
     assert not modules_after(code) & HEAVY
 
 
+def test_a_run_begins_without_statistics() -> None:
+    modules_after(
+        "import sys, samara.simulations.report.terminal; assert 'scipy.stats' not in sys.modules"
+    )
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     assert set(samara.__all__) <= set(dir(samara))
     for name in samara.__all__:

@@ -184,6 +184,15 @@ def test_steps_of_adapters_inside_the_model_are_those_of_eager(
     assert_same_evaluation(phone, runtime, data, state)
 
 
+def test_a_graph_has_the_embeddings_of_all_tokens_and_the_heads_rows_of_words(made: Any) -> None:
+    import onnx
+
+    _, file = made("embedded", "none", "top:1")
+    vocabulary = load_base_model("embedded").vocabulary
+    tensors = onnx.load(file, load_external_data=False).graph.initializer
+    assert len([tensor for tensor in tensors if vocabulary in tensor.dims]) == 1
+
+
 def test_rounding_again_changes_no_weight() -> None:
     base = load_base_model("embedded")
     before = [weight.clone() for weight in base.blocks.parameters()]
@@ -315,17 +324,24 @@ def test_what_onnx_runtime_has_not_is_refused(
     assert not out.exists()
 
 
-def test_a_page_asks_no_chat(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_page_reads_a_chat_as_the_models_clients_do(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     folder = shutil.copytree(model_folder("causal"), tmp_path / "instruct")
-    template = "{% for m in messages %}{{ m['content'] }} . {% endfor %}"
+    template = "<s>{% for m in messages %}{{ m['content'] }} . {% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    given = ["export", "--runtime", "onnx", "--batch", "2", "--seq", "16", "--task", "sst2"]
+    given = ["export", "--runtime", "onnx", "--batch", "2", "--seq", "32", "--task", "sst2"]
     given += ["--model", str(folder), "--set", "form=chat", "--out", str(tmp_path / "model.onnx")]
-    result = CliRunner().invoke(app, given)
-    assert isinstance(result.exception, ConfigError)
-    assert "has the form of a chat, but browsers have no chat template; set form" in str(
-        result.exception
-    )
+    assert CliRunner().invoke(app, given).exception is None
+    file = tmp_path / "model.onnx"
+    index, tokenizer = ProgramIndex.read(file), load_base_model(str(folder)).tokenizer
+    before, after = index.tokenization.before, index.tokenization.after
+    assert (before, after) == ("<s>", " . It was")
+    for example in index.examples:
+        chat = [{"role": "user", "content": example["row"]["text"].strip()}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False).rstrip() + " It was"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert (ids, len(ids) - 1) == (example["ids"], example["position"])
 
 
 def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

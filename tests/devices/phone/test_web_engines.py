@@ -101,3 +101,5 @@ def test_a_row_that_the_tokenizer_refuses_fails_no_engine(
     (lengths,) = run_page([["tokens", long, 9]])
     unreadable = "The model cannot read this text. Write it in other words."
     assert lengths == [5, unreadable, unreadable, 9, 9]
+    (of_chat,) = run_page([["tokens", ["  two words\n", "a" * 160], 9, "said: "]])
+    assert of_chat == [6 + 9 - 2, 6 + 9]

@@ -100,15 +100,23 @@ def test_a_mean_is_set_by_one_client(settings: Settings) -> None:
     assert largest_weight(hostile) > 5 * largest_weight(honest)
 
 
-@pytest.mark.parametrize("forgery", ["everything", "-g, 10^6 examples"])
+@pytest.mark.parametrize(
+    ("forgery", "objective"),
+    [
+        ("everything", "cross-entropy"),
+        ("-g, 10^6 examples", "cross-entropy"),
+        ("everything", "profiled-cross-entropy"),
+    ],
+)
 def test_three_hostile_clients_of_ten_leave_most_of_the_gain_by_default_alone(
-    forgery: str, tmp_path: Path
+    forgery: str, objective: str, tmp_path: Path
 ) -> None:
     """A readout of the embedded model; a mean gains nothing, at best it returns to the start."""
     gains = {}
     for rule in (RunConfig().aggregation.rule, "mean"):
         changes: Settings = {"data__clients": 10, "rounds": 10, "steps": 8, "personal__rounds": 0}
         changes |= {"aggregation__rule": rule, "evaluate__every": 5, "threads": 1}
+        changes |= {"objective": objective}
         config = config_of({"out": str(tmp_path / rule)}, **changes)
         folder = serve(config, InProcessGrid(HostileApp(range(3), forgery), 10, config.flat()))
         tests = [e for e in read_result(folder)["evaluations"] if e["split"] == "test"]

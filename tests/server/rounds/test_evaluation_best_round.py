@@ -3,11 +3,15 @@
 from typing import Any
 
 import pytest
-from federations import Settings, config_of
+from federations import Settings, config_of, loaded
 
 from samara.server.rounds.evaluation import find_best_round, find_lowest_loss
+from samara.server.store import replay_run
+from samara.shared.protocol.frames.instructions import Split
 from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.results.result import RunResult, read_result
+from samara.shared.tasks.label_scores import cross_entropy
+from samara.shared.tasks.profiled_loss import PROFILED, profiled_cross_entropy
 from samara.simulations.simulate import simulate
 
 
@@ -145,6 +149,32 @@ def test_a_readout_that_gets_worse_returns_to_its_lowest_loss_by_default(small: 
     if best == 4:
         pytest.fail("the test's settings ruin nothing; choose larger steps")
     assert (result.rounds[-1].round, read_result(folder)["rounds"][-1]["back_to"]) == (5, best)
+
+
+def test_the_plain_loss_decides_where_a_profiled_run_returns_to(small: Settings) -> None:
+    """The profiled loss is lower after the last round, but a model is used without a shift."""
+    changes: dict[str, Any] = {"adapter__layers": "readout", "adapter__label_bias": False}
+    changes |= {"rounds": 4, "steps": 1, "queries": 2, "cohort__newcomers": 0}
+    changes |= {"learning_rate": 30.0, "objective": PROFILED}
+    folder = simulate(config_of(small, **changes))
+    run = loaded(small, **changes)
+    examples = [run.data.share_of(client, 3).tokenized(Split.VALIDATION) for client in range(3)]
+    plain, profiled = {}, {}
+    for record in replay_run(folder):
+        scores = [(run.runtime.scores(record.state, own.prompts)[None], own) for own in examples]
+        plain[record.round] = [float(cross_entropy(one, own.labels)[0]) for one, own in scores]
+        profiled[record.round] = sum(
+            float(profiled_cross_entropy(one, own.labels)[0]) for one, own in scores
+        )
+    result = RunResult.read(folder)
+    for event in result.evaluations:
+        if event.split == "validation" and event.round <= 4:
+            clients = event.columns["global"].clients
+            known = [clients[client].loss for client in range(3)]
+            assert known == pytest.approx(plain[event.round], abs=1e-5)
+    best = read_result(folder)["rounds"][-1]["back_to"]
+    assert sum(plain[best]) < sum(plain[4])
+    assert profiled[best] > profiled[4]
 
 
 def test_the_best_round_of_a_readout_is_that_of_the_personal_models(small: Settings) -> None:

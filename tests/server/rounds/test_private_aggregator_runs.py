@@ -87,8 +87,20 @@ def test_measured_runs_say_that_evaluations_are_not_covered(settings: Settings) 
     )
 
 
+def test_a_profiled_loss_costs_the_privacy_of_a_plain_one(settings: Settings) -> None:
+    """ε is for a client's whole vector, so it does not matter that a shift depends on all rows."""
+    plain, profiled = (
+        RunResult.read(simulate(private(settings, out=f"{settings['out']}-{one}", objective=one)))
+        for one in ("cross-entropy", "profiled-cross-entropy")
+    )
+    assert profiled.final_digest != plain.final_digest
+    assert [event.epsilon for event in profiled.rounds] == [event.epsilon for event in plain.rounds]
+    assert not any(event.refused for event in profiled.rounds)  # every client replays to its digest
+
+
+@pytest.mark.parametrize("objective", ["cross-entropy", "profiled-cross-entropy"])
 def test_what_leaves_a_client_is_within_the_sensitivity(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    objective: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients whose projected gradients are huge, too: they clip before they send."""
 
@@ -98,7 +110,7 @@ def test_what_leaves_a_client_is_within_the_sensitivity(
         return report
 
     wrap_local_steps(monkeypatch, huge)
-    config = private(settings, rounds=1)
+    config = private(settings, rounds=1, objective=objective)
     frames: list[bytes] = []
     grid = grid_of(config, Tampering)
 

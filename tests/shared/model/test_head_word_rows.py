@@ -11,7 +11,7 @@ from torch import nn
 from tuning import setup_of, small
 
 from samara.client.forward.setup import make_scorer
-from samara.shared.model.head import separate_rows
+from samara.shared.model.head import head_logits, keep_rows, separate_rows
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.scorers import CausalScorer, MaskedScorer, Prompt
 from samara.shared.protocol.frames.instructions import Split
@@ -46,6 +46,23 @@ def test_rows_give_the_differences_of_likelihoods(base: BaseModel) -> None:
     np.testing.assert_allclose(np.diff(rows), np.diff(whole), atol=1e-5)
     labels = np.array([0, 1, 1])
     np.testing.assert_allclose(cross_entropy(rows, labels), cross_entropy(whole, labels), atol=1e-6)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_head_of_words_has_their_logits_and_leaves_the_embeddings(
+    is_tied: bool, base: BaseModel
+) -> None:
+    embeddings, words = base.network.get_input_embeddings(), [7, 5]
+    if is_tied:
+        base.network.get_output_embeddings().weight = embeddings.weight
+    hidden = torch.randn((3, base.hidden_size), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = head_logits(base, hidden)[:, words]
+        keep_rows(base, words)
+        found = head_logits(base, hidden)
+    torch.testing.assert_close(found, expected)
+    assert base.network.get_input_embeddings() is embeddings
+    assert len(embeddings.weight) == base.vocabulary
 
 
 def test_the_head_computes_no_other_logits(

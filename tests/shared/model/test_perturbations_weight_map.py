@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from accelerator import pretended_gpus
 
 from samara.shared.errors import ReplayError
 from samara.shared.model.perturbations import WeightMap
@@ -26,3 +28,19 @@ def test_a_start_is_added_before_the_one_rounding() -> None:
 def test_a_sum_that_would_wrap_is_refused() -> None:
     with pytest.raises(ReplayError, match="initial weights cannot be added to the state"):
         WeightMap(start_of([0])).weights(np.array([2**62], np.int64))
+
+
+@pytest.mark.parametrize("values", [None, [5, -(2**60), 2**51 + 1]])
+def test_weights_are_computed_on_the_gpu_that_holds_the_state(values: list[int] | None) -> None:
+    state = np.array([2**40 + 1, 3, -(2**51)], np.int64)
+    start = None if values is None else start_of(values)
+    with pretended_gpus() as gpus:
+        weight_map = WeightMap(start, torch_device=torch.device("cuda:1"))
+        there = torch.from_numpy(state).to("cuda:1")
+        weight_map.center(there)
+        gpus.copied.clear()
+        center = weight_map.center(there)
+        assert center.device == there.device
+        assert max(gpus.copied, default=0) < state.nbytes
+        found = center.cpu().numpy()
+    assert found.tobytes() == WeightMap(start).weights(state).tobytes()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerator import pretended_gpus
 
-from samara.shared.model.replay_torch import backend_for, draw_directions
+from samara.shared.model.replay_torch import CudaBackend, backend_for, draw_directions
 from samara.shared.protocol.directions import Distribution
 from samara.shared.protocol.replay_numpy import NumpyBackend
 
@@ -58,7 +58,7 @@ def by_torch(device: torch.device) -> None:
     """Launch as a backend would that leaves the current device alone."""
     from samara.shared.model import replay_cuda
 
-    backend = replay_cuda.CudaBackend(device, NumpyBackend())
+    backend = CudaBackend(device)
     z = torch.empty((1, 10), dtype=torch.int16, device=device)
     shape = replay_cuda._SHAPES["gaussian"]
     replay_cuda._fill[1, 1](z, backend._bits(SEEDS[:1]), backend._table, 10, 0, **shape)

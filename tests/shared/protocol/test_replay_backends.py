@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 import samara.shared.protocol.replay_numba
 from samara.shared.errors import ReplayError
 from samara.shared.model import replay_torch
-from samara.shared.model.replay_torch import TorchBackend, backend_for, draw_directions
+from samara.shared.model.replay_torch import (
+    CudaBackend,
+    TorchBackend,
+    backend_for,
+    draw_directions,
+    replay_on_device,
+)
 from samara.shared.protocol.directions import Distribution, directions
 from samara.shared.protocol.normal_table import NORMAL_TABLE
 from samara.shared.protocol.replay import Backend, CoefficientBlock, Shrink, replay, zero_state
@@ -42,10 +48,8 @@ each_case = pytest.mark.parametrize(("how", "size"), CASES)
 def cuda() -> Backend:
     """The kernel on a GPU, or else in Triton's interpreter."""
     pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
-    from samara.shared.model.replay_cuda import CudaBackend
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return CudaBackend(device, NumbaBackend(1))
+    return CudaBackend(device)
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -157,6 +161,31 @@ def test_neither_order_nor_split_of_the_seeds_changes_a_bit(
     for part in (order[:3], order[3:4], order[4:]):
         backend.fold(split, seeds[part], coefficients[part], how)
     np.testing.assert_array_equal(split, whole)
+
+
+@pytest.mark.parametrize("how", SIZES)
+def test_a_state_on_a_torch_device_is_replayed_to_the_same_bits(
+    backend: Backend, how: Distribution
+) -> None:
+    seeds, coefficients = scalars_of(6, 32)
+    groups = [(seeds, CoefficientBlock(shift, coefficients.astype(np.int32))) for shift in (0, 3)]
+    start = np.random.default_rng(0).integers(-(2**61), 2**61, 3000)
+    before = torch.from_numpy(start.copy())
+    after = replay_on_device(before, groups, how, backend)
+    np.testing.assert_array_equal(after.numpy(), replay(start, groups, how, backend))
+    np.testing.assert_array_equal(before.numpy(), start)
+
+
+@pytest.mark.parametrize(("end", "sign"), [(2**62, 1), (2**62, -1), (2**63, -1)])
+def test_a_state_on_a_torch_device_stays_in_its_range(end: int, sign: int) -> None:
+    seeds, room = np.array([1], np.uint64), 2**15
+    one = [(seeds, CoefficientBlock(0, np.array([1], np.int32)))]
+    state = torch.zeros(9, dtype=torch.int64)
+    state[3] = sign * (2**62 - room - 1)
+    replay_on_device(state, one, "gaussian", NumpyBackend())
+    state[3] = sign * (end - room)
+    with pytest.raises(ReplayError, match="does not fit the exact state"):
+        replay_on_device(state, one, "gaussian", NumpyBackend())
 
 
 GOLDEN_DIRECTIONS = [

@@ -103,6 +103,7 @@ def serve_live(config: RunConfig, clients: Sequence[ClientSettings]) -> Path:
         ("summed-cross-entropy", "texts", "nf4"),
         ("metric", "answers", "int8"),
         ("profiled-cross-entropy", "sst2", "int8"),
+        ("profiled-cross-entropy", "sst2", "nf4"),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
@@ -122,6 +123,8 @@ def test_live_and_streamed_clients_compute_what_resident_ones_in_process_do(
     settings: Settings,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    if quantization == "nf4":
+        pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
     place = tmp_path_factory.mktemp("t")  # short: sockets lie in it
     clients = settings_of_clients(settings, place, kind, quantization)
     asked = FEW | {"objective": objective, "task": "responses" if kind == "answers" else kind}

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from samara.client.forward.resident import ResidentForward
 from samara.client.training.local_steps import take_local_steps
-from samara.client.training.model_runtime import LoadedRun
+from samara.client.training.model_runtime import LoadedRun, load_run
+from samara.server.store import replay_run
 from samara.shared.errors import ConfigError, TaskError
 from samara.shared.model.perturbations import Perturbations
 from samara.shared.protocol.frames.instructions import Split, TrainInstruction
@@ -21,7 +22,7 @@ from samara.shared.protocol.replay import digest
 from samara.shared.results.result import RunResult
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.tasks.label_scores import Confusion
+from samara.shared.tasks.label_scores import Confusion, exact_cross_entropy
 from samara.shared.tasks.metrics import answer_metric, label_metric
 from samara.shared.tasks.objectives import training_objective
 from samara.shared.tasks.profiled_loss import PROFILED, profiled_cross_entropy
@@ -164,6 +165,21 @@ def test_exact_derivatives_are_the_limit_of_differences_of_the_profiled_loss(
     assert np.abs(exact.gradients).max() > 1e-3
     np.testing.assert_allclose(differences.gradients, exact.gradients, rtol=0.02, atol=1e-4)
     assert exact.mean_loss == pytest.approx(differences.mean_loss, abs=1e-3)
+
+
+def test_the_common_intercept_is_the_shift_that_a_profiled_loss_leaves_out(
+    settings: Settings,
+) -> None:
+    own = {"method": "readout", "adapter.label-bias": True}
+    config = config_of(settings | own, objective=PROFILED)
+    run = load_run(config)
+    data = run.data.share_of(0, 1).tokenized(Split.TRAIN)
+    (*_, trained, corrected) = replay_run(simulate(config))
+    before, after = (
+        exact_cross_entropy(run.runtime.scores(each.state, data.prompts)[None], data.labels)
+        for each in (trained, corrected)
+    )
+    assert after < before - 0.01
 
 
 @pytest.mark.parametrize(

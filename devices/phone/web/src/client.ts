@@ -2,7 +2,7 @@
 
 import { toHex, type Bytes } from "./bytes.ts";
 import { columnOf } from "./columns.ts";
-import { fetchFile, fetchIndex, forgetFiles, sizeOf } from "./download.ts";
+import { fetchFile, fetchIndex, fetchSize, forgetFiles, sizeOf } from "./download.ts";
 import { PlainError, problemOf, ProgramError, StorageError, StoppedError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
 import { readCode, register } from "./join.ts";
@@ -57,6 +57,7 @@ export class Client {
   #connection: Connection = "closed";
   #activity: Activity = NOTHING;
   #accuracies: Accuracies | null = null;
+  #offeredBytes = 0;
   #problem = "";
   #storageProblem = "";
   #isPaused = false;
@@ -78,6 +79,7 @@ export class Client {
     this.#joined = ((await this.#store.read(JOINED)) as Joined | undefined) ?? null;
     this.#isPaused = (await this.#store.read(PAUSED)) === true;
     if (this.#joined?.isRegistered) this.#begin();
+    else void this.#showSize();
     this.#changed();
   }
 
@@ -211,7 +213,7 @@ export class Client {
       isHeldBack: this.#isHeldBack,
       activity: this.#activity,
       task: loaded && loaded.index.task,
-      programBytes: loaded ? sizeOf(loaded.index) : 0,
+      programBytes: loaded ? sizeOf(loaded.index) : this.#offeredBytes,
       run: models?.runId ?? "",
       round: models?.round ?? 0,
       rounds: models ? roundsOfFederation(models.terms) : 0,
@@ -229,6 +231,12 @@ export class Client {
       stoppedBy: models && (await whatStops(this.#store, models.terms.privacy)),
       problem: this.#storageProblem || this.#problem || (loaded?.phone.problem ?? ""),
     };
+  }
+
+  /** Shows how large the program is, if the gateway says so, before anybody joins. */
+  async #showSize(): Promise<void> {
+    this.#offeredBytes = await fetchSize().catch(() => 0);
+    this.#changed();
   }
 
   get #isStopped(): boolean {

@@ -98,6 +98,11 @@ export function sizeOf(index: ProgramIndex): number {
   return files.reduce((sum, one) => sum + one.bytes, sizeOfTokenizer(index));
 }
 
+/** Returns the total bytes of the gateway's program, without storing anything. */
+export async function fetchSize(): Promise<number> {
+  return sizeOf(readIndex(await (await fetch(INDEX)).text()));
+}
+
 /** Returns the total bytes of a tokenizer's files. */
 export function sizeOfTokenizer({ tokenizer }: ProgramIndex): number {
   return Object.values(tokenizer).reduce((sum, one) => sum + one.bytes, 0);

@@ -104,6 +104,8 @@ function showStatus(status: Status): void {
   show("joining", !status.hasJoined);
   show("running", status.hasJoined);
   showTrouble(status.problem);
+  const { programBytes } = status;
+  at("download").textContent = programBytes ? fill(TEXTS.download, size(programBytes)) : "";
   if (!status.hasJoined) return;
   for (const section of document.querySelectorAll<HTMLElement>("[data-needs-task]"))
     section.hidden = !status.task;
@@ -113,7 +115,7 @@ function showStatus(status: Status): void {
   const waiting = status.isHeldBack ? TEXTS.heldBack : connection;
   at("connection").textContent = status.isPaused ? TEXTS.paused : waiting;
   at("round").textContent = status.run
-    ? fill(TEXTS.round, status.round, status.rounds)
+    ? fill(TEXTS.round, Math.min(status.round, status.rounds), status.rounds)
     : TEXTS.notBegun;
   const rounds = at<HTMLProgressElement>("rounds");
   [rounds.max, rounds.value] = [Math.max(1, status.rounds), status.round];

@@ -28,6 +28,7 @@ export interface Status {
   readonly isHeldBack: boolean;
   readonly activity: Activity;
   readonly task: Task | null;
+  /** Size of the program; before joining, of the one that the gateway offers. */
   readonly programBytes: number;
   readonly run: string;
   readonly round: number;

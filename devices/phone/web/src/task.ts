@@ -13,7 +13,7 @@ export interface ProgramFile {
 /** The rule for tokenizing a text; docs/reference/wire.md documents the fields. */
 export interface Tokenization {
   readonly special: boolean;
-  readonly before: readonly number[];
+  readonly before: readonly number[] | string;
   readonly after: string;
   readonly limit: number;
   readonly answers: readonly (readonly number[])[];

@@ -64,7 +64,10 @@ export class RowTokenizer {
   #stem(row: Row): number[] {
     const { special, before, after } = this.#index.tokenization;
     const text = this.#fitting(textOf(this.#index.task, row));
-    const stem = [...before, ...this.#encode(text + after, special)];
+    const stem =
+      typeof before === "string"
+        ? this.#encode(before + text.trim() + after, special)
+        : [...before, ...this.#encode(text + after, special)];
     if (!stem.length) throw new Error("the text has no token");
     return stem;
   }
