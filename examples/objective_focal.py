@@ -27,7 +27,12 @@ def focal(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.
 def main(rounds: int = 10, clients: int = 8) -> samara.Comparison:
     """Compare the focal loss with the cross-entropy, print the result, and return it."""
     samara.register.objective("focal", focal)
-    settings = {"rounds": rounds, "data.clients": clients, "personal.rounds": 0}
+    settings = {
+        "rounds": rounds,
+        "data.clients": clients,
+        "personal.rounds": 0,
+        "differences": "central",
+    }
     plain, own = (samara.simulate(settings, objective=name) for name in ("cross-entropy", "focal"))
     comparison = plain.compare(own)
     print(comparison)

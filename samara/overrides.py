@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import ConfigError
+from samara.shared.settings.choices import with_overrides
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.scenarios import read_scenario, scenario_file
 from samara.shared.settings.setting import flattened, refuse_retired
@@ -27,7 +28,7 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
     if isinstance(scenario, RunConfig):
         others = settings_of(overrides)
         refuse_retired(RunConfig, others, scenario.flat(), "settings")
-        return RunConfig.of(scenario.flat() | others, "settings")
+        return RunConfig.of(with_overrides(scenario.flat(), others), "settings")
     if isinstance(scenario, Mapping):
         settings = settings_of(scenario)
         source = "settings"

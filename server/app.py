@@ -231,7 +231,7 @@ def _check_directions(config: RunConfig, layout: Layout) -> None:
     if config.differences == "components" and config.queries > layout.size:
         raise ConfigError(
             f"queries: {config.queries} components per round are more than the {layout.size} "
-            f"trained numbers; set queries to at most {layout.size}"
+            f"trained numbers; set queries to at most {layout.size}, or differences to central"
         )
 
 

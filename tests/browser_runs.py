@@ -56,7 +56,8 @@ class Work(NamedTuple):
     write: Callable[[Path, list[str]], None]
 
 
-MESSAGES = Work(MODEL, TASK, ("--batch", "16", "--seq", "32"), write_messages)
+_SHAPE = ("--batch", "16", "--seq", "32", "--set", "differences=central")
+MESSAGES = Work(MODEL, TASK, _SHAPE, write_messages)
 
 
 class BrowserRun:

@@ -94,7 +94,9 @@ def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any
 
 def run_of(trainer: PhoneLearner) -> NamedRun:
     """A run that a phone with this program takes part in, of the global model alone."""
-    config = RunConfig.of({"method": "global", "personal.rounds": 0}, "test")
+    config = RunConfig.of(
+        {"method": "global", "personal.rounds": 0, "differences": "central"}, "test"
+    )
     return NamedRun(run_id_of(config, trainer.layout, trainer.model_id), identity_bytes(config))
 
 
@@ -168,11 +170,12 @@ PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
 
 
 def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHONES) -> None:
-    """Make program, rows and keys of the phones, by the commands that an operator gives."""
+    """Make program, rows and keys of the phones, for projected gradients, by commands."""
     folder = live.folder
     (folder / "phones").mkdir()
     model = ("--model", MODEL, "--task", TASK)
     shapes = ("--batch", "16", "--seq", "32", "--delegate", "portable")
+    shapes += ("--set", "differences=central")
     samara(folder, "phone", "export", *model, *shapes, "--out", f"{names[0]}.pte")
     for name in names:
         for suffix in (".pte", ".json"):

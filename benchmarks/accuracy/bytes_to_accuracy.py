@@ -8,7 +8,8 @@ A level is a data set, a model and an adapter. All methods of a level train the 
 same examples of the same eight clients (Dirichlet, α = 5). All clients together have `EXAMPLES`
 training examples.
 
-- Samara: all settings at their defaults; a second row has directions that all clients share.
+- Samara: projected gradients, other settings at their defaults; in a second row all clients share
+  their directions.
 - DeComFL (Li et al., 2025), FedKSeed (Qin et al., 2024): the shipped scenarios `decomfl` and
   `fedkseed`, on a common number of rounds.
 - FedAvg (McMahan et al., 2017): SGD on the gradient, with the steps and batches of Samara's
@@ -312,7 +313,9 @@ class Bench:
         rounds = self._level.long_rounds if method == "FedKSeed" else self._level.rounds
         settings = self._settings | {"rounds": rounds}
         scenario = SCALARS[method]
-        rule = flattened(read_scenario(scenario_file(Path(scenario)))) if scenario else {}
+        rule: dict[str, Any] = {"differences": "central"}
+        if scenario:
+            rule = flattened(read_scenario(scenario_file(Path(scenario))))
         if method == SHARED:
             rule["seed-policy"] = "shared"
         config = RunConfig.of(rule | settings, method)

@@ -48,6 +48,8 @@ def simulated(scenario: str, layers: str, seed: int, given: argparse.Namespace) 
     own = SAME | {"seed": seed, "rounds": given.rounds, "evaluate.every": given.rounds}
     own |= {"data.path": given.data, "model.path": given.model, "adapter.layers": layers}
     own |= {"out": given.out / name / f"seed-{seed}"}
+    if scenario == "sst2":
+        own["differences"] = "central"
     settings = [*(f"{key}={value}" for key, value in own.items()), *given.set]
     return simulate(load_scenario(scenario_file(Path(scenario)), settings))
 

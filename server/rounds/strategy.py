@@ -90,11 +90,11 @@ class ScalarStrategy(Strategy):
             answers = MaskedRoundAnswers if is_masked else PrivateRoundAnswers
         self._answers = answers(config, store, self._validator)
         given = None if config.learning_rate == "auto" else config.learning_rate
-        if given is None and config.differences == "components":
-            training = config.data.clients - config.cohort.newcomers
-            given = component_rate(store.layout, config.federated_rounds, config.queries, training)
-        decreasing = config.learning_rate_schedule == "linear"
         self._last_round = last = config.federated_rounds
+        if given is None and config.differences == "components" and last:
+            training = config.data.clients - config.cohort.newcomers
+            given = component_rate(store.layout, last, config.queries, training)
+        decreasing = config.learning_rate_schedule == "linear"
         self._validation_every = config.evaluate.every if config.privacy.allows_evaluation else 0
         size = StepSize(last, given, config.epsilon, decreasing)
         done = min(store.ledger.position.round, last)

@@ -21,6 +21,10 @@ READOUT_AT_A_DEPTH = f"{READOUT}:{AT_A_DEPTH}"
 COMPONENTS = "components"
 INNER = "top:1"
 """Value of ``adapter.layers`` where a readout alone is impossible."""
+CENTRAL, SHARED, INDEPENDENT = "central", "shared", "independent"
+GAUSSIAN, ORTHOGONAL = "gaussian", "orthogonal"
+EPSILON = 0.01
+"""Default size of a perturbation."""
 READOUT_STEPS, INNER_STEPS = 16, 2
 READOUT_BATCH, INNER_BATCH = 10_000, 32
 QUERIES, MOST_QUERIES = 16, 64
@@ -29,8 +33,11 @@ EVERY_ROUND, USUAL_EVERY = 1, 10
 FEW_ROUNDS = 3
 """Largest number of rounds for which a readout's step size is constant."""
 SCHEDULE, EVERY, BEST = "learning-rate-schedule", "evaluate.every", "evaluate.best"
+DIFFERENCES, SEED_POLICY, DISTRIBUTION = "differences", "seed-policy", "adapter.distribution"
 OPEN: dict[str, str | int] = {
     "adapter.layers": AUTO,
+    DIFFERENCES: AUTO,
+    SEED_POLICY: AUTO,
     "steps": 0,
     "queries": 0,
     "batch": 0,
@@ -39,6 +46,25 @@ OPEN: dict[str, str | int] = {
     BEST: AUTO,
 }
 """The values that mean that a setting is open; they are the defaults."""
+_OF_STEPS: dict[str, str | int | float] = {
+    "steps": 0,
+    "batch": 0,
+    "epsilon": EPSILON,
+    "learning-rate": AUTO,
+    SCHEDULE: AUTO,
+    "clip": 0.0,
+    "personal.learning-rate": AUTO,
+}
+"""Settings of local steps, with their defaults; components have none of these steps."""
+_AGAINST_COMPONENTS: dict[str, tuple[tuple[str | int, ...], str]] = {
+    "privacy.mode": (("none",), "under noise components were less accurate"),
+    "gradients": (("differences",), "a client's own update uses no projected gradients"),
+    "objective": (("cross-entropy",), "a client's own update minimizes the cross-entropy"),
+    "cohort.late-rounds": ((0,), "a late report needs its own directions"),
+    SEED_POLICY: ((AUTO, SHARED), "components can be added only along the same directions"),
+    DISTRIBUTION: ((GAUSSIAN, ORTHOGONAL), "components need orthogonal directions"),
+}
+"""Settings, their values with which components are the default, and the reason against others."""
 
 
 class Choice(NamedTuple):
@@ -75,9 +101,15 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     given = flat.get("adapter.layers", AUTO)
     if flat.get("adapter.start") and given != AUTO:
         layers = Choice(given, "the adapter begins with a start, which has these layers")
-    if adapter_kind(str(layers.value if given == AUTO else given)) == READOUT:
+    is_readout = adapter_kind(str(layers.value if given == AUTO else given)) == READOUT
+    differences = _differences(flat, is_readout)
+    if flat.get(DIFFERENCES, AUTO) == AUTO:
+        flat = {**flat, DIFFERENCES: differences.value}
+    directions = {DIFFERENCES: differences, SEED_POLICY: _seed_policy(flat)}
+    if is_readout:
         return {
             "adapter.layers": layers,
+            **directions,
             "steps": _readout_steps(flat),
             "queries": _readout_queries(flat),
             "batch": Choice(
@@ -95,6 +127,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     )
     return {
         "adapter.layers": layers,
+        **directions,
         "steps": Choice(
             INNER_STEPS,
             f"{divided}; rounds of two steps need half the messages of rounds of one step",
@@ -111,6 +144,32 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         EVERY: Choice(USUAL_EVERY, "a validation takes forward passes of the whole model"),
         BEST: Choice(False, "the return to the lowest loss was only measured for readouts"),
     }
+
+
+def _differences(flat: Mapping[str, Any], is_readout: bool) -> Choice:
+    """Return whether clients report components or projected gradients, which come from steps."""
+    if not is_readout:
+        return Choice(CENTRAL, "inside the model, losses of perturbations are what is measured")
+    if flat.get("method") == "cluster":
+        return Choice(CENTRAL, "clusters are found by projected gradients")
+    for key, (allowed, reason) in _AGAINST_COMPONENTS.items():
+        if flat.get(key, allowed[0]) not in allowed:
+            return Choice(CENTRAL, f"{key} is {flat[key]}, and {reason}")
+    for key, usual in _OF_STEPS.items():
+        if flat.get(key, usual) != usual:
+            return Choice(CENTRAL, f"{key} is set, and components have no such steps")
+    return Choice(
+        COMPONENTS,
+        "in measurements components of a client's own update were as accurate as projected "
+        "gradients, and took a fifth of the bytes",
+    )
+
+
+def _seed_policy(flat: Mapping[str, Any]) -> Choice:
+    """Return the seed policy, which is about the directions of a round's clients."""
+    if flat.get(DIFFERENCES) == COMPONENTS:
+        return Choice(SHARED, "components can be added only along the same directions")
+    return Choice(INDEPENDENT, "more directions have a lower variance")
 
 
 def _best(flat: Mapping[str, Any]) -> Choice:
@@ -151,14 +210,14 @@ def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
     """Return the given schedule if the step size is estimated, and a constant one otherwise."""
     if flat.get("learning-rate", AUTO) != AUTO:
         return Choice("constant", "the step size is set")
-    if flat.get("differences") == COMPONENTS:
+    if flat.get(DIFFERENCES) == COMPONENTS:
         return Choice("constant", "the step size of components follows from the settings")
     return Choice(value, reason)
 
 
 def _readout_steps(flat: Mapping[str, Any]) -> Choice:
     """Return the number of steps of a readout's round."""
-    if flat.get("differences") == COMPONENTS:
+    if flat.get(DIFFERENCES) == COMPONENTS:
         return Choice(1, "a report of components covers a client's whole round")
     return Choice(
         READOUT_STEPS,
@@ -178,7 +237,7 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
     elif isinstance(task, ChoiceTask) and not task.list_names:
         labels = len(task.candidates)
     each, most = QUERIES, MOST_QUERIES
-    if flat.get("differences") == COMPONENTS:
+    if flat.get(DIFFERENCES) == COMPONENTS:
         each, most = COMPONENT_QUERIES, MOST_COMPONENT_QUERIES
     queries = min(each * (labels - 1), most)
     reason = (
@@ -204,8 +263,10 @@ def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
         if _is_open(flat.get(key, OPEN[key]), OPEN[key])
     }
     directions = {}
-    if flat.get("differences") == COMPONENTS:
-        directions = {"seed-policy": "shared", "adapter.distribution": "orthogonal"}
+    if chosen.get(DIFFERENCES, flat.get(DIFFERENCES)) == COMPONENTS:
+        directions = {DISTRIBUTION: ORTHOGONAL}
+    if DIFFERENCES in chosen:
+        return {**flat, **directions, **chosen}
     return {**directions, **flat, **chosen}
 
 
@@ -226,4 +287,27 @@ def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
 
 def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings with automatic values, each with its reason."""
-    return {key: choice.reason for key, choice in choose(flat).items() if flat[key] == choice.value}
+    others = {key: choice for key, choice in choose(flat).items() if flat[key] == choice.value}
+    others.pop(DIFFERENCES, None)
+    form = choose(_reopened(flat, [DIFFERENCES, *others]))[DIFFERENCES]
+    if form.value == flat[DIFFERENCES]:
+        others[DIFFERENCES] = form
+    return {key: choice.reason for key, choice in others.items()}
+
+
+def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with others in their place, which may lead to other automatic values.
+
+    Args:
+        flat: settings of a run by dotted key.
+        given: settings that replace some of them.
+    """
+    return _reopened(flat, automatic_values(flat)) | dict(given)
+
+
+def _reopened(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return settings of which some are open again."""
+    opened = dict(flat) | {key: OPEN[key] for key in keys}
+    if opened[DIFFERENCES] == AUTO and opened[DISTRIBUTION] == ORTHOGONAL:
+        del opened[DISTRIBUTION]
+    return opened

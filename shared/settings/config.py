@@ -15,7 +15,15 @@ from pydantic import model_validator
 from samara.shared.extensions import is_extension
 from samara.shared.protocol.directions import Differences
 from samara.shared.protocol.layout import LABEL_BIAS_GROUP
-from samara.shared.settings.choices import AUTO, READOUT, READOUT_AT_A_DEPTH, choose, with_choices
+from samara.shared.settings.choices import (
+    AUTO,
+    EPSILON,
+    OPEN,
+    READOUT,
+    READOUT_AT_A_DEPTH,
+    choose,
+    with_choices,
+)
 from samara.shared.settings.common import (
     ADAPTER,
     FORM,
@@ -120,7 +128,8 @@ class RunConfig(Settings):
     )
     steps: int = term(
         "steps",
-        "local steps K of a round; 0 means 16 with a readout alone, otherwise 2",
+        "local steps K of a round. 0 means 2; with a readout alone it means 16, or 1 with "
+        "components",
         0,
         least=0,
         page="concepts/step-size.md#a-readout",
@@ -128,7 +137,7 @@ class RunConfig(Settings):
     queries: int = term(
         "queries",
         "directions q per step. 0 means 16; with a readout alone it means 16·(L − 1) for the L "
-        "labels of `task`, at most 64",
+        "labels of `task`, at most 64, and twice that with components",
         0,
         least=0,
         page="concepts/step-size.md#a-readout",
@@ -169,13 +178,14 @@ class RunConfig(Settings):
         owner="device",
         ge=0,
     )
-    epsilon: float = term("epsilon", "ε, the size of a perturbation", 0.01)
+    epsilon: float = term("epsilon", "ε, the size of a perturbation", EPSILON)
     differences: Differences = setting(
-        "central",
+        AUTO,
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses per step. `forward`: g = (L₊ − L₀)/ε, q + 1 "
         "losses. `components`, only with a readout alone: the components of a client's own update "
-        "along the round's q orthogonal directions",
-        page="concepts/step-size.md#less-noise-for-the-same-rows",
+        "along the round's q orthogonal directions. `auto` means `components` for a readout alone "
+        "without privacy and settings of steps, otherwise `central`",
+        page="concepts/readout.md#components",
     )
     gradients: Annotated[str, choice("estimator", ("differences", "exact"))] = setting(
         "differences",
@@ -215,11 +225,11 @@ class RunConfig(Settings):
         0.0,
     )
     seed_policy: SeedPolicy = setting(
-        "independent",
+        AUTO,
         "`independent`: every client tries different directions, for a low variance. `shared`: all "
         "clients try the same directions, so the broadcast does not grow with the cohort. `pool`: "
         f"every client tries some of the run's {POOL:,} directions, which bounds the cost of a "
-        "rebuild",
+        "rebuild. `auto` means `shared` with components, otherwise `independent`",
     )
     pool_size: int = term(
         "pool-size", "directions of the pool", POOL, retired=f"a pool has {POOL:,} directions"
@@ -328,16 +338,18 @@ class RunConfig(Settings):
 
     @classmethod
     def given(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate a user's settings; a continued run keeps its recorded ``adapter.layers``.
+        """Validate a user's settings; a continued run keeps its recorded adapter and reports.
 
         Raises:
             ConfigError: as in `Settings.given`.
         """
         flat = flattened(settings)
         out = flat.get("out")
-        if isinstance(out, str) and out and flat.get("adapter.layers", AUTO) == AUTO:
-            layers = cls.recorded(Path(out)).get("adapter.layers", AUTO)
-            flat |= {"adapter.layers": layers}
+        if isinstance(out, str) and out:
+            recorded = cls.recorded(Path(out))
+            for key in ("adapter.layers", "differences"):
+                if flat.get(key, AUTO) == AUTO:
+                    flat[key] = recorded.get(key, AUTO)
         return super().given(flat, source)
 
     @classmethod
@@ -377,7 +389,8 @@ class RunConfig(Settings):
         return {
             key: value
             for key, value in self.flat().items()
-            if key not in OF_SIMULATIONS and not described[key].before == defaults[key] == value
+            if key not in OF_SIMULATIONS
+            and (key in OPEN or not described[key].before == defaults[key] == value)
         }
 
     def among(self, clients: int) -> Self:

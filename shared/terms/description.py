@@ -12,6 +12,11 @@ def describe_terms(terms: RunTerms) -> list[str]:
         SeedPolicy.POOL: f"from the run's pool of {terms.pool_size:,}",
     }[terms.seed_policy]
     rate = "estimated" if terms.learning_rate is None else f"{terms.learning_rate:g}"
+    work = f"{terms.steps:,} steps of"
+    measures = f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}"
+    if terms.differences == "components":
+        rate = "from the other settings" if terms.learning_rate is None else rate
+        work, measures = "components of the client's own update along", f"learning rate {rate}"
     splits = "validation and test" if terms.has_test else "validation"
     gap = terms.validation_every
     every = f", and every {f'{gap:,} rounds' if gap > 1 else 'round'}" if gap else ""
@@ -19,13 +24,9 @@ def describe_terms(terms: RunTerms) -> list[str]:
     lines = [
         f"method {terms.method}: {terms.rounds_of_federation:,} rounds with others, "
         f"{terms.private_rounds:,} private ones{often}, which send nothing",
-        f"a round: {terms.steps:,} steps of {terms.queries:,} directions, {directions}, on "
-        f"{terms.batch:,} examples, or all if there are fewer",
-        (
-            f"components of the client's own update, learning rate {rate}"
-            if terms.differences == "components"
-            else f"epsilon {terms.epsilon:g}, {terms.differences} differences, learning rate {rate}"
-        ),
+        f"a round: {work} {terms.queries:,} directions, {directions}, on {terms.batch:,} examples, "
+        "or all if there are fewer",
+        measures,
         f"in all at most {terms.scalars:,} scalars about examples, whatever the server asks: "
         f"{terms.projected_gradients:,} projected gradients or components, "
         f"{terms.report_losses:,} losses and curvatures in reports, "

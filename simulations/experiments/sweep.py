@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.results.result import RunResult
+from samara.shared.settings.choices import DISTRIBUTION, OPEN, with_overrides
 from samara.shared.settings.config import Method, RunConfig, reads
 from samara.shared.settings.setting import Scalar, explain, nest
 from samara.shared.storage.files import make_folder, write_durably
@@ -216,13 +217,15 @@ def _trial_config(
     given |= {"rounds": budget - private, "personal.rounds": private}
     given |= {"method": method, "out": str(out.resolve()) if out.name else ""}
     given |= {"evaluate.test": not out.name}
-    return RunConfig.of(base.flat() | given, "sweep")
+    return RunConfig.of(with_overrides(base.flat(), given), "sweep")
 
 
 def _toml(config: RunConfig) -> str:
     """Return the non-default settings as TOML."""
-    defaults = RunConfig().flat()
-    changed = {key: value for key, value in config.flat().items() if defaults[key] != value}
+    defaults = RunConfig().flat() | OPEN
+    flat = config.flat()
+    del flat[DISTRIBUTION]  # follows from the differences
+    changed = {key: value for key, value in flat.items() if defaults[key] != value}
     return tomli_w.dumps(nest(changed))
 
 

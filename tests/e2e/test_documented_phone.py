@@ -177,9 +177,7 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
     data = list(write_messages(folder, 0).values())
     settings = {
         "rounds": ROUNDS,
-        "steps": 1,
         "queries": 4,
-        "batch": 8,
         "personal.rounds": 0,
         "evaluate.every": 0,
         "cohort.available": 3,

@@ -26,7 +26,7 @@ def test_the_first_example_gets_better_with_every_model(
     (loved,) = re.findall(r"^loved(.*)$", printed, re.MULTILINE)
     base, common, own = (float(share) for share in re.findall(r"([\d.]+)%", loved))
     assert base < 50 < common < own
-    stated = re.search(r"\*loved\* with (\d+), (\d+) and (\d+) %", page)
+    stated = re.search(r"\*loved\* are\s+(\d+), (\d+) and (\d+) %", page)
     assert stated is not None
     assert [round(share) for share in (base, common, own)] == [
         int(share) for share in stated.groups()

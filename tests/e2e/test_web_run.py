@@ -94,6 +94,7 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
     }
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
     shapes = ("--batch", "16", "--seq", "32", "--runtime", "onnx", "--quantization", "float16")
+    shapes += ("--set", "differences=central")
     kind = ("--model", MODEL, "--task", TASK)
     samara(folder, "phone", "export", *kind, *shapes, "--out", "model.onnx")
     rows = ("--data", str(data[DATA]), "--program", "model.onnx", "--out", "rows.jsonl")

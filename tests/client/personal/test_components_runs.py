@@ -100,6 +100,13 @@ def test_a_killed_run_goes_on_to_the_same_state(
     assert read_result(serve(other, grid_of(other)))["final_digest"] == whole
 
 
+def test_private_rounds_alone_take_components(settings: Settings) -> None:
+    folder = simulate(components(settings, method="local", rounds=1, personal__rounds=1))
+    result = read_result(folder)
+    assert not result["rounds"]
+    assert (folder / "clients" / "0" / f"personal_{STEP_SIZE_FILE}").exists()
+
+
 @pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "multi-krum"])
 def test_every_rule_aggregates_components(settings: Settings, rule: str) -> None:
     result = read_result(simulate(components(settings, aggregation__rule=rule, rounds=1)))

@@ -96,7 +96,8 @@ def test_a_pool_and_its_root_are_those_of_the_scenario(tmp_path: Path) -> None:
 
 
 def test_an_estimated_step_size_is_the_servers_and_a_given_one_only_falls(tmp_path: Path) -> None:
-    estimated = Signed(config_of({}, learning_rate="auto", queries=5), tmp_path)
+    central = {"differences": "central", "learning_rate": "auto"}
+    estimated = Signed(config_of({}, **central, queries=5), tmp_path)
     for changes in ({"learning_rate": 1e9}, {"clip": 4.0}, {"curvature_every": 3}):
         assert not estimated.reason(estimated.round_of(**changes)), changes
     assert "curvature every 2 and not 3" in estimated.reason(estimated.round_of(curvature_every=2))
@@ -113,7 +114,8 @@ def test_an_estimated_step_size_is_the_servers_and_a_given_one_only_falls(tmp_pa
 
 def test_several_scenarios_are_several_runs(tmp_path: Path) -> None:
     key, refused = operator_key(tmp_path), list[str]()
-    configs = [config_of({}, seed=seed, rounds=seed + 3) for seed in range(2)]
+    central = {"differences": "central"}
+    configs = [config_of(central, seed=seed, rounds=seed + 3) for seed in range(2)]
     scenarios = [signed(config, key) for config in configs]
     answered = AnsweredRuns(lambda run_id: tmp_path / run_id.hex())
     runs = SignedRuns(scenarios, LAYOUT_HASH, MODEL_ID, answered, refused.append)

@@ -6,7 +6,7 @@ import pytest
 
 from samara.client.tuning.settings import TuneSettings
 from samara.shared.errors import ConfigError
-from samara.shared.settings.choices import OPEN, automatic_values, choose
+from samara.shared.settings.choices import OPEN, automatic_values, choose, with_overrides
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.sections import AdapterSettings
 
@@ -18,8 +18,8 @@ def of(**settings: object) -> RunConfig:
 
 def test_a_run_with_nothing_set_trains_a_readout_on_all_examples() -> None:
     config = RunConfig()
-    assert (config.adapter.layers, config.steps, config.batch) == ("readout:auto", 16, 10_000)
-    assert config.learning_rate_schedule == "linear"
+    assert (config.adapter.layers, config.steps, config.batch) == ("readout:auto", 1, 10_000)
+    assert (config.differences, config.learning_rate_schedule) == ("components", "constant")
     assert set(automatic_values(config.flat())) == set(OPEN)
 
 
@@ -41,7 +41,7 @@ def test_emulated_devices_are_timed_with_adapters_inside_the_model() -> None:
     assert (config.adapter.layers, config.steps, config.batch) == ("top:1", 2, 32)
     assert RunConfig.of(config.flat(), "test") == config
     both = RunConfig.of(fleet | {"adapter.layers": "readout"}, "test")
-    assert (both.adapter.layers, both.steps) == ("readout", 16)
+    assert (both.adapter.layers, both.differences) == ("readout", "components")
 
 
 def test_texts_have_no_readout() -> None:
@@ -54,7 +54,7 @@ def test_texts_have_no_readout() -> None:
 )
 def test_the_directions_of_a_readout_follow_from_the_labels(task: str, queries: int) -> None:
     given = {"task": task, "data__path": "data", "model__path": "model"}
-    assert of(**given, adapter__layers="readout").queries == queries
+    assert of(**given, adapter__layers="readout", differences="central").queries == queries
     assert of(**given, adapter__layers="top:1").queries == 16
 
 
@@ -75,7 +75,68 @@ def test_what_is_set_is_kept() -> None:
     kept = of(adapter__layers="readout", learning_rate_schedule="constant")
     assert kept.learning_rate_schedule == "constant"
     chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.every", "evaluate.best"}
+    chosen |= {"differences", "seed-policy"}
     assert set(automatic_values(config.flat())) == chosen
+
+
+def test_a_readout_alone_reports_components() -> None:
+    for own in ({}, {"method": "ditto", "personal__rounds": 1}, {"seed_policy": "shared"}):
+        config = of(**own)
+        assert (config.differences, config.seed_policy) == ("components", "shared"), own
+        assert config.adapter.distribution == "orthogonal"
+    assert of(queries=8).queries == 8
+    assert of(queries=8).differences == "components"
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({"adapter__layers": "top:1"}, "inside the model"),
+        ({"adapter__layers": "readout,top:1"}, "inside the model"),
+        ({"method": "cluster"}, "clusters are found"),
+        ({"gradients": "exact"}, "gradients is exact"),
+        ({"objective": "profiled-cross-entropy"}, "objective is profiled"),
+        ({"cohort__late_rounds": 1}, "cohort.late-rounds is 1"),
+        ({"seed_policy": "pool"}, "seed-policy is pool"),
+        ({"steps": 8}, "steps is set"),
+        ({"steps": 1}, "steps is set"),
+        ({"batch": 8}, "batch is set"),
+        ({"epsilon": 0.001}, "epsilon is set"),
+        ({"clip": 1.0}, "clip is set"),
+        ({"learning_rate": 0.1}, "learning-rate is set"),
+        ({"personal__learning_rate": 0.1}, "personal.learning-rate is set"),
+    ],
+)
+def test_settings_that_components_lack_keep_projected_gradients(
+    own: dict[str, object], reason: str
+) -> None:
+    config = of(**own)
+    assert (config.differences, config.adapter.distribution) == ("central", "gaussian")
+    assert reason in automatic_values(config.flat())["differences"]
+    assert RunConfig.of(config.flat(), "test") == config
+
+
+def test_noise_keeps_projected_gradients() -> None:
+    noise = {"privacy__mode": "central", "privacy__epsilon": 8.0, "aggregation__rule": "mean"}
+    config = of(**noise, seed_policy="shared")
+    assert (config.differences, config.steps, config.seed_policy) == ("central", 16, "shared")
+    assert "under noise" in automatic_values(config.flat())["differences"]
+
+
+def test_a_report_that_is_set_has_no_automatic_reason() -> None:
+    for own in ({"differences": "central"}, {"differences": "forward", "steps": 8}):
+        config = of(**own)
+        assert config.differences == own["differences"]
+        assert "differences" not in automatic_values(config.flat())
+
+
+def test_other_settings_lead_to_other_choices() -> None:
+    changed = RunConfig.of(with_overrides(RunConfig().flat(), {"steps": 8}), "test")
+    assert changed == of(steps=8)
+    assert RunConfig.of(with_overrides(changed.flat(), {"steps": 0}), "test") == RunConfig()
+    central = of(differences="central")
+    kept = RunConfig.of(with_overrides(central.flat(), {"rounds": 2}), "test")
+    assert kept == of(differences="central", rounds=2)
 
 
 def test_a_step_size_that_is_set_stays_as_it_is() -> None:
@@ -90,7 +151,7 @@ def test_a_step_size_that_is_set_stays_as_it_is() -> None:
     ("rounds", "schedule"), [(1, "constant"), (3, "constant"), (4, "linear"), (40, "linear")]
 )
 def test_the_step_size_of_few_rounds_does_not_fall(rounds: int, schedule: str) -> None:
-    config = of(rounds=rounds)
+    config = of(rounds=rounds, differences="central")
     assert config.learning_rate_schedule == schedule
     assert "learning-rate-schedule" in automatic_values(config.flat())
 
@@ -132,7 +193,7 @@ def test_every_round_of_a_readout_that_returns_to_one_is_validated() -> None:
 def test_runs_of_earlier_versions_keep_their_id() -> None:
     """They had a constant step size, whose setting is not part of the id."""
     assert "learning-rate-schedule" not in of(learning_rate_schedule="constant").identity()
-    assert RunConfig().identity()["learning-rate-schedule"] == "linear"
+    assert of(differences="central").identity()["learning-rate-schedule"] == "linear"
 
 
 def test_a_choice_is_made_once() -> None:
@@ -143,8 +204,17 @@ def test_a_choice_is_made_once() -> None:
 
 
 def test_open_and_explicit_settings_are_the_same_run() -> None:
-    explicit = of(adapter__layers="readout:auto", steps=16, queries=16, batch=10_000)
-    assert explicit.identity() == RunConfig().identity()
+    explicit = of(
+        adapter__layers="readout:auto",
+        differences="central",
+        seed_policy="independent",
+        steps=16,
+        queries=16,
+        batch=10_000,
+    )
+    assert explicit.identity() == of(differences="central").identity()
+    components = of(differences="components", steps=1, queries=32, batch=10_000)
+    assert components.identity() == RunConfig().identity()
 
 
 def test_tune_trains_adapters_inside_the_model() -> None:

@@ -362,9 +362,10 @@ def test_settings_of_a_server_of_an_earlier_version_are_known() -> None:
 
 
 def test_a_value_that_is_fixed_now_stays_in_the_run_id_and_others_are_refused() -> None:
-    stored = RunConfig().flat() | {"adapter.seed": 0, "adapter.distribution": "gaussian"}
+    central = RunConfig.of({"differences": "central"}, "test")
+    stored = central.flat() | {"adapter.seed": 0, "adapter.distribution": "gaussian"}
     stored |= {"cohort.most-elements": 2**25}
-    assert RunConfig.of(stored, "test") == RunConfig()
+    assert RunConfig.of(stored, "test") == central
     assert "cohort.most-elements" not in RunConfig().flat()
     assert RunConfig().identity()["adapter.seed"] == 0
     assert mistakes({"cohort.most-elements": 7}) == [
@@ -446,6 +447,15 @@ def test_a_run_goes_on_with_the_layers_that_it_began_with(stored: str, tmp_path:
     assert RunConfig.given(other, "test").adapter.layers == "readout:2"
 
 
+def test_a_run_goes_on_with_the_reports_that_it_began_with(tmp_path: Path) -> None:
+    begun = RunConfig.of({"differences": "central", "out": str(tmp_path)}, "test")
+    (tmp_path / SETTINGS_FILE).write_text(json.dumps(settings_of_run(begun)))
+    assert RunConfig.given({"out": str(tmp_path)}, "test") == begun
+    assert RunConfig.given({}, "test").differences == "components"
+    other = {"out": str(tmp_path), "differences": "components"}
+    assert RunConfig.given(other, "test").differences == "components"
+
+
 def test_a_recorded_tuning_goes_on_with_a_retired_value(tmp_path: Path) -> None:
     given = {"optimizer": "mezo", "adapter.seed": 5, "out": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"adapter\.seed: is no longer a setting of new runs"):
@@ -471,7 +481,8 @@ def test_the_bytes_of_a_pass_decide_its_examples_and_what_is_kept() -> None:
 
 def test_the_identity_of_a_run_is_that_of_the_version_with_all_keys() -> None:
     """The digests were taken before any key was removed or renamed, or left open otherwise."""
-    run = RunConfig.of({"seed": 7, "rounds": 5, "adapter.layers": "readout"}, "test")
+    central = {"adapter.layers": "readout", "differences": "central"}
+    run = RunConfig.of({"seed": 7, "rounds": 5, **central}, "test")
     asked = {"optimizer": "mezo", "seed": 7, "in-place": False}  # a copy was kept then
     tuned = TuneSettings.of(asked, "test").complete(2)
     digests = []

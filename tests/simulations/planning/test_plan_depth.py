@@ -15,6 +15,7 @@ from safetensors import safe_open
 from samara.client.training.model_runtime import load_run
 from samara.shared.model.loading import load_base_model
 from samara.shared.protocol.frames.instructions import Split
+from samara.shared.settings.choices import with_overrides
 from samara.shared.settings.config import RunConfig
 from samara.simulations.exports.adapter import FinishedRun
 from samara.simulations.planning.plan import describe_plan
@@ -62,12 +63,14 @@ def test_the_plan_says_what_is_trained_and_why(
     assert "two thirds" in trained.partition("Reason: ")[2]
     chosen = config.with_values({"adapter.layers": f"readout:{BLOCKS}"})
     assert "trained: weights on the last state" in plan_of(chosen, tmp_path)
-    inner = config_of(config.flat(), adapter__layers="top:1", steps=2, queries=2, batch=4)
+    others = {"adapter.layers": "top:1", "steps": 2, "queries": 2, "batch": 4}
+    inner = config_of(with_overrides(config.flat(), others))
     assert not any(line.startswith("trained: ") for line in plan_of(inner, tmp_path))
 
 
 def test_the_plan_says_how_long_a_board_trains(config: RunConfig, tmp_path: Path) -> None:
-    inner = config_of(config.flat(), adapter__layers="top:1", steps=2, queries=2, batch=4)
+    others = {"adapter.layers": "top:1", "steps": 2, "queries": 2, "batch": 4}
+    inner = config_of(with_overrides(config.flat(), others))
     [line] = [line for line in plan_of(inner, tmp_path) if line.startswith("on a Jetson")]
     assert "for the 6 steps of a client" in line
     more = config_of(inner.flat(), rounds=3000)

@@ -89,8 +89,8 @@ def made(
             "threads": 1,
             "out": str(programs / "run"),
         } | {f"adapter.{key.replace('_', '-')}": value for key, value in adapter.items()}
-        if settings.get("adapter.distribution") == "orthogonal":
-            settings["differences"] = "components"
+        is_orthogonal = settings.get("adapter.distribution") == "orthogonal"
+        settings["differences"] = "components" if is_orthogonal else "central"
         if settings.get("adapter.start") == "random":
             own = {key: value for key, value in settings.items() if key != "adapter.start"}
             settings["adapter.start"] = start_for(own, programs)
