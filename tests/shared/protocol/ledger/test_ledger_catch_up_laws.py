@@ -22,6 +22,7 @@ from samara.shared.protocol.replay import Backend, CoefficientBlock, DenseValues
 from samara.shared.protocol.replay_numba import NumbaBackend
 from samara.shared.protocol.replay_numpy import NumpyBackend
 from samara.shared.protocol.round_delta import (
+    ConsecutiveSeeds,
     Contributor,
     DerivedSeeds,
     Group,
@@ -37,15 +38,23 @@ BIAS = 3
 
 
 def round_of(
-    number: int, policy: SeedPolicy, cohort: int, shape: tuple[int, int], passes: int, shrink: int
+    number: int,
+    policy: SeedPolicy,
+    cohort: int,
+    shape: tuple[int, int],
+    passes: int,
+    shrink: int,
+    has_components: bool = False,
 ) -> RoundDelta:
     """A round as aggregation makes it; a wide sum takes several passes of coefficients."""
     rng = np.random.default_rng(number)
     count = shape[0] * shape[1]
 
     def group(client: int) -> Group:
-        source: DerivedSeeds | PoolSeeds = DerivedSeeds(number, client, *shape)
-        if policy is SeedPolicy.POOL:
+        source: DerivedSeeds | PoolSeeds | ConsecutiveSeeds = DerivedSeeds(number, client, *shape)
+        if has_components:
+            source = ConsecutiveSeeds(number, count)
+        elif policy is SeedPolicy.POOL:
             source = PoolSeeds(7, rng.integers(64, size=count, dtype=np.uint32))
         coefficients = rng.integers(-(2**20), 2**20, count).astype(np.int32)
         return Group(number, source, CoefficientBlock(int(rng.integers(0, 4)), coefficients))
@@ -60,10 +69,17 @@ def round_of(
 @st.composite
 def rounds(draw: st.DrawFn) -> list[RoundDelta]:
     policy, shape = draw(POLICIES), draw(st.tuples(st.integers(1, 3), st.integers(1, 4)))
+    has_components = policy is SeedPolicy.SHARED and draw(st.booleans())
     cohort = st.integers(0, 9) if policy is SeedPolicy.INDEPENDENT else st.integers(0, 300)
     return [
         round_of(
-            number, policy, draw(cohort), shape, draw(st.integers(1, 3)), draw(st.integers(0, 3))
+            number,
+            policy,
+            draw(cohort),
+            shape,
+            draw(st.integers(1, 3)),
+            draw(st.integers(0, 3)),
+            has_components,
         )
         for number in range(1, draw(st.integers(1, 9)) + 1)
     ]
