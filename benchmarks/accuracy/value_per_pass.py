@@ -45,7 +45,8 @@ def run(config: RunConfig) -> Row:
     begun, processor = time.monotonic(), time.process_time()
     result = RunResult.read(simulate(config))
     seconds, processor = time.monotonic() - begun, time.process_time() - processor
-    globals_ = [(e.round, e.split, e.columns["global"]) for e in result.evaluations]
+    found = [event for event in result.evaluations if "global" in event.columns]
+    globals_ = [(event.round, event.split, event.columns["global"]) for event in found]
     test = [column for _, split, column in globals_ if split == "test"]
     scalars = result.scalar_ratios
     auc = test_auc(config)
