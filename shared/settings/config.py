@@ -17,8 +17,13 @@ from samara.shared.protocol.directions import Differences
 from samara.shared.protocol.layout import LABEL_BIAS_GROUP
 from samara.shared.settings.choices import (
     AUTO,
+    COMPONENTS,
+    DIFFERENCES,
+    DISTRIBUTION,
     EPSILON,
+    GAUSSIAN,
     OPEN,
+    ORTHOGONAL,
     READOUT,
     READOUT_AT_A_DEPTH,
     choose,
@@ -512,3 +517,16 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
     assigned = dict(map(parse_assignment, assignments))
     source = f"{path} with the given options" if assigned else str(path)
     return RunConfig.given(flattened(read_scenario(path)) | assigned, source)
+
+
+def non_default_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a scenario must contain to give a run these values.
+
+    A value that is chosen automatically is contained, since the choice may change.
+
+    Args:
+        flat: settings of a run by dotted key.
+    """
+    directions = ORTHOGONAL if flat.get(DIFFERENCES) == COMPONENTS else GAUSSIAN
+    defaults = RunConfig().flat() | OPEN | {DISTRIBUTION: directions}
+    return {key: value for key, value in sorted(flat.items()) if defaults.get(key) != value}

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.results.result import RunResult
-from samara.shared.settings.choices import DISTRIBUTION, OPEN, with_overrides
-from samara.shared.settings.config import Method, RunConfig, reads
+from samara.shared.settings.choices import with_overrides
+from samara.shared.settings.config import Method, RunConfig, non_default_settings, reads
 from samara.shared.settings.setting import Scalar, explain, nest
 from samara.shared.storage.files import make_folder, write_durably
 from samara.simulations.experiments.experiments import (
@@ -163,7 +163,7 @@ def sweep(
             tried += results
             left = [trial.number - 1 for trial in results[: math.ceil(len(results) / 2)]]
         chosen = _trial_config(base, method, points[left[0]], 1.0, Path())
-        _write(out, f"{method}.toml", _toml(chosen))
+        _write(out, f"{method}.toml", tomli_w.dumps(nest(non_default_settings(chosen.flat()))))
     _write(out, SWEEP_FILE, json.dumps([vars(trial) for trial in tried], indent=2) + "\n")
 
 
@@ -218,15 +218,6 @@ def _trial_config(
     given |= {"method": method, "out": str(out.resolve()) if out.name else ""}
     given |= {"evaluate.test": not out.name}
     return RunConfig.of(with_overrides(base.flat(), given), "sweep")
-
-
-def _toml(config: RunConfig) -> str:
-    """Return the non-default settings as TOML."""
-    defaults = RunConfig().flat() | OPEN
-    flat = config.flat()
-    del flat[DISTRIBUTION]  # follows from the differences
-    changed = {key: value for key, value in flat.items() if defaults[key] != value}
-    return tomli_w.dumps(nest(changed))
 
 
 def _write(folder: Path, name: str, text: str) -> None:

@@ -12,7 +12,7 @@ import tomli_w
 
 from samara.shared.errors import SamaraError
 from samara.shared.protocol.frames.hello import SPLIT_BYTES, SPLIT_TOKENS
-from samara.shared.settings.config import RunConfig
+from samara.shared.settings.config import RunConfig, non_default_settings
 from samara.shared.settings.setting import nest
 from samara.simulations.comparison.columns import explain_columns
 from samara.simulations.comparison.comparison import Comparison, format_p
@@ -109,13 +109,8 @@ def page_of(comparison: Comparison) -> str:
 
 def scenario(config: Mapping[str, bool | int | float | str]) -> str:
     """Return the non-default settings as TOML that `samara simulate` accepts."""
-    defaults = RunConfig().flat()
-    changed = {
-        key: value
-        for key, value in sorted(config.items())
-        if key not in _NO_SETTINGS and defaults.get(key) != value
-    }
-    return tomli_w.dumps(nest(changed)).strip()
+    changed = non_default_settings(config).items()
+    return tomli_w.dumps(nest({k: v for k, v in changed if k not in _NO_SETTINGS})).strip()
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, list[str], bool]]:
