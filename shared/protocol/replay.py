@@ -296,6 +296,7 @@ def rebuild(
             else:
                 groups.append(entry)
         seeds, coefficients = _joined(groups)
+        # Seeds are rarely equal, and sorting them alone is faster than summing
         ascending = np.sort(seeds)
         if (ascending[1:] == ascending[:-1]).any():
             seeds, coefficients = summed(groups)

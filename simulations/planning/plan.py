@@ -121,7 +121,7 @@ def _lines(
     try:
         lines += [_on_a_board(loaded, size), _memory(loaded)]
     except SamaraError as error:
-        lines.append(f"memory cannot be estimated: {error}")
+        lines.append(f"memory and a board's time cannot be estimated: {error}")
     return [*lines, f"results: {folder.absolute()}"]
 
 

@@ -18,7 +18,7 @@ export const TEXTS = {
   costsHeading: "What it costs",
   costs:
     "The model is downloaded once, and each of your texts goes through it once. On a phone, training runs only while this page is open and visible.",
-  download: "The download has {0}.",
+  download: "The download is {0}.",
   code: "Invitation",
   codeHint: "The link or the code that the operator sent you.",
   consent: "I have read this and want to take part.",
