@@ -48,6 +48,7 @@ from samara.shared.protocol.step_size import (
 )
 from samara.shared.protocol.wire import PERSONAL_ACTION
 from samara.shared.settings.config import RunConfig
+from samara.shared.terms.description import describe_round
 
 log = logging.getLogger("samara.server")
 
@@ -206,19 +207,9 @@ class ScalarStrategy(Strategy):
             yield []
 
     def summary(self) -> None:
-        """Log the settings of the run."""
-        c = self._config
-        log.info(
-            "%s seeds, %d steps of %d queries on up to %s examples per client, epsilon %g, "
-            "learning rate %s, %d trained numbers",
-            c.seed_policy,
-            c.steps,
-            c.queries,
-            f"{c.batch:,}",
-            c.epsilon,
-            c.learning_rate,
-            self._store.layout.size,
-        )
+        """Log a client's work in a round, and the number of trained numbers."""
+        size = f"{self._store.layout.size:,} trained numbers"
+        log.info("%s", "; ".join([*describe_round(self._planner.terms), size]))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

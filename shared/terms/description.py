@@ -4,8 +4,8 @@ from samara.shared.protocol.frames.instructions import SeedPolicy
 from samara.shared.terms.run_terms import MOST_RESTORES, RunTerms
 
 
-def describe_terms(terms: RunTerms) -> list[str]:
-    """Describe a run's demands on a client, in one sentence per demand."""
+def describe_round(terms: RunTerms) -> list[str]:
+    """Describe a client's work in a round: its directions and examples, and its measurements."""
     directions = {
         SeedPolicy.SHARED: "the same for all clients",
         SeedPolicy.INDEPENDENT: "different for every client",
@@ -17,6 +17,15 @@ def describe_terms(terms: RunTerms) -> list[str]:
     if terms.differences == "components":
         rate = "from the other settings" if terms.learning_rate is None else rate
         work, measures = "components of the client's own update along", f"learning rate {rate}"
+    return [
+        f"a round: {work} {terms.queries:,} directions, {directions}, on {terms.batch:,} examples, "
+        "or all if there are fewer",
+        measures,
+    ]
+
+
+def describe_terms(terms: RunTerms) -> list[str]:
+    """Describe a run's demands on a client, in one sentence per demand."""
     splits = "validation and test" if terms.has_test else "validation"
     gap = terms.validation_every
     every = f", and every {f'{gap:,} rounds' if gap > 1 else 'round'}" if gap else ""
@@ -24,9 +33,7 @@ def describe_terms(terms: RunTerms) -> list[str]:
     lines = [
         f"method {terms.method}: {terms.rounds_of_federation:,} rounds with others, "
         f"{terms.private_rounds:,} private ones{often}, which send nothing",
-        f"a round: {work} {terms.queries:,} directions, {directions}, on {terms.batch:,} examples, "
-        "or all if there are fewer",
-        measures,
+        *describe_round(terms),
         f"in all at most {terms.scalars:,} scalars about examples, whatever the server asks: "
         f"{terms.projected_gradients:,} projected gradients or components, "
         f"{terms.report_losses:,} losses and curvatures in reports, "

@@ -58,7 +58,10 @@ def components(settings: Settings, **changes: Any) -> RunConfig:
     return config_of(settings, **(COMPONENTS | changes))
 
 
-def test_a_run_sends_q_numbers_a_round_and_its_ledger_replays(settings: Settings) -> None:
+def test_a_run_sends_q_numbers_a_round_and_its_ledger_replays(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     config = components(settings)
     assert (config.steps, config.seed_policy) == (1, "shared")
     assert config.adapter.distribution == "orthogonal"
@@ -66,6 +69,8 @@ def test_a_run_sends_q_numbers_a_round_and_its_ledger_replays(settings: Settings
     assert isinstance(grid, RecordingGrid)
     grid.traffic = []
     folder = serve(config, grid)
+    assert "components of the client's own update along 4 directions" in caplog.text
+    assert "epsilon" not in caplog.text
     frames = [frame for frame in grid.traffic if frame[:2] and _is_of(frame, Kind.REPORT)]
     assert len(frames) == 9
     assert {Report.decode(frame).gradients.shape for frame in frames} == {(1, 4)}
