@@ -29,7 +29,7 @@ from samara.shared.model.loading import BaseModel, load_base_model, load_structu
 from samara.shared.model.lora_fa import LoRAFALinear, empty_adapter, inject
 from samara.shared.model.peft import write_peft_adapter
 from samara.shared.model.perturbations import Perturbations
-from samara.shared.model.quantized import Quantization, QuantizedLinear
+from samara.shared.model.quantized import Int8Embedding, Quantization, QuantizedLinear
 from samara.shared.model.replay_torch import backend_for
 from samara.shared.model.scorers import Prompt, Scorer, scorer_for
 from samara.shared.protocol.directions import directions
@@ -296,6 +296,9 @@ class Cells:
                 layer = plain.get_submodule(name)
                 weight = module.dequantized()
                 layer.weight.copy_(weight.T if _is_conv1d(layer) else weight)
+            elif isinstance(module, Int8Embedding):
+                table = plain.get_submodule(name)
+                table.weight.copy_(module(torch.arange(module.num_embeddings)) / module.factor)
         whole, self.plain = self.plain, plain
         try:
             return self._base_error(base)

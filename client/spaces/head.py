@@ -1,7 +1,8 @@
 """The space of a model's head, which maps the last hidden state to the vocabulary.
 
 Head tuning (Malladi et al. 2023, appendix E.4): only the projection to the vocabulary is trained.
-If this projection is tied to the word embeddings, the embeddings do not change.
+If this projection is tied to the word embeddings, the embeddings do not change. The head of a
+quantized model is trained in the compute type.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from samara.client.spaces.parameter_space import ParameterSpace
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.quantized import Int8Head
 from samara.shared.protocol.directions import Distribution
 from samara.shared.protocol.replay import Backend
 
@@ -38,6 +40,9 @@ class HeadSpace(ParameterSpace):
                 f"{base.folder}: the model has no head with a vocabulary; choose another space, or "
                 "a language model"
             )
+        if isinstance(head, Int8Head):
+            head = head.dequantized_layer()
+            base.network.set_output_embeddings(head)
         name = next(name for name, module in base.network.named_modules() if module is head)
         named = {f"{name}.{own}": tensor for own, tensor in head.named_parameters()}
         super().__init__(base.network, named, backend, distribution)

@@ -88,6 +88,7 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
         ModelError: if the model has fewer blocks than `work.top`.
     """
     width = compute_bytes(device, work.quantization)
+    is_quantized = work.quantization in ("int8", "nf4")
     adapted = [
         linear
         for block in shape.blocks[work.first_adapted(shape) :]
@@ -105,15 +106,16 @@ def memory_footprint(shape: ModelShape, device: DeviceProfile, work: Workload) -
         peak_activation_entries(block, work.rows_per_pass, work.sequence, work.sequence)
         for block in set(shape.blocks)
     )
+    tables = shape.table_weights if is_quantized else 0  # 8 bits each
     positions = work.rows_per_pass * work.positions(shape)
     tile = logit_tile_positions(shape.vocabulary, positions, work.tiled) if shape.vocabulary else 0
     return MemoryFootprint(
         runtime=device.memory.runtime_bytes,
         blocks=round(held * stored_bytes(work.quantization)),
-        others=shape.other_weights * width,
+        others=shape.other_weights * width - tables * (width - 1),
         adapters=elements * STATE_BYTES + frozen * width,
         directions=work.queries * elements * DIRECTION_BYTES,
-        dequantized=largest * width if work.quantization in ("int8", "nf4") else 0,
+        dequantized=largest * width if is_quantized else 0,
         activations=alive * width,
         logits=tile * shape.vocabulary * 4 * _LOGITS_ALIVE,
     )

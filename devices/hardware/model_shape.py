@@ -59,6 +59,7 @@ class ModelShape:
             once.
         context: maximum tokens of a sequence; None if the configuration does not state it.
         family: family of the model.
+        table_weights: number of `other_weights` that have 8 bits in a quantized model.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ModelShape:
     other_weights: int
     context: int | None
     family: "Family" = "causal"
+    table_weights: int = 0
 
     @property
     def block_weights(self) -> int:
@@ -170,6 +172,7 @@ def llama_shape(name: str, config: dict[str, int]) -> ModelShape:
         vocabulary=vocabulary,
         other_weights=embeddings * vocabulary * hidden + norms,
         context=config["max_position_embeddings"],
+        table_weights=embeddings * vocabulary * hidden,
     )
 
 
@@ -204,6 +207,7 @@ def opt_shape(name: str, config: dict[str, int]) -> ModelShape:
         vocabulary=vocabulary,
         other_weights=vocabulary * hidden + positions + layers * of_a_block + 2 * hidden,
         context=context,
+        table_weights=vocabulary * hidden,
     )
 
 
@@ -233,6 +237,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
 
     from samara.shared.model.layer_selection import adapted_layers, features, is_linear
     from samara.shared.model.loading import BaseModel, empty_network
+    from samara.shared.model.quantized import token_tables
     from samara.shared.settings.sections import AdapterSettings
 
     text = config.get_text_config()
@@ -259,6 +264,7 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
     )
     head_features = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     in_blocks = sum(linear.weights for block in blocks for linear in block)
+    tables = {id(table.weight): table.weight.numel() for table in token_tables(network)}
     return ModelShape(
         name=folder.name,
         blocks=blocks,
@@ -269,4 +275,5 @@ def shape_of_config(config: Any, folder: Path, family: "Family") -> ModelShape:
         other_weights=sum(weight.numel() for weight in network.parameters()) - in_blocks,
         context=getattr(text, "max_position_embeddings", None),
         family=family,
+        table_weights=sum(tables.values()),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.quantized import Int8Embedding
 from samara.shared.model.scorers import Scorer
 
 
@@ -31,11 +32,12 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
     change after loading, so callers add the number themselves if it matters.
     """
     quantized_by = ["bitsandbytes"] if base.quantization != "none" else []
+    has_tables = isinstance(base.network.get_input_embeddings(), Int8Embedding)
     return {
         "model_id": base.model_id,
         "family": base.family,
         "pooling": str(base.pooling),
-        "quantization": base.quantization,
+        "quantization": base.quantization + " with int8 tables" * has_tables,
         "dtype": str(base.network.dtype),
         "attention": getattr(base.network.config, "_attn_implementation", None),
         "device": _device(base.network.device),

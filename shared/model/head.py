@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.products import Linear
+from samara.shared.model.quantized import Int8Head
 
 VOCABULARY_TILE_BYTES = 32 * 2**20
 """Largest size of the logits in memory at one time, in bytes."""
@@ -75,20 +76,20 @@ def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
     """Return whether the head computes each word's logit from that word's row alone.
 
     The function tests this on two hidden states. The result is False for heads that depend on the
-    size of the vocabulary, or have quantized weights.
+    size of the vocabulary.
     """
     linear = base.network.get_output_embeddings()
-    if type(linear) not in (nn.Linear, Linear):
+    if type(linear) not in (nn.Linear, Linear, Int8Head):
         return False
     hidden = torch.randn((2, base.hidden_size), generator=torch.Generator().manual_seed(0))
-    hidden = hidden.to(linear.weight)
+    hidden = hidden.to(base.network.device, base.network.dtype)
     whole = head_logits(base, hidden)[:, list(words)]
     try:
         with _only_rows(base, words):
             alone = head_logits(base, hidden)
     except RuntimeError:  # The network adds a tensor of the vocabulary's size to the logits.
         return False
-    exact = linear.weight.dtype == torch.float32
+    exact = base.network.dtype == torch.float32
     return whole.shape == alone.shape and torch.allclose(
         whole, alone, rtol=1e-4 if exact else 2e-2, atol=1e-4 if exact else 2e-2
     )
@@ -107,7 +108,7 @@ def keep_rows(base: BaseModel, words: Sequence[int]) -> None:
     linear = base.network.get_output_embeddings()
     rows = list(words)
     kept = nn.Linear(linear.in_features, len(rows), bias=linear.bias is not None)
-    kept.weight = nn.Parameter(linear.weight[rows])
+    kept.weight = nn.Parameter(_rows(linear, rows))
     if linear.bias is not None:
         kept.bias = nn.Parameter(linear.bias[rows])
     base.network.set_output_embeddings(kept)
@@ -121,13 +122,19 @@ def _only_rows(base: BaseModel, words: Sequence[int]) -> Iterator[None]:
 
     def some(hidden: Tensor) -> Tensor:
         bias = None if linear.bias is None else linear.bias[rows]
-        return nn.functional.linear(hidden, linear.weight[rows], bias)
+        return nn.functional.linear(hidden, _rows(linear, rows), bias)
 
     linear.forward = some
     try:
         yield
     finally:
         del linear.forward
+
+
+def _rows(linear: Any, tokens: list[int]) -> Tensor:
+    """Return the rows of a head for some tokens, [tokens, hidden]."""
+    rows: Tensor = linear.rows(tokens) if isinstance(linear, Int8Head) else linear.weight[tokens]
+    return rows
 
 
 def mean_log_likelihoods(

@@ -19,7 +19,7 @@ from samara.shared.model.depth import blocks_at, cut_config, cut_id, is_above
 from samara.shared.model.model_folder import check_files, find_model_folder, model_id
 from samara.shared.model.optional_imports import triton_hidden
 from samara.shared.model.products import use_faster_products
-from samara.shared.model.quantized import Quantization, check_quantization
+from samara.shared.model.quantized import Quantization, check_quantization, quantize_tables
 from samara.shared.model.sentence_pooling import SentencePooling, load_pooling
 from samara.shared.model.structure import (
     Family,
@@ -51,7 +51,7 @@ class BaseModel:
         network: transformers model in evaluation mode, on its torch device.
         tokenizer: fast tokenizer of the model.
         pooling: modules of a sentence encoder after its network.
-        quantization: quantization of the linear layers in the blocks.
+        quantization: quantization of the linear layers in the blocks; see `load_base_model`.
         depth: number of loaded blocks of a cut model; 0 for a whole model.
         verdicts: results of this model's self-checks, shared by all `BaseModel` objects of the same
             model in this process.
@@ -165,6 +165,7 @@ def load_base_model(
     quantization: Quantization = "none",
     dtype: Dtype = "float32",
     depth: str = "",
+    quantizes_tables: bool = True,
 ) -> BaseModel:
     """Load a model with all parameters frozen.
 
@@ -177,6 +178,7 @@ def load_base_model(
             tensor by tensor, and never completely in full precision.
         dtype: compute type, and the type of tensors that are not quantized.
         depth: number or share of the lowest blocks to load; empty for all.
+        quantizes_tables: whether token embeddings and head of a quantized model have 8 bits.
 
     Raises:
         ModelError: if the folder is missing, incomplete or damaged, or if quantization fails
@@ -188,7 +190,10 @@ def load_base_model(
         kind = getattr(torch, dtype)
         return _network(folder, known_family, quantization, kind, torch_device, blocks)
 
-    return _load(path, family, torch_device, quantization, depth, network)
+    base = _load(path, family, torch_device, quantization, depth, network)
+    if quantization != "none" and quantizes_tables:
+        quantize_tables(base.network)
+    return base
 
 
 def load_without_blocks(
@@ -227,7 +232,10 @@ def load_without_blocks(
         return empty
 
     torch_device = check_torch_device(device)
-    return _load(path, family, torch_device, quantization, depth, network), entries
+    base = _load(path, family, torch_device, quantization, depth, network)
+    if quantization != "none":
+        quantize_tables(base.network)
+    return base, entries
 
 
 def check_torch_device(name: str) -> torch.device:

@@ -1,10 +1,13 @@
-"""Linear layers with weight-only quantization, multiplied in the compute type.
+"""Linear layers and token tables with weight-only quantization, used in the compute type.
 
 NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), and INT8 stores one scale per
 output. Both layers use the formats of bitsandbytes. They dequantize a whole weight matrix once per
 pass, regardless of the number of rows (P-RGE, appendix A.5). Inputs are never quantized. With
 rounded activations, as in bitsandbytes' own 8-bit layer on CUDA, the loss would be a step function
 of a small perturbation.
+
+Outside the blocks, the token embeddings and the head are the largest tensors. They have one row per
+token. Both NF4 and INT8 store a row as 8-bit integers with one scale.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from samara.shared.errors import ModelError
-from samara.shared.model.products import linear
+from samara.shared.model.products import Linear, linear
 
 Quantization = Literal["none", "nf4", "int8"]
 
@@ -28,6 +31,9 @@ _MISSING = (
     "at the first kernel launch, because they are built for server ARM. Build bitsandbytes there "
     "with -DCOMPUTE_BACKEND=cuda -DCOMPUTE_CAPABILITY=87 (Ampere), or use the Jetson AI Lab's build"
 )
+
+_TILE_ROWS = 4096
+"""Number of tokens whose rows are quantized or dequantized at a time."""
 
 
 class QuantizedLinear(nn.Module, ABC):
@@ -101,6 +107,81 @@ class Int8Linear(QuantizedLinear):
         return weight.to(self.dtype)
 
 
+class Int8Head(QuantizedLinear):
+    """The last layer of a language model, from features to tokens, with one scale per token."""
+
+    def __init__(
+        self, codes: nn.Parameter, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        """Use the quantized rows of a head.
+
+        Args:
+            codes: int8 [tokens, features], not trainable.
+            scale: float32 [tokens, 1].
+            bias: b, [tokens], or None.
+            dtype: compute type.
+        """
+        super().__init__(codes, bias, dtype)
+        self.codes = codes
+        self.register_buffer("scale", scale)
+
+    def dequantized(self) -> Tensor:
+        """Return W in the compute type, [tokens, features]."""
+        return self.rows(slice(None))
+
+    def rows(self, tokens: slice | list[int]) -> Tensor:
+        """Return the rows of some tokens in the compute type, [n, features]."""
+        return (self.codes[tokens] * self.get_buffer("scale")[tokens]).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., features] to [..., tokens]."""
+        tiles = range(0, self.out_features, _TILE_ROWS)
+        parts = [linear(x, self.rows(slice(first, first + _TILE_ROWS))) for first in tiles]
+        logits = torch.cat(parts, dim=-1)
+        return logits + self.bias if isinstance(self.bias, Tensor) else logits
+
+    def dequantized_layer(self) -> nn.Linear:
+        """Return a layer with the same weights in the compute type, which can be trained."""
+        layer = nn.Linear(self.in_features, self.out_features, bias=False)
+        layer.weight = nn.Parameter(self.dequantized(), requires_grad=False)
+        if isinstance(self.bias, Tensor):
+            layer.bias = nn.Parameter(self.bias, requires_grad=False)
+        return layer
+
+
+class Int8Embedding(nn.Module):
+    """A table of token embeddings with one scale per token.
+
+    Attributes:
+        num_embeddings: number of tokens.
+        embedding_dim: number of features.
+    """
+
+    def __init__(
+        self, codes: nn.Parameter, scale: Tensor, factor: float, dtype: torch.dtype
+    ) -> None:
+        """Use the quantized rows of a table.
+
+        Args:
+            codes: int8 [tokens, features], not trainable. This is a parameter, because transformers
+                takes the device of a network's first parameter for the network's device.
+            scale: float32 [tokens, 1].
+            factor: number by which the model multiplies all embeddings.
+            dtype: compute type.
+        """
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = codes.shape
+        self.factor = factor
+        self.dtype = dtype
+        self.codes = codes
+        self.register_buffer("scale", scale)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids [...] to embeddings [..., features]."""
+        rows = self.codes[tokens] * self.get_buffer("scale")[tokens]
+        return (rows * self.factor).to(self.dtype)
+
+
 _LAYERS: dict[str, type[QuantizedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linear}
 
 
@@ -112,11 +193,15 @@ def quantize_linear(
     Raises:
         ModelError: if the weight has entries that are not finite.
     """
+    _check_finite(weight)
+    return _LAYERS[quantization](weight, bias, dtype)
+
+
+def _check_finite(weight: Tensor) -> None:
     if not bool(torch.isfinite(weight).all()):
         raise ModelError(
             "a weight of the model contains numbers that are not finite; download the model again"
         )
-    return _LAYERS[quantization](weight, bias, dtype)
 
 
 def empty_quantized_linear(
@@ -142,6 +227,63 @@ def empty_quantized_linear(
     for name, buffer in {"bias": None, **buffers}.items():
         layer.register_buffer(name, buffer)
     return layer
+
+
+@torch.no_grad()
+def quantize_tables(network: Any) -> None:
+    """Quantize a network's token embeddings and head to 8 bits, in place.
+
+    Tied tables stay tied.
+
+    Args:
+        network: transformers network with loaded tables; see `token_tables`.
+
+    Raises:
+        ModelError: if a weight has entries that are not finite.
+    """
+    if not (tables := token_tables(network)):
+        return
+    table, *heads = tables
+    rows = _int8_rows(table.weight)
+    factor = float(getattr(table, "embed_scale", 1))
+    _replace(network, table, Int8Embedding(*rows, factor, network.dtype))
+    for head in heads:
+        rows = rows if head.weight is table.weight else _int8_rows(head.weight)
+        _replace(network, head, Int8Head(*rows, head.bias, network.dtype))
+
+
+def token_tables(network: Any) -> list[Any]:
+    """Return a network's token embeddings and, for a language model, its head.
+
+    The list is empty if one of them is of a class that `quantize_tables` does not know.
+    """
+    table, head = network.get_input_embeddings(), network.get_output_embeddings()
+    is_known = type(table) is nn.Embedding or (
+        isinstance(table, nn.Embedding) and hasattr(table, "embed_scale")
+    )
+    if head is None:
+        return [table] if is_known else []
+    return [table, head] if is_known and type(head) in (nn.Linear, Linear) else []
+
+
+def _int8_rows(weight: Tensor) -> tuple[nn.Parameter, Tensor]:
+    """Return the rows of a matrix as int8 codes, and the scale of each row, float32 [rows, 1]."""
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty((len(weight), 1), device=weight.device)
+    parts = (torch.split(tensor, _TILE_ROWS) for tensor in (weight, codes, scale))
+    for rows, into, of_row in zip(*parts, strict=True):
+        of_row.copy_(rows.abs().amax(1, keepdim=True).float() / 127)
+        into.copy_((rows.float() / of_row.where(of_row > 0, 1)).round())
+    _check_finite(scale)
+    return nn.Parameter(codes, requires_grad=False), scale
+
+
+def _replace(network: nn.Module, module: nn.Module, replacement: nn.Module) -> None:
+    """Replace a module wherever a network uses it."""
+    for parent in network.modules():
+        for name, child in parent.named_children():
+            if child is module:
+                setattr(parent, name, replacement)
 
 
 def check_quantization(device: torch.device) -> None:

@@ -69,8 +69,8 @@ class ModelSettings(Section):
     )
     quantization: Literal["none", "nf4", "int8"] = setting(
         "none",
-        "quantization of the linear layers in the blocks: `none`, `nf4`, `int8` (weights only; "
-        "extra: `samara-fl[quantized]`)",
+        "quantization of the blocks' linear layers: `none`, `nf4`, `int8` (weights only; token "
+        "embeddings and head then have 8 bits; extra: `samara-fl[quantized]`)",
     )
     max_length: int = setting(
         128, "maximum tokens of a sequence; a longer text is cut, and the question is kept", ge=8

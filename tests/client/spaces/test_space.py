@@ -387,6 +387,19 @@ def test_a_trained_head_is_no_longer_tied(tmp_path: Path) -> None:
         torch.testing.assert_close(loaded.eval()(input_ids=ids).logits, expected)
 
 
+def test_a_quantized_models_head_is_trained_in_the_compute_type(model_folder: ModelFolder) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra samara-fl[quantized] is not installed")
+    base = load_base_model(str(model_folder("causal")), quantization="int8")
+    ids = torch.tensor([[7, 9, 11]])
+    with torch.inference_mode():
+        before = base.network(input_ids=ids).logits
+    space = HeadSpace(base, BACKEND)
+    ((_, head),) = space.named_tensors()
+    assert space.size == head.numel() == 32 * base.vocabulary
+    with torch.inference_mode():
+        torch.testing.assert_close(base.network(input_ids=ids).logits, before)
+
+
 def test_what_a_prefix_does_not_fit(model_folder: ModelFolder) -> None:
     base = load_base_model(str(model_folder("encoder")))
     with pytest.raises(ModelError, match="needs a language model and this is a sentence encoder"):

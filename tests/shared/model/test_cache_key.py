@@ -18,6 +18,7 @@ from samara.shared.model import cache_key as keys
 from samara.shared.model import damping
 from samara.shared.model.cache_key import cache_key
 from samara.shared.model.damping import load_damping
+from samara.shared.model.quantized import Int8Embedding
 from samara.shared.model.scorers import Prompt
 from samara.shared.model.sentence_pooling import SentencePooling
 from samara.shared.settings.sections import ModelSettings
@@ -40,10 +41,17 @@ class Model:
     blocks: tuple[Any, ...] = ()
 
 
-def network(dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> Any:
+def network(
+    dtype: torch.dtype = torch.float32, attention: str = "sdpa", tables: object = None
+) -> Any:
     config = SimpleNamespace(hidden_size=4, _attn_implementation=attention)
     config.get_text_config = lambda: config
-    return SimpleNamespace(dtype=dtype, device=torch.device("cpu"), config=config)
+    return SimpleNamespace(
+        dtype=dtype,
+        device=torch.device("cpu"),
+        config=config,
+        get_input_embeddings=lambda: tables,
+    )
 
 
 BASE = Model(network())
@@ -74,6 +82,7 @@ MODELS: dict[str, Model] = {
     "family": replace(BASE, family="masked"),
     "pooling": replace(BASE, pooling=SentencePooling(("cls",))),
     "quantization": replace(BASE, quantization="nf4"),
+    "tables": replace(BASE, network=network(tables=Int8Embedding.__new__(Int8Embedding))),
     "dtype": replace(BASE, network=network(torch.bfloat16)),
     "attention": replace(BASE, network=network(attention="eager")),
 }
@@ -196,7 +205,7 @@ def test_quantized_blocks_have_a_folder_of_their_own_under_any_other_input(
     for machine in (*MACHINES.values(), version_of("bitsandbytes")):
         with version_of("")(), machine():
             quantize(nf4)
-    assert len(written) == 11
+    assert len(written) == 12
     assert len(set(written)) == len(written)
 
 

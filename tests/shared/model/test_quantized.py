@@ -20,7 +20,15 @@ from samara.shared.errors import ModelError
 from samara.shared.model import quantized
 from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.lora_fa import inject
-from samara.shared.model.quantized import Int8Linear, Nf4Linear, QuantizedLinear, quantize_linear
+from samara.shared.model.quantized import (
+    Int8Head,
+    Int8Linear,
+    Nf4Linear,
+    QuantizedLinear,
+    quantize_linear,
+    quantize_tables,
+    token_tables,
+)
 from samara.shared.settings.sections import AdapterSettings
 
 pytest.importorskip("bitsandbytes", reason="needs the extra samara-fl[quantized]")
@@ -81,6 +89,15 @@ def test_sizes_are_what_the_formats_promise() -> None:
     assert bytes_of(int8) == weight.numel() + 4 * 64
 
 
+def folder_of(name: str, tmp_path: Path, model_folder: ModelFolder) -> Path:
+    if name not in ARCHITECTURES:
+        return model_folder({"Llama": "causal", "BERT": "masked"}.get(name, name))
+    family, build, _ = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
+    return tmp_path
+
+
 def logits_of(folder: Path, **loading: Any) -> torch.Tensor:
     base = load_base_model(str(folder), **loading)
     ids = torch.tensor([[7, 9, 11, 13, 15]])
@@ -95,13 +112,7 @@ def logits_of(folder: Path, **loading: Any) -> torch.Tensor:
 def test_loading_is_the_same_as_quantizing_what_transformers_loads(
     name: str, kind: Any, tmp_path: Path, model_folder: ModelFolder
 ) -> None:
-    if name in ARCHITECTURES:
-        family, build, _ = ARCHITECTURES[name]
-        torch.manual_seed(0)
-        build(save_tokenizer(tmp_path, family)).save_pretrained(tmp_path)
-        folder = tmp_path
-    else:
-        folder = model_folder({"Llama": "causal", "BERT": "masked"}.get(name, name))
+    folder = folder_of(name, tmp_path, model_folder)
     plain = load_base_model(str(folder))
     blocks = {id(module) for module in plain.blocks.modules()}
     replaced = 0
@@ -118,6 +129,8 @@ def test_loading_is_the_same_as_quantizing_what_transformers_loads(
             )
             setattr(plain.network.get_submodule(parent), child, layer)
             replaced += 1
+    replaced += len(token_tables(plain.network)) - 1  # the head
+    quantize_tables(plain.network)
     ids = torch.tensor([[7, 9, 11, 13, 15]])
     with torch.inference_mode():
         expected = plain.network(input_ids=ids)[0]
@@ -126,6 +139,95 @@ def test_loading_is_the_same_as_quantizing_what_transformers_loads(
     assert len(found) == replaced > 0
     torch.testing.assert_close(logits_of(folder, quantization=kind), expected)
     assert not torch.equal(expected, logits_of(folder))
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "Llama", "BERT", "encoder"])
+def test_token_tables_have_8_bits(name: str, tmp_path: Path, model_folder: ModelFolder) -> None:
+    folder = folder_of(name, tmp_path, model_folder)
+    plain = load_base_model(str(folder)).network
+    found = load_base_model(str(folder), quantization="int8").network
+    table, head = found.get_input_embeddings(), found.get_output_embeddings()
+    every = torch.arange(table.num_embeddings)
+    expected = plain.get_input_embeddings()(every)
+    step = expected.abs().amax(1, keepdim=True) / 127
+    assert ((table(every) - expected).abs() <= 0.501 * step).all()
+    if head is None:
+        assert plain.get_output_embeddings() is None
+        return
+    own = plain.get_output_embeddings()
+    assert (head.codes is table.codes) == (own.weight is plain.get_input_embeddings().weight)
+    step = own.weight.abs().amax(1, keepdim=True) / 127
+    assert ((head.dequantized() - own.weight).abs() <= 0.501 * step).all()
+    x = torch.randn(3, own.in_features, generator=torch.Generator().manual_seed(0))
+    exact = torch.nn.functional.linear(x, head.dequantized(), own.bias)
+    torch.testing.assert_close(head(x), exact)
+    torch.testing.assert_close(head.dequantized_layer()(x), exact)
+
+
+@pytest.mark.parametrize("part", ["table", "head"])
+def test_tables_of_unknown_classes_stay(part: str, model_folder: ModelFolder) -> None:
+    class Unknown(torch.nn.Embedding if part == "table" else torch.nn.Linear):  # type: ignore[misc]
+        pass
+
+    network = load_base_model(str(model_folder("causal"))).network
+    module = network.get_input_embeddings() if part == "table" else network.get_output_embeddings()
+    module.__class__ = Unknown
+    tables = network.get_input_embeddings(), network.get_output_embeddings()
+    quantize_tables(network)
+    assert (network.get_input_embeddings(), network.get_output_embeddings()) == tables
+
+
+def test_scaled_embeddings_keep_their_factor() -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    network = Gemma3ForCausalLM(config).requires_grad_(False)
+    every = torch.arange(50)
+    expected = network.get_input_embeddings()(every)
+    quantize_tables(network)
+    table = network.get_input_embeddings()
+    assert table.factor == 4
+    assert table.codes is network.get_output_embeddings().codes
+    torch.testing.assert_close(
+        table(every), expected, rtol=0, atol=float(expected.abs().max()) / 250
+    )
+
+
+def test_a_head_is_dequantized_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = torch.randint(-127, 128, (10, 4), dtype=torch.int8)
+    head = Int8Head(codes, torch.rand(10, 1), torch.arange(10.0), torch.float32)
+    x = torch.randn(2, 3, 4)
+    whole = head(x)
+    assert whole.shape == (2, 3, 10)
+    monkeypatch.setattr(quantized, "_TILE_ROWS", 4)
+    torch.testing.assert_close(head(x), whole)
+    torch.testing.assert_close(head.rows([7, 2]), head.dequantized()[[7, 2]])
+
+
+def test_a_phones_program_keeps_its_tables(model_folder: ModelFolder) -> None:
+    base = load_base_model(str(model_folder("causal")), quantization="int8", quantizes_tables=False)
+    assert type(base.network.get_input_embeddings()) is torch.nn.Embedding
+
+
+@pytest.mark.parametrize("part", ["embed_tokens", "lm_head"])
+def test_tables_that_are_not_finite_are_refused(
+    part: str, tmp_path: Path, model_folder: ModelFolder
+) -> None:
+    def damaged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = next(name for name in tensors if part in name)
+        return tensors | {name: tensors[name].clone().index_fill_(0, torch.tensor(3), torch.nan)}
+
+    folder = copy_with(model_folder("causal"), tmp_path / "damaged", damaged)
+    with pytest.raises(ModelError, match="not finite"):
+        load_base_model(str(folder), quantization="nf4")
 
 
 @pytest.mark.parametrize("kind", KINDS)
