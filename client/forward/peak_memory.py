@@ -8,8 +8,11 @@ import torch
 
 from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 """Parameters of glibc's mallopt."""
+_SMALL = 2**20
+_LARGEST = 2**25
+"""Largest threshold that glibc chooses by itself on 64-bit systems."""
 
 
 def keep_freed_memory() -> None:
@@ -22,6 +25,21 @@ def keep_freed_memory() -> None:
     """
     _mallopt(_M_MMAP_MAX, 0)
     _mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+@contextmanager
+def return_freed_memory() -> Iterator[None]:
+    """Make the C library return the memory of freed large tensors to the system at once.
+
+    By default glibc puts tensors of up to 32 MiB into its heap. While a model is quantized, tensors
+    that stay then alternate with tensors that are freed, and the freed memory remains in the heap.
+    Without glibc this does nothing.
+    """
+    _mallopt(_M_MMAP_THRESHOLD, _SMALL)
+    try:
+        yield
+    finally:
+        _mallopt(_M_MMAP_THRESHOLD, _LARGEST)
 
 
 def share_heap() -> None:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from samara.client.forward.grouping import Schedule
-from samara.client.forward.peak_memory import keep_freed_memory
+from samara.client.forward.peak_memory import keep_freed_memory, return_freed_memory
 from samara.client.forward.readout import ReadoutForward
 from samara.client.forward.representation_store import (
     RepresentationStore,
@@ -425,7 +425,8 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
     task = task_of(config)
     check_features({"task": kind_of(task)}, f"task {task.name!r}")  # before data and model are read
     examples = examples or example_reader(task, config.data)
-    model = load_model(config.model, config.adapter.depth)
+    with return_freed_memory():
+        model = load_model(config.model, config.adapter.depth)
     keep_freed_memory()
     runtime = ModelRuntime(config, model, task, examples)
     evaluated = config.evaluate.limit

@@ -4,6 +4,7 @@ import gc
 
 import torch
 
+from samara.client.forward.peak_memory import return_freed_memory
 from samara.client.forward.setup import make_scorer
 from samara.client.streaming.loading import load_model
 from samara.client.tuning.classifier import ClassifierScorer, Weights
@@ -57,7 +58,8 @@ class ModelSetup:
             SamaraError: if the model cannot be used.
         """
         model = self.settings.model
-        self.loaded = load_model(model, self.settings.adapter.depth)
+        with return_freed_memory():
+            self.loaded = load_model(model, self.settings.adapter.depth)
         self.base, self.stream = self.loaded.base, self.loaded.make_stream(self.loaded.base)
         most = model.max_length
         compares = self._only_compares

@@ -69,3 +69,33 @@ def test_threads_share_a_heap(shared: bool) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stderr.count("Arena") == 1) is shared
+
+
+_LOADING = """
+import numpy as np, psutil, sys
+from contextlib import nullcontext
+from samara.client.forward.peak_memory import return_freed_memory
+
+def load():
+    kept = []
+    for index in range(40):
+        read = np.ones(1_500_000 + 20_000 * index, np.uint8)  # does not fit where one was freed
+        kept.append(np.ones(2_500_000, np.uint8))
+        del read
+    return kept
+
+np.ones(30_000_000, np.uint8)  # glibc then keeps smaller arrays in its heap
+before = psutil.Process().memory_info().rss
+with return_freed_memory() if sys.argv[1] == "returned" else nullcontext():
+    kept = load()
+print(psutil.Process().memory_info().rss - before - sum(array.nbytes for array in kept))
+"""
+
+
+def test_freed_tensors_of_a_load_leave_no_memory_behind() -> None:
+    def growth(kind: str) -> int:
+        command = [sys.executable, "-c", _LOADING, kind]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    assert growth("usual") > 40_000_000
+    assert growth("returned") < 10_000_000
