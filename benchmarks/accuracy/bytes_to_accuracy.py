@@ -433,7 +433,7 @@ def draw(rows: Rows, file: Path) -> None:
         handles.values(),
         handles.keys(),
         loc="outside upper center",
-        ncols=len(handles),
+        ncols=min(len(handles), 2 * across),
         frameon=False,
     )
     figure.savefig(file, dpi=110)
