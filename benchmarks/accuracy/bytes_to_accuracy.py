@@ -8,12 +8,12 @@ A level is a data set, a model and an adapter. All methods of a level train the 
 same examples of the same eight clients (Dirichlet, α = 5). All clients together have `EXAMPLES`
 training examples.
 
-- Samara: projected gradients, other settings at their defaults; in a second row all clients share
-  their directions.
+- Samara: the defaults; for a readout also with projected gradients, and inside a model also with
+  directions that all clients share.
 - DeComFL (Li et al., 2025), FedKSeed (Qin et al., 2024): the shipped scenarios `decomfl` and
   `fedkseed`, on a common number of rounds.
-- FedAvg (McMahan et al., 2017): SGD on the gradient, with the steps and batches of Samara's
-  clients. η is the value of `RATES` with the lowest training loss after `TRIED` rounds. An update
+- FedAvg (McMahan et al., 2017): SGD on the gradient, with the steps and batches of projected
+  gradients. η is the value of `RATES` with the lowest training loss after `TRIED` rounds. An update
   has d float32 numbers.
 - 8 bits: a client sends its update, and the server the mean, as int8 with one float32 scale for
   each tensor (FedPAQ, Reisizadeh et al., 2020, with rounding to nearest): d bytes and 4 for each
@@ -70,8 +70,8 @@ EVALUATED = 15
 """Maximum rounds of a run for which every model is evaluated."""
 SHARE = 0.01
 """Share of an update's numbers that top-k sends."""
-SHARED = "Samara, shared seeds"
-SCALARS = {"Samara": "", SHARED: "", "DeComFL": "decomfl", "FedKSeed": "fedkseed"}
+CENTRAL, SHARED = "Samara, projected gradients", "Samara, shared seeds"
+SCALARS = {"Samara": "", CENTRAL: "", SHARED: "", "DeComFL": "decomfl", "FedKSeed": "fedkseed"}
 """Scenario of each federation of scalars; empty means the defaults."""
 Vector = NDArray[np.float32]
 
@@ -293,7 +293,8 @@ class Bench:
         self._level = level
         exact = {} if level.adapter == _READOUT else {"gradients": "exact"}
         self._settings = common | level.adapter | exact
-        self._config = RunConfig.of(self._settings | {"rounds": level.rounds}, "bench")
+        steps = {"rounds": level.rounds, "differences": "central"}
+        self._config = RunConfig.of(self._settings | steps, "bench")
         self._run = load_run(self._config)
         self._rate: float | None = None
 
@@ -313,11 +314,10 @@ class Bench:
         rounds = self._level.long_rounds if method == "FedKSeed" else self._level.rounds
         settings = self._settings | {"rounds": rounds}
         scenario = SCALARS[method]
-        rule: dict[str, Any] = {"differences": "central"}
+        rules = {CENTRAL: {"differences": "central"}, SHARED: {"seed-policy": "shared"}}
+        rule: dict[str, Any] = rules.get(method, {})
         if scenario:
             rule = flattened(read_scenario(scenario_file(Path(scenario))))
-        if method == SHARED:
-            rule["seed-policy"] = "shared"
         config = RunConfig.of(rule | settings, method)
         shutil.rmtree(config.out, ignore_errors=True)
         folder = simulate(config)
@@ -413,7 +413,7 @@ def draw(rows: Rows, file: Path) -> None:
             handles[method] = axes.plot(
                 points[:, 1],
                 100 * points[:, 2],
-                marker="opsDv^<"[METHODS.index(method)],
+                marker="ophsDv^<"[METHODS.index(method)],
                 markersize=4,
                 color=f"C{METHODS.index(method)}",
             )[0]
@@ -433,7 +433,7 @@ def draw(rows: Rows, file: Path) -> None:
         handles.values(),
         handles.keys(),
         loc="outside upper center",
-        ncols=len(handles),
+        ncols=min(len(handles), 2 * across),
         frameon=False,
     )
     figure.savefig(file, dpi=110)
@@ -447,7 +447,8 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
         own = LEVELS[level]
         for method in methods:
             rounds = own.long_rounds if method == "FedKSeed" else own.rounds
-            if not rounds or rows.find(level=level, method=method, seed=seed):
+            is_default = method == (SHARED if own.adapter == _READOUT else CENTRAL)
+            if not rounds or is_default or rows.find(level=level, method=method, seed=seed):
                 continue
             model = given.language_model if own.is_language_model else given.model
             common = DATA_SETS[own.data_set].prepare(given.data, given.out / "data") | {

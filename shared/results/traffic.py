@@ -5,7 +5,7 @@ on comparison pages. FedAvg (McMahan et al., 2017) on the same adapter sends d f
 each direction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,10 @@ _SEGMENT_BYTES, _SEGMENT_HEADERS = 1_448, 66
 LITTLE, DETERMINED = 0.1, 1.0
 """Limits of the scalar ratio: below the first, scalars say little; from the second on, they
 determine the mean gradient."""
+SENDS_UPDATE = (
+    "a report has as many components as there are trained numbers, so a client sends its whole "
+    "update to the server, as with FedAvg"
+)
 
 
 class Bytes(NamedTuple):
@@ -49,6 +53,7 @@ class Traffic:
         scalar_ratio: mean over clients of the number of scalars per trained number; None if not
             counted.
         is_noised: whether differential privacy covers the scalars.
+        sends_update: see `sends_update`.
     """
 
     numbers: int
@@ -59,6 +64,7 @@ class Traffic:
     passes: float | None
     scalar_ratio: float | None
     is_noised: bool
+    sends_update: bool = False
 
     @property
     def payload(self) -> Bytes:
@@ -101,6 +107,8 @@ class Traffic:
             said.append(f"passes: {self.passes:,.0f} per client on average")
         if self.scalar_ratio is not None:
             said.append(f"scalars per trained number: {self.scalar_ratio:.2g}; {self._meaning()}")
+        if self.sends_update:
+            said.append(SENDS_UPDATE)
         if self.determines_gradients:
             said.append(
                 "from these scalars, the server can compute the mean gradient of a client's "
@@ -172,6 +180,16 @@ class Traffic:
         return {**counts, "exchanges": self.exchanges, **both, **means}
 
 
+def sends_update(config: Mapping[str, Any], numbers: int) -> bool:
+    """Return whether the components of one report are a client's whole update.
+
+    Args:
+        config: settings by dotted key.
+        numbers: number of trained numbers.
+    """
+    return config.get("differences") == "components" and config["queries"] == numbers
+
+
 def traffic_of(result: RunResult) -> Traffic:
     """Return the traffic of a finished run."""
     reports = sum(len(entry.clients) for entry in result.rounds)
@@ -189,6 +207,7 @@ def traffic_of(result: RunResult) -> Traffic:
         passes=result.mean_passes,
         scalar_ratio=ratios.mean if ratios and ratios.clients else None,
         is_noised=result.config.get("privacy.mode", "none") != "none",
+        sends_update=sends_update(result.config, result.elements),
     )
 
 

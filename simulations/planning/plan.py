@@ -17,6 +17,7 @@ from samara.devices.live.checks.memory_check import default_profile, expected_fo
 from samara.shared.errors import SamaraError
 from samara.shared.model.depth import count_blocks
 from samara.shared.protocol.frames.instructions import Split
+from samara.shared.results.traffic import SENDS_UPDATE, sends_update
 from samara.shared.settings.choices import automatic_values, describe_choices
 from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.catalog import load_task
@@ -110,6 +111,7 @@ def _lines(
         f"model: {config.model.path}, adapter {config.adapter.layers}, "
         f"{runtime.layout.size:,} trained numbers",
         *_trained(config, runtime),
+        *([SENDS_UPDATE] if sends_update(config.flat(), runtime.layout.size) else []),
         f"evaluations: {_evaluations(config)}",
     ]
     if shared := _shared_texts(shares).describe(config.data.split):

@@ -15,6 +15,7 @@ from federations import (
 )
 
 from samara.client.protocol.signed_runs import _describe_differences, _round_of
+from samara.client.training.model_runtime import load_run
 from samara.server.app import serve
 from samara.server.store import replay_run
 from samara.shared.errors import ConfigError
@@ -26,10 +27,12 @@ from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.round_delta import ConsecutiveSeeds
 from samara.shared.protocol.step_size import STEP_SIZE_FILE, component_rate
 from samara.shared.protocol.wire import Kind, kind_of
-from samara.shared.results.result import read_result
+from samara.shared.results.result import RunResult, read_result
+from samara.shared.results.traffic import SENDS_UPDATE, traffic_of
 from samara.shared.settings.config import RunConfig
 from samara.shared.terms.run_terms import RunTerms
 from samara.simulations.exports.adapter import FinishedRun
+from samara.simulations.planning.plan import describe_plan
 from samara.simulations.simulate import simulate
 
 COMPONENTS: dict[str, Any] = {
@@ -121,6 +124,19 @@ def test_every_rule_aggregates_components(settings: Settings, rule: str) -> None
 def test_more_components_than_trained_numbers_are_refused(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="components per round are more than the"):
         simulate(components(settings, queries=1000))
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_plan_and_result_say_when_a_report_is_the_whole_update(
+    settings: Settings, fewer: int
+) -> None:
+    size = load_run(components(settings)).runtime.layout.size
+    config = components(settings, queries=size - fewer, rounds=1)
+    runtime, source = load_run(config)
+    shares = [source.share_of(client, config.data.clients) for client in range(config.data.clients)]
+    assert (SENDS_UPDATE in describe_plan(config, runtime, shares, Path())) == (not fewer)
+    said = traffic_of(RunResult.read(simulate(config))).sentences()
+    assert (SENDS_UPDATE in said) == (not fewer)
 
 
 @pytest.mark.parametrize("privacy", [PRIVATE, MASKED])

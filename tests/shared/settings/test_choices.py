@@ -116,8 +116,11 @@ def test_settings_that_components_lack_keep_projected_gradients(
     assert RunConfig.of(config.flat(), "test") == config
 
 
-def test_noise_keeps_projected_gradients() -> None:
-    noise = {"privacy__mode": "central", "privacy__epsilon": 8.0, "aggregation__rule": "mean"}
+@pytest.mark.parametrize("mode", ["central", "distributed", "local"])
+def test_noise_keeps_projected_gradients(mode: str) -> None:
+    noise = {"privacy__mode": mode, "privacy__epsilon": 8.0, "aggregation__rule": "mean"}
+    if mode == "distributed":
+        noise["privacy__honest_share"] = 0.8
     config = of(**noise, seed_policy="shared")
     assert (config.differences, config.steps, config.seed_policy) == ("central", 16, "shared")
     assert "under noise" in automatic_values(config.flat())["differences"]

@@ -2,8 +2,16 @@
 
 from pathlib import Path
 
+from samara.shared.settings.config import load_scenario
 from samara.shared.settings.runs import settings_here
-from samara.shared.settings.scenarios import read_scenario
+from samara.shared.settings.scenarios import read_scenario, scenario_file
+
+
+def test_a_reader_of_popquorn_gets_fewer_bytes_a_round_than_the_weights_have() -> None:
+    """A record with directions of each of 110 readers has 14 kB; 386 weights have 1,544 bytes."""
+    config = load_scenario(scenario_file(Path("popquorn")))
+    sources = 1 if config.seed_policy == "shared" else config.data.clients
+    assert 4 * sources * config.steps * config.queries < 4 * 386
 
 
 def test_paths_of_a_scenario_begin_in_its_folder(tmp_path: Path) -> None:
