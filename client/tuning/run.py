@@ -63,6 +63,8 @@ log = logging.getLogger("samara.tune")
 
 METRICS_FILE = "metrics.jsonl"
 
+EvaluateSplit = Callable[[TaskSplit], EvaluationResult]
+
 
 def tune(
     settings: TuneSettings, on_step: Callable[[int, int], None] = lambda done, steps: None
@@ -334,7 +336,7 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
         fewest = min(context.count(prompt) for split in splits.values() for prompt in split.prompts)
         scores = context.scores
         details = {"fewest_demonstrations": fewest}
-    evaluate = partial(_evaluate_scored, setup, scores)
+    evaluate: EvaluateSplit = partial(_evaluate_scored, setup, scores)
     if method == "linear-probe":
         probe = LinearProbe(setup)
         evaluate = probe.evaluate
@@ -356,7 +358,7 @@ def _evaluate_scored(
 
 def _with_fitted_bias(
     setup: TuningSetup, scores: Callable[[TaskSplit], ScoresAndAnswers]
-) -> Callable[[TaskSplit], EvaluationResult]:
+) -> EvaluateSplit:
     """Return a function that evaluates scores plus a label bias, fitted to the validation split."""
     of_split = cache(lambda split: scores(split)[0])
     validation = setup.splits["validation"]
