@@ -49,11 +49,12 @@ from samara.client.tuning.tuning_setup import (
 )
 from samara.client.tuning.zeroth_order import ZerothOrder
 from samara.shared import DISTRIBUTION
-from samara.shared.errors import ConfigError, ModelError
+from samara.shared.errors import ConfigError, ModelError, TaskError
 from samara.shared.machine.installed_code import samara_version
 from samara.shared.machine.process import cores, peak_memory_bytes
 from samara.shared.model.loading import check_torch_device
 from samara.shared.protocol.start import START_FILE
+from samara.shared.settings.features import kind_of
 from samara.shared.settings.runs import RUNS_FOLDER, check_results_folder, folder_name
 from samara.shared.storage.events import append_event, read_events
 from samara.shared.storage.files import write_durably
@@ -359,7 +360,16 @@ def _evaluate_scored(
 def _with_fitted_bias(
     setup: TuningSetup, scores: Callable[[TaskSplit], ScoresAndAnswers]
 ) -> EvaluateSplit:
-    """Return a function that evaluates scores plus a label bias, fitted to the validation split."""
+    """Return a function that evaluates scores plus a label bias, fitted to the validation split.
+
+    Raises:
+        TaskError: if the rows have no common labels.
+    """
+    if (kind := kind_of(setup.task)) in ("open choice", "generation"):
+        raise TaskError(
+            f"task {setup.task.name!r} is a task of the kind {kind}, whose rows have no common "
+            "labels; leave adapter.label-bias out"
+        )
     of_split = cache(lambda split: scores(split)[0])
     validation = setup.splits["validation"]
 

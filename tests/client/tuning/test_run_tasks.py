@@ -208,6 +208,14 @@ def test_a_choice_is_trained_and_judged_by_its_candidates(
         assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
 
 
+def test_a_label_bias_of_a_baseline_needs_common_labels(
+    settings: Settings, choices: Settings
+) -> None:
+    changes = choices | {"adapter__label_bias": True}
+    with pytest.raises(TaskError, match="have no common labels"):
+        tuned(tuning_of(settings, optimizer="icl", **changes))
+
+
 def test_the_likelihood_of_the_right_candidate_runs_no_other(
     settings: Settings, choices: Settings
 ) -> None:
