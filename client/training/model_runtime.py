@@ -82,6 +82,7 @@ class ModelRuntime:
         model_id: model id of the base model, 32 bytes.
         forward: engine that scores rows.
         first_block: index of the lowest block with an adapter.
+        trunk_cache: cache of the outputs below this block; None with only a readout.
         torch_device: torch device of the model.
         backend: replay backend, on the model's torch device if that is faster than the CPU.
         decodes_answers: whether the steps' objective is a metric of decoded answers.
@@ -117,12 +118,12 @@ class ModelRuntime:
         self._adapter = adapter
         self.layout, self.first_block = adapter.layout, adapter.first_block
         self.weight_map = WeightMap(adapter.start, adapter.basis, self.torch_device)
-        self._trunk_cache: TrunkCache | None = None
+        self.trunk_cache: TrunkCache | None = None
         self._representations: RepresentationStore | None = None
         self._deciding = predecessor._deciding if predecessor else threading.Lock()
         self.tokenize = predecessor.tokenize if predecessor else ExampleTokenizer(self.scorer)
         if predecessor is not None and self._trunk_inputs == predecessor._trunk_inputs:
-            self._trunk_cache = predecessor._trunk_cache
+            self.trunk_cache = predecessor.trunk_cache
             if self._first_pass_inputs == predecessor._first_pass_inputs:
                 self._representations = predecessor._representations
         self.backend: Backend = (
@@ -133,8 +134,8 @@ class ModelRuntime:
         # A cache saves little for a fleet, whose clients use each example once or twice.
         room = 0 if config.fleet.devices and settings.inner_layers else config.trunk_cache
         folder = Path(config.trunk_cache_folder) if config.trunk_cache_folder else None
-        if settings.inner_layers and self._trunk_cache is None:
-            self._trunk_cache = make_trunk_cache(base, self.first_block, room, folder)
+        if settings.inner_layers and self.trunk_cache is None:
+            self.trunk_cache = make_trunk_cache(base, self.first_block, room, folder)
         if not settings.inner_layers and self._representations is None:
             self._representations = make_representation_store(base, self.scorer, room, folder)
         self.forward = make_forward(
@@ -145,7 +146,7 @@ class ModelRuntime:
             adapter,
             settings.damping,
             streamed=self._stream is not None,
-            cache=self._trunk_cache,
+            cache=self.trunk_cache,
             store=self._representations,
             micro_batch=lambda: self.schedule.micro_batch or EVALUATION_MICRO_BATCH,
         )

@@ -17,11 +17,12 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from samara.client.tuning.baselines.first_order import FirstOrder
@@ -40,21 +41,30 @@ from samara.client.tuning.tuning_folder import (
     identity_of,
     locked,
 )
-from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
+from samara.client.tuning.tuning_setup import (
+    EvaluationResult,
+    ScoresAndAnswers,
+    TaskSplit,
+    TuningSetup,
+)
 from samara.client.tuning.zeroth_order import ZerothOrder
 from samara.shared import DISTRIBUTION
-from samara.shared.errors import ConfigError, ModelError
+from samara.shared.errors import ConfigError, ModelError, TaskError
 from samara.shared.machine.installed_code import samara_version
 from samara.shared.machine.process import cores, peak_memory_bytes
 from samara.shared.model.loading import check_torch_device
 from samara.shared.protocol.start import START_FILE
+from samara.shared.settings.features import kind_of
 from samara.shared.settings.runs import RUNS_FOLDER, check_results_folder, folder_name
 from samara.shared.storage.events import append_event, read_events
 from samara.shared.storage.files import write_durably
+from samara.shared.tasks.profiled_loss import fitted_shift
 
 log = logging.getLogger("samara.tune")
 
 METRICS_FILE = "metrics.jsonl"
+
+EvaluateSplit = Callable[[TaskSplit], EvaluationResult]
 
 
 def tune(
@@ -148,7 +158,8 @@ class _EvaluationLog:
         key = {"event": state, "split": split, "step": step}
         for event in self._events:
             if key.items() <= event.items():
-                return EvaluationResult(event["examples"], event["loss"], event[self._metric])
+                figures = (event["examples"], event["loss"], event[self._metric])
+                return EvaluationResult(*figures, event.get("auc"))
         result = evaluate()
         event = key | self.to_json(result)
         append_event(self._file, event)
@@ -162,12 +173,14 @@ class _EvaluationLog:
             "examples": result.examples,
             "loss": result.loss,
             self._metric: result.metric,
+            **({} if result.auc is None else {"auc": result.auc}),
         }
 
 
 def _log_line(state: str, split: str, step: int, result: EvaluationResult, metric: str) -> str:
     begin = f"step {step}" if state == "step" else state
-    return f"{begin}, {split}: loss {result.loss:.4f}, {metric} {result.metric:.2%}"
+    area = "" if result.auc is None else f", AUC {result.auc:.3f}"
+    return f"{begin}, {split}: loss {result.loss:.4f}, {metric} {result.metric:.2%}{area}"
 
 
 def _train(
@@ -317,22 +330,54 @@ def _evaluate_baseline(setup: TuningSetup, evaluations: _EvaluationLog) -> dict[
     """Evaluate a method that takes no steps."""
     method = setup.settings.optimizer
     splits = {name: setup.splits[name] for name in ("validation", "test")}
-    evaluate: Callable[[TaskSplit], EvaluationResult] = setup.evaluate_base
+    scores = setup.base_scores
     details: dict[str, Any] = {}
     if method == "icl":
         context = InContext(setup, setup.settings.demonstrations)
         fewest = min(context.count(prompt) for split in splits.values() for prompt in split.prompts)
-        evaluate = context.evaluate
+        scores = context.scores
         details = {"fewest_demonstrations": fewest}
-    elif method == "linear-probe":
+    evaluate: EvaluateSplit = partial(_evaluate_scored, setup, scores)
+    if method == "linear-probe":
         probe = LinearProbe(setup)
         evaluate = probe.evaluate
         details = {"strength": probe.strength}
+    elif setup.settings.adapter.label_bias:
+        evaluate = _with_fitted_bias(setup, scores)
     results = {
         name: evaluations.result(method, name, 0, partial(evaluate, split))
         for name, split in splits.items()
     }
     return {name: evaluations.to_json(result) for name, result in results.items()} | details
+
+
+def _evaluate_scored(
+    setup: TuningSetup, scores: Callable[[TaskSplit], ScoresAndAnswers], split: TaskSplit
+) -> EvaluationResult:
+    return setup.result_of(*scores(split), split)
+
+
+def _with_fitted_bias(
+    setup: TuningSetup, scores: Callable[[TaskSplit], ScoresAndAnswers]
+) -> EvaluateSplit:
+    """Return a function that evaluates scores plus a label bias, fitted to the validation split.
+
+    Raises:
+        TaskError: if the rows have no common labels.
+    """
+    if (kind := kind_of(setup.task)) in ("open choice", "generation"):
+        raise TaskError(
+            f"task {setup.task.name!r} is a task of the kind {kind}, whose rows have no common "
+            "labels; leave adapter.label-bias out"
+        )
+    of_split = cache(lambda split: scores(split)[0])
+    validation = setup.splits["validation"]
+
+    def evaluate(split: TaskSplit) -> EvaluationResult:
+        (bias,) = fitted_shift(of_split(validation)[None], validation.labels)
+        return setup.result_of(of_split(split) + bias.astype(np.float32), [], split)
+
+    return evaluate
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from samara.shared.settings.common import TRUNK_CACHE_BYTES
 from samara.shared.tasks.data import check_labels, load_examples
 from samara.shared.tasks.embedded import check_data_is_given, embedded_examples
 from samara.shared.tasks.kinds import ClassificationTask, GenerationTask, Task
-from samara.shared.tasks.label_scores import Confusion
+from samara.shared.tasks.label_scores import Confusion, evaluation_column
 from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.metrics import answer_metric, label_metric
 from samara.shared.tasks.objectives import CROSS_ENTROPY, ObjectiveName, objective_for
@@ -47,6 +47,8 @@ Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 
 `Space.evaluate` without seeds is such a function.
 """
+ScoresAndAnswers = tuple[NDArray[np.float32], list[str]]
+"""Scores, float32 [n, width], and the n decoded answers of a generation task, otherwise none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +76,13 @@ class EvaluationResult:
         examples: number of examples.
         loss: mean cross-entropy; for a generation task, mean loss per token.
         metric: value of the task's metric.
+        auc: area under the ROC curve; None unless the task has two labels.
     """
 
     examples: int
     loss: float
     metric: float
+    auc: float | None = None
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -210,13 +214,17 @@ class TuningSetup(ModelSetup):
 
     def evaluate_base(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the base model on a split, without training."""
+        return self.result_of(*self.base_scores(split), split)
+
+    def base_scores(self, split: TaskSplit) -> ScoresAndAnswers:
+        """Return the base model's scores of a split, and its decoded answers."""
         if not self.settings.adapter.inner_layers:  # with only a readout, base scores are cached
             adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
             forward = self.make_forward(adapter)
             assert isinstance(forward, ReadoutForward)
             log.info("evaluating %d examples", len(split.labels))
-            return self.result_of(forward.base_scores(split.prompts), split)
-        return self.evaluate(*self.base_engine(), split)
+            return forward.base_scores(split.prompts), []
+        return self._scores(*self.base_engine(), split)
 
     def evaluate(
         self, forward: ForwardEngine, evaluate: Evaluate, split: TaskSplit
@@ -228,6 +236,11 @@ class TuningSetup(ModelSetup):
             evaluate: function that calls a score function with the state's adapters.
             split: split of the data.
         """
+        return self.result_of(*self._scores(forward, evaluate, split), split)
+
+    def _scores(
+        self, forward: ForwardEngine, evaluate: Evaluate, split: TaskSplit
+    ) -> ScoresAndAnswers:
         log.info("evaluating %d examples", len(split.labels))
         size = EVALUATION_MICRO_BATCH
         answers: list[str] = []
@@ -237,19 +250,20 @@ class TuningSetup(ModelSetup):
                 answers.extend(forward.decode_answers(adapters, split.open_prompts, size))
             return forward.scores(adapters, split.prompts, Schedule("both", size))
 
-        return self.result_of(evaluate(score)[0], split, answers)
+        return evaluate(score)[0], answers
 
     def result_of(
-        self, scores: NDArray[np.float32], split: TaskSplit, answers: Sequence[str] = ()
+        self, scores: NDArray[np.float32], answers: Sequence[str], split: TaskSplit
     ) -> EvaluationResult:
-        """Return loss and metric of scores, and of decoded answers if the task has them.
+        """Return the figures of scores, and of decoded answers if the task has them.
 
         Args:
             scores: float32 [n, width].
+            answers: n decoded answers of a generation task; otherwise empty.
             split: split that the scores belong to.
-            answers: n decoded answers of a generation task.
         """
         loss = float(self._evaluation_loss(scores[None], split.labels)[0])
+        area = None
         if isinstance(self.task, GenerationTask):
             accepted = [example.answers for example in split.examples]
             metric = answer_metric(self.task, answers, accepted)
@@ -258,7 +272,9 @@ class TuningSetup(ModelSetup):
                 split.labels, scores.argmax(axis=1), scores.shape[1]
             )
             metric = label_metric(self.task, confusion)
-        return EvaluationResult(len(split.labels), loss, metric)
+            if isinstance(self.task, ClassificationTask) and scores.shape[1] == 2:
+                area = evaluation_column("", scores, split.labels).auc
+        return EvaluationResult(len(split.labels), loss, metric, area)
 
     def _trunk_block_count(self) -> int:
         """Return the number of blocks below the lowest block that the method perturbs."""

@@ -24,6 +24,8 @@ def describe_start(name: str, home: Path | None, names: Mapping[str, str]) -> li
     model = names.get("model", "")
     if (task, model) == _DEMO:
         return [shlex.join(command)]
+    if model == EMBEDDED_MODEL:  # the default of a server whose operator has named no model
+        model = ""
     blanks = {"DATA": "your examples, a file or folder"}
     if not model:
         blanks["MODEL"] = "the run's model, a folder or a name on the Hugging Face hub"

@@ -7,6 +7,7 @@ steps in one process, because Samara's frames do not contain weights.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -20,7 +21,6 @@ from rich.table import Table
 
 from samara.client.forward.grouping import Schedule
 from samara.client.forward.streamed import make_forward_engine
-from samara.client.forward.trunk_cache import MemoryCache
 from samara.client.spaces.low_rank import LoRAFASpace, LoRASpace
 from samara.client.training.client_data import ClientData, LabelledPrompts
 from samara.client.training.model_runtime import LoadedRun, load_run
@@ -36,6 +36,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.storage.files import write_durably
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.label_scores import evaluation_column
 from samara.simulations.finished import inputs_of
 
 BYTES = 4
@@ -52,12 +53,15 @@ class Figures:
 
     Attributes:
         accuracy: accuracy on all clients' test examples.
+        auc: mean over the clients of the area under the ROC curve; NaN unless the task has two
+            labels.
         bytes_up: bytes that a client sends in a round.
         bytes_down: bytes that a client receives in a round.
         passes: rows of a client in the whole run; a backward pass counts as two rows.
     """
 
     accuracy: float
+    auc: float
     bytes_up: float
     bytes_down: float
     passes: float
@@ -70,13 +74,9 @@ class FedAvg:
         run: model and data of the run to compare with.
         space: a name in `SPACES`.
         learning_rate: η of the local steps.
-        cache: cache of the outputs of the layers below the adapters, which federations of the same
-            model may share.
     """
 
-    def __init__(
-        self, run: LoadedRun, space: str, learning_rate: float, cache: MemoryCache
-    ) -> None:
+    def __init__(self, run: LoadedRun, space: str, learning_rate: float) -> None:
         self._config = run.runtime.config
         self._rate = learning_rate
         base = run.runtime.base.copy_sharing_weights()
@@ -84,8 +84,8 @@ class FedAvg:
         backend = NumbaBackend(1)
         self._space = SPACES[space](base, self._config.adapter, scorer.labels, backend)
         adapter = self._space.adapter
-        shared = cache if adapter.first_block else None
-        self._forward = make_forward_engine(base, adapter, scorer, streamed=False, cache=shared)
+        cache = run.runtime.trunk_cache
+        self._forward = make_forward_engine(base, adapter, scorer, streamed=False, cache=cache)
         count = self._config.data.clients
         self._clients = [run.data.share_of(client, count) for client in range(count)]
         self._passes = 0
@@ -105,7 +105,7 @@ class FedAvg:
             on_round(number + 1)
         size = BYTES * self._space.size
         clients = len(self._clients)
-        return Figures(self._accuracy(theta), size, size, self._passes / clients)
+        return Figures(*self._accuracy(theta), size, size, self._passes / clients)
 
     def _trained(self, start: torch.Tensor, client: ClientData, number: int) -> torch.Tensor:
         """Take a client's local steps of a round, and return the trained adapter."""
@@ -133,17 +133,20 @@ class FedAvg:
             total += torch.autograd.grad(loss, leaf)[0]
         return total
 
-    def _accuracy(self, theta: torch.Tensor) -> float:
-        right = count = 0
+    def _accuracy(self, theta: torch.Tensor) -> tuple[float, float]:
+        """Return accuracy and AUC of an adapter on the clients' test examples."""
+        right, count, areas = 0, 0, []
         for client in self._clients:
             test = client.evaluated(Split.TEST)
             if len(test.labels):
                 with self._space.computing_with(theta) as adapters:
                     schedule = Schedule("both", MICRO_BATCH)
                     scores = self._forward.scores(adapters, test.prompts, schedule)[0]
-                right += int((scores.argmax(axis=1) == test.labels).sum())
+                column = evaluation_column("", scores, test.labels)
+                right += int(np.trace(column.counts))
                 count += len(test.labels)
-        return right / count
+                areas += [] if column.auc is None else [column.auc]
+        return right / count, float(np.mean(areas)) if areas else math.nan
 
 
 def zeroth_order(result: RunResult) -> Figures:
@@ -151,8 +154,10 @@ def zeroth_order(result: RunResult) -> Figures:
     evaluations = [entry for entry in result.evaluations if entry.split == "test"]
     costs = [result.training_cost(client) for client in result.clients]
     messages = result.final_round * len(costs)
+    column = evaluations[-1].columns["global"]
     return Figures(
-        evaluations[-1].columns["global"].accuracy,
+        column.accuracy,
+        math.nan if column.mean_client_auc is None else column.mean_client_auc,
         sum(cost.bytes_up for cost in costs) / messages,
         sum(cost.bytes_down for cost in costs) / messages,
         result.mean_passes or 0.0,
@@ -180,7 +185,6 @@ def fed_avg_beside(
     config = RunConfig.of(result.config, str(folder))
     check_fed_avg(config)
     kept = _read(folder / FED_AVG_FILE)
-    cache = MemoryCache(config.trunk_cache)
     federation = inputs_of(config) | {
         "settings": config.flat(),
         "model": model_id_of(config.model.path),
@@ -194,10 +198,10 @@ def fed_avg_beside(
     found = {"zeroth order": zeroth_order(result)}
     for space, rate in product(SPACES, learning_rates):
         name = f"FedAvg, {space}, η = {rate:g}"
-        key = cache_key("FedAvg 1", of=federation, space=space, rate=rate).hex()
+        key = cache_key("FedAvg 2", of=federation, space=space, rate=rate).hex()
         if key not in kept:
             on_rounds = partial(_of_method, on_round, name, config.rounds)
-            kept[key] = asdict(FedAvg(loaded(), space, rate, cache).run(on_rounds))
+            kept[key] = asdict(FedAvg(loaded(), space, rate).run(on_rounds))
             content = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
             write_durably(folder / FED_AVG_FILE, content.encode())
         found[name] = Figures(**kept[key])
@@ -243,11 +247,12 @@ def _read(file: Path) -> dict[str, dict[str, float]]:
 
 
 def figures_table(rows: Mapping[str, Figures], title: str) -> Table:
-    """Return a table of methods with their accuracy, bytes per round, and passes per run."""
+    """Return a table of methods: accuracy, AUC, bytes per round, and passes per run."""
     table = Table(title=title, box=None)
-    for column in ("method", "accuracy", "bytes up", "bytes down", "passes of a client"):
+    for column in ("method", "accuracy", "AUC", "bytes up", "bytes down", "passes of a client"):
         table.add_column(column, justify="right")
     for name, own in rows.items():
+        area = "" if math.isnan(own.auc) else f"{own.auc:.3f}"
         costs = (own.bytes_up, own.bytes_down, own.passes)
-        table.add_row(name, f"{own.accuracy:.1%}", *(f"{value:,.0f}" for value in costs))
+        table.add_row(name, f"{own.accuracy:.1%}", area, *(f"{value:,.0f}" for value in costs))
     return table

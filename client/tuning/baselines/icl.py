@@ -10,7 +10,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.client.tuning.tuning_setup import EvaluationResult, TaskSplit, TuningSetup
+from samara.client.tuning.tuning_setup import (
+    EvaluationResult,
+    ScoresAndAnswers,
+    TaskSplit,
+    TuningSetup,
+)
 from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.prompt_frame import first_tokens, form_of
@@ -70,14 +75,18 @@ class InContext:
 
         If the model can continue a prefix, it reads equal demonstrations only once.
         """
+        return self._setup.result_of(*self.scores(split), split)
+
+    def scores(self, split: TaskSplit) -> ScoresAndAnswers:
+        """Return the scores of a split after demonstrations, and its decoded answers."""
         if (scores := self._scores_behind(split)) is not None:
-            return self._setup.result_of(scores, split)
+            return scores, []
         extended = replace(
             split,
             prompts=tuple(map(self.extend, split.prompts)),
             open_prompts=tuple(map(self.extend, split.open_prompts)),
         )
-        return self._setup.evaluate_base(extended)
+        return self._setup.base_scores(extended)
 
     def _scores_behind(self, split: TaskSplit) -> NDArray[np.float32] | None:
         """Return the scores of prompts after demonstrations that the model reads only once.

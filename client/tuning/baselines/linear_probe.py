@@ -61,7 +61,7 @@ class LinearProbe:
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
         """Evaluate the classifier on a split."""
         scores = _scores(self._probe, self._features(split), self._setup.scorer.labels)
-        return self._setup.result_of(scores, split)
+        return self._setup.result_of(scores, [], split)
 
     @torch.inference_mode()
     def _features(self, split: TaskSplit) -> NDArray[np.float64]:
@@ -100,7 +100,9 @@ def fit_probe(
     limits = (EARLY_ITERATIONS, EARLY_TOLERANCE) if early else (ITERATIONS, TOLERANCE)
     probes = {strength: _fit(strength, *limits, features, labels) for strength in STRENGTHS}
     ranks = {
-        strength: setup.result_of(_scores(probe, held_out, setup.scorer.labels), validation).rank
+        strength: setup.result_of(
+            _scores(probe, held_out, setup.scorer.labels), [], validation
+        ).rank
         for strength, probe in probes.items()
     }
     best = max(STRENGTHS, key=ranks.__getitem__)

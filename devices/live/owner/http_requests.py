@@ -20,6 +20,7 @@ from samara.client.questions.question_limits import (
 )
 from samara.shared.errors import QuestionError, UnknownModelError
 from samara.shared.proto.trainer_pb2 import ChatMessage, GenerateRequest
+from samara.shared.tasks.label_values import value_text
 
 MAX_BODY_BYTES = 2**20
 """Size limit of a request body in bytes."""
@@ -65,6 +66,11 @@ def _joined_parts(value: object) -> object:
     return "\n".join(map(str, texts))
 
 
+def _label_text(value: object) -> object:
+    """Return a number or truth value as the text that it has as a label in the data."""
+    return value_text(value) if isinstance(value, bool | int | float) else value
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -106,11 +112,12 @@ class FeedbackBody(_Body):
 
     Attributes:
         text: one text; if the task reads several fields, a row as a mapping.
-        label: the correct label, as a value in the data or a label word.
+        label: the correct label, as a value in the data or a label word. A number may stand as
+            such.
     """
 
     text: str | dict[str, str]
-    label: str
+    label: Annotated[str, BeforeValidator(_label_text)]
 
 
 class _StreamOptions(BaseModel):

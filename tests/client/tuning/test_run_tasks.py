@@ -46,6 +46,24 @@ def test_baselines_without_training(
         assert trained["zero_shot"][split] == found["zero-shot"][split]
 
 
+@pytest.mark.parametrize("method", ["zero-shot", "icl"])
+def test_a_label_bias_of_a_baseline_is_fitted_to_validation_examples(
+    method: str, settings: Settings, tmp_path: Path
+) -> None:
+    changes: Settings = {"optimizer": method, "out": str(tmp_path / "plain")}
+    plain = tuned(tuning_of(settings, **changes))
+    changes |= {"adapter__label_bias": True, "out": str(tmp_path / "fitted")}
+    fitted = tuned(tuning_of(settings, **changes))
+    assert fitted["validation"]["loss"] < plain["validation"]["loss"]
+    for split in ("validation", "test"):  # a shift of all scores leaves their order
+        assert fitted[split]["auc"] == pytest.approx(plain[split]["auc"], abs=0.02)
+    assert fitted["test"]["loss"] != plain["test"]["loss"]
+    events = (tmp_path / "fitted" / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "fitted" / "result.json").unlink()
+    (tmp_path / "fitted" / "metrics.jsonl").write_text(events[0] + "\n")
+    assert tuned(tuning_of(settings, **changes))["test"] == fitted["test"]
+
+
 def test_demonstrations_stand_before_an_example_and_as_many_as_fit(settings: Settings) -> None:
     setup = setup_of(settings, optimizer="icl", model__max_length=64)
     context = InContext(setup, 32)
@@ -188,6 +206,14 @@ def test_a_choice_is_trained_and_judged_by_its_candidates(
     assert np.isfinite(result["test"]["loss"])
     if method == "fo-adam":
         assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
+
+
+def test_a_label_bias_of_a_baseline_needs_common_labels(
+    settings: Settings, choices: Settings
+) -> None:
+    changes = choices | {"adapter__label_bias": True}
+    with pytest.raises(TaskError, match="have no common labels"):
+        tuned(tuning_of(settings, optimizer="icl", **changes))
 
 
 def test_the_likelihood_of_the_right_candidate_runs_no_other(

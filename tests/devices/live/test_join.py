@@ -119,6 +119,11 @@ def served_as(run: Path, scenario: str) -> None:
             "TASK: the operator's task file task.toml",
             "--model MODEL --data DATA --task TASK",
         ),
+        (
+            'task = "sst2"\n[model]\npath = "embedded"',
+            "MODEL: the run's model",
+            "--model MODEL --data DATA --task sst2",
+        ),
     ],
 )
 def test_joining_ends_with_the_command_that_starts_the_client(

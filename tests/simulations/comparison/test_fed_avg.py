@@ -6,7 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from samara.client.forward.trunk_cache import MemoryCache
+from samara.client.forward.trunk_cache import DiskCache
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import load_run
 from samara.command import app
@@ -39,27 +39,30 @@ def test_bytes_and_passes_are_those_of_weights_and_backward_passes(
     space: str, result: RunResult
 ) -> None:
     run = load_run(RunConfig.of(result.config, "test"))
-    federation = FedAvg(run, space, 0.1, MemoryCache(0))
+    federation = FedAvg(run, space, 0.1)
     found, zeroth = federation.run(), zeroth_order(result)
     assert found.bytes_up == found.bytes_down == 4 * federation._space.size
     assert found.passes == 2 * 2 * 3 * 4
     assert zeroth.passes >= 2 * 2 * 4 * 4  # two directions under both signs, and the curvature
     assert zeroth.bytes_up < found.bytes_up
     assert 0 <= found.accuracy <= 1
+    own = result.evaluations[-1].columns["global"].mean_client_auc
+    assert zeroth.auc == own
+    assert 0 <= found.auc <= 1
 
 
 def test_the_mean_is_weighted_by_numbers_of_examples(
     result: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, means = load_run(RunConfig.of(result.config, "test")), []
-    federation = FedAvg(run, "LoRA-FA", 0.1, MemoryCache(0))
+    federation = FedAvg(run, "LoRA-FA", 0.1)
 
     def trained(_: FedAvg, start: torch.Tensor, client: ClientData, number: int) -> torch.Tensor:
         return torch.full_like(start, float(client.client))
 
-    def accuracy(_: FedAvg, theta: torch.Tensor) -> float:
+    def accuracy(_: FedAvg, theta: torch.Tensor) -> tuple[float, float]:
         means.append(theta)
-        return 0.0
+        return 0.0, 0.5
 
     monkeypatch.setattr(FedAvg, "_trained", trained)
     monkeypatch.setattr(FedAvg, "_accuracy", accuracy)
@@ -67,6 +70,20 @@ def test_the_mean_is_weighted_by_numbers_of_examples(
     counts = [len(client.tokenized(Split.TRAIN).labels) for client in federation._clients]
     expected = sum(index * count for index, count in enumerate(counts)) / sum(counts)
     torch.testing.assert_close(means[0], torch.full_like(means[0], expected))
+
+
+def test_outputs_below_the_adapters_are_read_from_the_folder_of_the_run(
+    result: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"trunk-cache-folder": str(tmp_path / "cache"), "rounds": 1}
+    config = RunConfig.of(result.config | changes, "test")
+    first = FedAvg(load_run(config), "LoRA-FA", 0.1).run()
+
+    def missing(*_: object) -> None:
+        raise AssertionError("an output was computed again")
+
+    monkeypatch.setattr(DiskCache, "_put", missing)
+    assert FedAvg(load_run(config), "LoRA-FA", 0.1).run() == first
 
 
 def test_figures_beside_a_run_are_kept_in_its_folder(
@@ -113,4 +130,5 @@ def test_the_command_ends_with_fed_avg_beside_the_run(result: RunResult, tmp_pat
     done = CliRunner().invoke(app, ["simulate", str(scenario), *sets, *beside])
     assert done.exit_code == 0, done.output
     assert "FedAvg, LoRA-FA" in done.output
+    assert "AUC" in done.output
     assert (Path(out) / "fed_avg.json").is_file()

@@ -41,7 +41,7 @@ class MadeUp:
 
     def learn(self, correction: FeedbackBody) -> OwnExample:
         self._fail()
-        if correction.label != "great":
+        if correction.label not in ("great", "1"):
             raise DataError("label is unknown")
         self.requests.append(correction)
         return OwnExample("0123456789ab", 5.0, {"text": correction.text})
@@ -137,13 +137,15 @@ def test_a_correction_becomes_an_example(client: Client, models: MadeUp) -> None
     assert (reply.status_code, reply.json()) == (201, {"id": "0123456789ab"})
     row = {"sentence1": "a", "sentence2": "b"}
     assert client.post("/feedback", json={"text": row, "label": "great"}).status_code == 201
+    assert client.post("/feedback", json={"text": "a day", "label": 1}).status_code == 201
     assert models.requests == [
         FeedbackBody(text="a day", label="great"),
         FeedbackBody(text=row, label="great"),
+        FeedbackBody(text="a day", label="1"),
     ]
     wrong: list[dict[str, Any]] = [
         {"text": "a day"},
-        {"text": "a day", "label": 1},
+        {"text": "a day", "label": ["great"]},
         {"text": "a day", "label": "dull"},
         {"text": ["a day"], "label": "great"},
         {"text": "a day", "label": "great", "id": "0123456789ab"},
@@ -151,7 +153,7 @@ def test_a_correction_becomes_an_example(client: Client, models: MadeUp) -> None
     for body in wrong:
         reply = client.post("/feedback", json=body)
         assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert len(models.requests) == 2
+    assert len(models.requests) == 3
     models.error = TrainerError("the disk is full")
     assert client.post("/feedback", json=body_for("/feedback")).status_code == 503
 
