@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -315,7 +315,7 @@ def _result(
         "schema_version": SCHEMA_VERSION,
         "config": config.flat(),
         "automatic": automatic_values(config.flat()),
-        "versions": _versions(),
+        "versions": dict(_versions()),
         "run_id": run_id.hex(),
         "model_id": roster.model_id.hex(),
         "layout_hash": layout.hash.hex(),
@@ -338,6 +338,7 @@ def _names_of(roster: Roster, keys: ClientKeys) -> dict[str, str]:
     return {str(client): name for client, name in sorted(named.items()) if name}
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:

@@ -150,7 +150,9 @@ def measured_row(
         timed = 2 * one + (3 * one + 4 * queries * again) * (again > 0)
         affordable = own / _SHARE / max(timed, 1e-6)
         most = min(_MOST_TIMED, len(typical), _TIMED_SECONDS / max(one, 1e-6), affordable)
-        count = max(1, int(most))
+        count = int(most)
+        if count < 2:  # a short run, and the first passes have timed a row
+            return by_one
         chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
         parts = math.ceil(count / _TOGETHER)
         if runtime.has_readout_alone:  # passes have rows of similar length, steps have not

@@ -29,6 +29,7 @@ def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
         "model.path": minilm(),
         "data.limit": 800,
         "rounds": 2,
+        "evaluate.test": "false",
         "threads": 2,
         "out": tmp_path / "run",
     }

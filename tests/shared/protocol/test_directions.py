@@ -335,7 +335,8 @@ def test_orthogonal_directions_are_the_written_rows(count: int) -> None:
 def test_rows_of_one_set_are_exactly_orthogonal_and_about_as_long(count: int, first: int) -> None:
     key, begin = 7 << 24, first * count
     z = orthogonal(np.arange(key + begin, key + begin + count, dtype=np.uint64), count)
-    products = z.astype(np.int64) @ z.astype(np.int64).T
+    numbers = z.astype(np.float64)
+    products = numbers @ numbers.T  # exact: the sums of sizes are below 2^53
     assert not np.any(products - np.diag(np.diag(products)))
     lengths = np.diag(products) / (count * 2048**2)
     assert np.all(lengths <= 1.001)

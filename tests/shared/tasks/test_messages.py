@@ -46,10 +46,10 @@ def words_of(text: str) -> set[str]:
 
 
 def public_valence(text: str) -> int:
+    words = words_of(text)
     return sum(
-        (word in WORDS[liked]) - (word in WORDS[disliked])
+        len(words.intersection(WORDS[liked])) - len(words.intersection(WORDS[disliked]))
         for liked, disliked in ASPECTS
-        for word in words_of(text)
     )
 
 
@@ -322,8 +322,9 @@ def test_a_reader_is_the_same_person_in_all_texts() -> None:
     """How far readers agree with the public's rule differs, and stays so over the texts."""
     agreement: list[dict[str, list[bool]]] = [{}, {}]
     for index, text in enumerate(pretraining_text(6000, 0)):
+        is_good = public_valence(text) > 0
         for who, word in VERDICTS_IN.findall(text):
-            agrees = (public_valence(text) > 0) == (word == "loved")
+            agrees = is_good == (word == "loved")
             agreement[index % 2].setdefault(who, []).append(agrees)
     readers = agreement[0].keys() & agreement[1].keys() - {"i"}
     shares = [[np.mean(half[who]) for who in sorted(readers)] for half in agreement]

@@ -238,7 +238,8 @@ def test_a_short_run_has_few_rows_timed(layers: str, monkeypatch: pytest.MonkeyP
         measured_row(run.runtime, shares, size, 2)
         counts.append(timed.call_count)
     least, few, most = counts
-    assert 2 < least <= few < most
+    assert least == 2  # the first passes alone
+    assert least <= few < most
 
 
 def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
