@@ -29,10 +29,16 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.interleaved import interleaved, median_ratio
 from benchmarks.speed.step import Bench, StepBench
+from benchmarks.speed.whole_model_step import mezo_step
+from samara.client.training.local_steps import take_local_steps
+from samara.client.training.model_runtime import load_run
 from samara.shared.model.quantized import Quantization
+from samara.shared.protocol.frames.instructions import SeedPolicy, Split, TrainInstruction
+from samara.shared.protocol.replay import zero_state
 from samara.shared.protocol.replay_numba import NumbaBackend
 from samara.shared.settings.config import RunConfig
 
@@ -135,6 +141,32 @@ def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
             bench.base.network(input_ids=rows, logits_to_keep=1)
 
     return run
+
+
+def readout_steps(count: int) -> Contest:
+    """Return a contest of a client's steps of projected gradients on the embedded model's readout,
+    with kept representations, against MeZO on as many features.
+    """
+    runtime, source = load_run(RunConfig.of({"differences": "central", "threads": 1}, "peers"))
+    config, data, size = runtime.config, source.share_of(0, 8), runtime.layout.size
+    instruction = TrainInstruction(
+        *(bytes(8), 1, 0, count, config.queries, config.batch, SeedPolicy.INDEPENDENT, 0),
+        *(config.epsilon, 1e-3, 0.0, 0.0, runtime.layout.hash, bytes(32)),
+    )
+    labels = torch.from_numpy(data.tokenized(Split.TRAIN).labels).float()
+    features, weights = torch.randn(len(labels), size), torch.zeros(size)
+    mezo = mezo_step(
+        [weights],
+        lambda: binary_cross_entropy_with_logits(features @ weights, labels),
+        config.queries,
+        config.epsilon,
+        1e-3,
+    )
+    return Contest(
+        f"{count} steps, readout, d = {size}, B = {len(labels)}, q = {config.queries}",
+        partial(take_local_steps, runtime, data, instruction, zero_state(size)),
+        {"MeZO": lambda: [mezo() for _ in range(count)]},
+    )
 
 
 def replays(sizes: Sequence[int], count: int) -> list[Contest]:
@@ -301,6 +333,7 @@ def main() -> None:
         (("top:1", "all"), (1,)) if given.small else (("top:1", "top:4", "all"), (1, 16))
     )
     contests = steps(shape, batches, 8 if given.small else 32, layers, given.weights)
+    contests.append(readout_steps(10 if given.small else 100))
     contests += replays((128,) if given.small else (384, 10**5, 10**6), 4 if given.small else 256)
     found = [row for contest in contests for row in compared(contest, given.repetitions)]
     logging.disable(logging.WARNING)  # Flower's tables of each round

@@ -40,7 +40,8 @@ from samara.shared.tasks.sources import SPLITS
 
 log = logging.getLogger("samara.tune")
 
-EMBEDDED_WRITERS = 8
+EMBEDDED_WRITERS = 32
+"""Number of writers of generated data; their messages are as many as a run draws by default."""
 
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 """A function that calls a score function with the adapters of one state.

@@ -16,7 +16,10 @@ from samara.shared.tasks.style import styled_messages
 STYLE_TASK = "style"
 GENERATED_TASKS = (EMBEDDED_DATA, STYLE_TASK)
 """Names of the shipped tasks that can have generated data."""
-MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 256, "validation": 20, "test": 100}
+MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 32, "validation": 20, "test": 100}
+"""Messages of a writer in each split. The training messages are few, as labelled ones on a person's
+device are: with many, a client's own model needs no others.
+"""
 STYLED_PER_WRITER: dict[SplitName, int] = {"train": 128, "validation": 8, "test": 20}
 
 

@@ -25,4 +25,5 @@ def test_every_peer_is_in_the_table(
         assert peer in printed
     assert "step, llama-tiny, top:1, B = 1" in printed
     assert "start and first round of 2 clients" in printed
-    assert printed.count("│ MeZO") == 2 * len(peers.WEIGHTS)
+    assert "10 steps, readout, d = 128, B = 32, q = 16" in printed
+    assert printed.count("│ MeZO") == 2 * len(peers.WEIGHTS) + 1

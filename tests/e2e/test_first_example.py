@@ -1,4 +1,4 @@
-"""The first example of the guide: its text has a plain answer, and training leads to it."""
+"""The first example of the guide: writers gain from each other, and a text has a plain answer."""
 
 import re
 import shlex
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+
+from samara.shared.results.result import read_result
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -21,6 +23,10 @@ def test_the_first_example_gets_better_with_every_model(
     command = shlex.split(line)
     assert command[3] == "what a lovely day"
     assert run("demo", "--out", command[2])[0] == 0
+    columns = read_result(Path(command[2]))["evaluations"][-1]["columns"]
+    accuracies = {name: column["mean_client_accuracy"] for name, column in columns.items()}
+    own_models = accuracies.pop("personalized")
+    assert own_models > max(accuracies.values()) > accuracies["zero-shot"] + 0.1
     status, printed, _ = run(*command)
     assert status == 0
     (loved,) = re.findall(r"^loved(.*)$", printed, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -330,6 +331,12 @@ def test_a_run_draws_as_many_of_each_label(settings: Settings) -> None:
     assert found["test"]["examples"] == 12
     with pytest.raises(TaskError, match="is a choice, whose rows have no common labels"):
         draw_examples(config, load_task("copa"))
+
+
+def test_generated_messages_are_as_many_as_a_run_draws_by_default() -> None:
+    config = tuning_of({})
+    drawn = Counter(example.split for example in draw_examples(config, load_task(config.task)))
+    assert drawn == {"train": 1000, "validation": 500, "test": 1000}
 
 
 def test_without_tensorboard_it_says_so_and_runs(
