@@ -65,7 +65,7 @@ def tune(
 
     >>> run = tune(optimizer="zero-shot", task="messages", data={"validation": 20, "test": 20})
     >>> sorted(run.result["test"])
-    ['accuracy', 'examples', 'loss']
+    ['accuracy', 'auc', 'examples', 'loss']
 
     Args:
         settings: settings of docs/reference/tune.md, with nested or dotted keys.

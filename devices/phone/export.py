@@ -143,7 +143,6 @@ def prepare_model(
         config.model.path,
         quantization="int8" if quantization == "int8" else "none",
         depth=config.adapter.depth,
-        quantizes_tables=False,
     )
     families = ("causal", "encoder") if config.adapter.has_readout else ("causal",)
     if base.family not in families or isinstance(task, GenerationTask):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from samara.devices.phone.extra import MISSING
 from samara.shared.errors import ConfigError, DeviceError
 from samara.shared.model.loading import BaseModel
-from samara.shared.model.quantized import Int8Linear
+from samara.shared.model.quantized import Int8Embedding, Int8Linear
 
 GROUP = 32
 """Number of inputs that share a scale in the 4-bit forms."""
@@ -115,11 +115,14 @@ def round_tokens_to_8_bits(base: BaseModel) -> None:
 
     The numbers in a token's row share a scale: the number farthest from zero, divided by −128.
     `samara.devices.phone.onnx_weights.store_tables_as_int8` derives the same integers and scales
-    from the result. A table that is tied to the model's head stays unchanged, because the head is
-    in float32, even if only the rows of label words are left of it. The graph of a model without
-    its upper blocks has no head.
+    from the result. The table of an INT8 model has these 8 bits already. A table that is tied to the
+    model's head stays unchanged, because the head is in float32, even if only the rows of label
+    words are left of it. The graph of a model without its upper blocks has no head.
     """
-    weight = base.network.get_input_embeddings().weight
+    table = base.network.get_input_embeddings()
+    if isinstance(table, Int8Embedding):
+        return
+    weight = table.weight
     head = base.network.get_output_embeddings()
     config = base.network.config.get_text_config()
     is_tied = head is not None and (head.weight is weight or config.tie_word_embeddings)

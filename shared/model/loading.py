@@ -165,7 +165,6 @@ def load_base_model(
     quantization: Quantization = "none",
     dtype: Dtype = "float32",
     depth: str = "",
-    quantizes_tables: bool = True,
 ) -> BaseModel:
     """Load a model with all parameters frozen.
 
@@ -178,7 +177,6 @@ def load_base_model(
             tensor by tensor, and never completely in full precision.
         dtype: compute type, and the type of tensors that are not quantized.
         depth: number or share of the lowest blocks to load; empty for all.
-        quantizes_tables: whether token embeddings and head of a quantized model have 8 bits.
 
     Raises:
         ModelError: if the folder is missing, incomplete or damaged, or if quantization fails
@@ -191,7 +189,7 @@ def load_base_model(
         return _network(folder, known_family, quantization, kind, torch_device, blocks)
 
     base = _load(path, family, torch_device, quantization, depth, network)
-    if quantization != "none" and quantizes_tables:
+    if quantization != "none":
         quantize_tables(base.network)
     return base
 

@@ -267,13 +267,18 @@ def token_tables(network: Any) -> list[Any]:
 
 
 def _int8_rows(weight: Tensor) -> tuple[nn.Parameter, Tensor]:
-    """Return the rows of a matrix as int8 codes, and the scale of each row, float32 [rows, 1]."""
+    """Return the rows of a matrix as int8 codes, and the scale of each row, float32 [rows, 1].
+
+    The scale is the number farthest from zero, divided by −128, as in phones' programs
+    (`samara.devices.phone.quantization`).
+    """
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scale = torch.empty((len(weight), 1), device=weight.device)
     parts = (torch.split(tensor, _TILE_ROWS) for tensor in (weight, codes, scale))
     for rows, into, of_row in zip(*parts, strict=True):
-        of_row.copy_(rows.abs().amax(1, keepdim=True).float() / 127)
-        into.copy_((rows.float() / of_row.where(of_row > 0, 1)).round())
+        farthest = rows.gather(1, rows.abs().argmax(1, keepdim=True)).float()
+        of_row.copy_(farthest.where(farthest != 0, -128) / -128)
+        into.copy_((rows.float() / of_row).round().clamp(-128, 127))
     _check_finite(scale)
     return nn.Parameter(codes, requires_grad=False), scale
 
