@@ -27,7 +27,7 @@ def replay(
         Path | None, typer.Option("--json", help="Write the rows to this file.")
     ] = None,
 ) -> None:
-    """Measure replay and directions of each backend beside the loop of other projects.
+    """Compare the speed of each backend's replay and directions with MeZO's loop.
 
     Example: python -m benchmarks replay --adapter tinyllama --json replay.json
     """
@@ -76,7 +76,7 @@ def step(
     repetitions: Annotated[int, typer.Option(help="Repetitions of each step, interleaved.")] = 5,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is one per core.")] = 0,
 ) -> None:
-    """Time P-RGE steps in every grouping against MeZO-LoRA on the same rows.
+    """Compare the speed of P-RGE steps, in every grouping, with MeZO-LoRA on the same rows.
 
     Example: python -m benchmarks step --json step.json --batches 4 --lengths 64
     """

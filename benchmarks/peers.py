@@ -94,7 +94,7 @@ def compared(contest: Contest, repetitions: int) -> list[Ratio]:
 
 
 def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> list[Ratio]:
-    """Return the ratio of each peer, given interleaved seconds."""
+    """Compare each peer's seconds with Samara's, measured in turns."""
     return [
         Ratio(work, peer, median(ours), median(own), median_ratio(own, ours))
         for peer, own in theirs.items()

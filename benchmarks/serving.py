@@ -37,7 +37,7 @@ def write_client(folder: Path, device_settings: dict[str, Any]) -> ClientSetting
 def serving(
     home: Path, *options: str, log: Path = Path(os.devnull)
 ) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Serve a client's models for the duration of a block.
+    """Serve a client's models during a ``with`` block.
 
     Args:
         home: folder of the client.

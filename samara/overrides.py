@@ -56,7 +56,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in flattened(given).items():
         name = key.replace("_", "-")
         if name in settings:
-            raise ConfigError(f"{name}: is given twice; give it once")
+            raise ConfigError(f"{name} is given twice; give it once")
         settings[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
     if out := settings.get("out"):
         settings["out"] = str(Path(out).resolve())

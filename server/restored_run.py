@@ -1,4 +1,4 @@
-"""The record in a run's folder of the backup that it was restored from."""
+"""A restored run's record of its backup, a file in the run's folder."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -54,7 +54,7 @@ class Network:
 
 @contextmanager
 def network(clients: int) -> Iterator[Network]:
-    """Create a network of a server and some clients for the duration of a block.
+    """Create a network of a server and some clients for a ``with`` block.
 
     Raises:
         RuntimeError: if this machine does not permit it.

@@ -3,8 +3,8 @@
 A private part adds b + w·z to the log-odds of a user's examples, where z are the features in the
 directions with the largest variance. The prior is b ~ N(0, s²) and w ~ N(0, V). EM only needs sums
 over clients: the second moments of each client's posterior under the previous prior, by Laplace's
-approximation. The common model's scores for one half of the users come from a model of the other
-half, because a model explains its own training examples too well.
+approximation. For each half of the users, the common model is trained on the other half, because a
+model explains its own training examples too well.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ time.
 
 
 class Figure(NamedTuple):
-    """A figure of the paper and its prediction."""
+    """A figure of the LSP-Offload paper, and the prediction for it."""
 
     what: str
     where: str

@@ -104,7 +104,7 @@ def device_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) 
 
 
 def of_newer_kind(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Return a refusal, a part of a blob or its receipt instead of a report, valid or damaged."""
+    """Replace a report by a refusal, a blob part or a blob receipt; damage half of these."""
     token, device = frame[8:16].ljust(8, b"\0"), int(rng.integers(CLIENTS))
     start, numbers = int(rng.integers(2**20)), tuple(map(int, rng.integers(2**32, size=2)))
     # A refusal that names a missing blob ends the sender's part in the run, and so the attack.

@@ -186,7 +186,7 @@ def steps(
     batches: tuple[int, ...] = (4,),
     lengths: tuple[int, ...] = (64, 256),
 ) -> Callable[[Given], Iterator[Cell]]:
-    """Return the cells of P-RGE steps in every grouping, beside MeZO's loop.
+    """Return cells that compare P-RGE steps, in every grouping, with MeZO's loop.
 
     Args:
         shape: shape of the model.

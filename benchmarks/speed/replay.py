@@ -1,6 +1,6 @@
-"""The speed of drawing and replaying directions, beside the loop of other projects.
+"""The speed of drawing and replaying directions, compared with MeZO's loop.
 
-The peers' loop is MeZO's (Malladi et al., 2023): for every seed, reset torch's generator, draw a
+MeZO's loop (Malladi et al., 2023) is this: for every seed, reset torch's generator, draw a
 float32 normal for every tensor, and add a multiple of it. Measurements are interleaved, repetition
 by repetition, and ratios are computed within a repetition. Changes of the machine's clock or load
 therefore affect all measurements equally. Figures are medians.
@@ -57,8 +57,8 @@ def measured(
         repetitions: repetitions of all measurements.
 
     Returns:
-        One row per adapter, work, backend and distribution. An element is one element of one
-        direction.
+        One row per adapter, work, backend and distribution. `elements_per_second` counts every
+        element of every direction.
 
     Raises:
         ConfigError: if an adapter's name is unknown.

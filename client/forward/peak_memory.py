@@ -83,7 +83,7 @@ def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
     """Measure the peak size in bytes of the tensors created inside this context.
 
     On CUDA, the allocator measures the peak. On a CPU, every tensor returned by an operation counts
-    until it is freed. Temporary memory inside an operation does not count there.
+    until it is freed, but the temporary memory inside an operation does not count.
     """
     peak = PeakMemory()
     if device.type == "cuda":

@@ -185,7 +185,7 @@ class EmulatedAccelerator(Accelerator):
 
 
 class _Processor:
-    """A core that emulates a processor, for one thread at a time."""
+    """An emulated processor. It works for one thread at a time."""
 
     def __init__(
         self, lane: str, stretch: float, core: int | None, accelerator: Accelerator

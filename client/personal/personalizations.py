@@ -119,11 +119,11 @@ class Personalization:
     Attributes:
         global_round: last round of the federation in that state.
         global_digest: digest of that state in hex.
-        first: number of the rounds' first record in the personal ledger.
-        last: number of the rounds' last record in the personal ledger.
+        first: first record of these rounds, by its number in the personal ledger.
+        last: last record of these rounds, by its number in the personal ledger.
         digest: digest in hex of the private state after the rounds.
         data: hash of the training examples when the rounds began.
-        before: score of the personal model before the rounds, under that state; None without
+        before: score of the personal model in that state, before the rounds; None without
             examples.
         after: score of the personal model after the rounds; None without examples.
     """
@@ -233,7 +233,7 @@ class Personalizations:
         return every[-1] if every else None
 
     def write_next(self, start: StartState) -> None:
-        """Store the next state from which private rounds are due. Replace an earlier state.
+        """Store the state from which the next private rounds start, in place of an earlier state.
 
         Raises:
             LedgerError: if the file cannot be written.

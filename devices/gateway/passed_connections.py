@@ -89,7 +89,10 @@ class PassedConnection(_Half):
         return False
 
     def keep(self) -> None:
-        """Keep the connection while it has streams. The other end has proved to hold its key."""
+        """Keep the connection while it has streams.
+
+        The caller has checked that the other end holds its key.
+        """
         self._is_proven = True
         self._connection.listener.keep(self._connection.address)
 

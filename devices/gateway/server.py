@@ -134,7 +134,7 @@ def _credentials(read_certificate: Callable[[], tuple[bytes, bytes]]) -> Any:
     """Return credentials with the certificate that `read_certificate` returns at a connection.
 
     gRPC gets a new configuration only after the certificate has changed. With a new configuration
-    for every connection, the gateway's process crashes when some hundred clients connect at once
+    for every connection, the gateway's process crashes when a few hundred clients connect at once
     (grpcio 1.85).
     """
     current = read_certificate()

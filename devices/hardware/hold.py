@@ -135,7 +135,7 @@ class Held:
 
 @contextmanager
 def held(hold: Hold, say: Callable[[str], None]) -> Iterator[Held]:
-    """Set up the limits of a device for the duration of a block, and remove them afterwards.
+    """Set up the limits of a device for a ``with`` block, and remove them afterwards.
 
     Args:
         hold: planned limits.
@@ -229,7 +229,7 @@ def describe_link(link: LinkProfile, address: str, has_netem: bool) -> str:
 
 @contextmanager
 def _signals_passed_on(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """Pass SIGTERM on to a process, and ignore Ctrl-C here, for the duration of a block."""
+    """Pass SIGTERM on to a process, and ignore Ctrl-C here, during a ``with`` block."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.terminate()

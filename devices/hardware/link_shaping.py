@@ -79,7 +79,7 @@ def check_shaping() -> None:
 
 @contextmanager
 def shape_link(link: LinkProfile) -> Iterator[ShapedLink]:
-    """Create a namespace behind a link for the duration of a block, and remove it afterwards.
+    """Create a namespace behind a link for a ``with`` block, and remove it afterwards.
 
     Traffic from the namespace has the link's upload rate; traffic to it has the download rate.
 

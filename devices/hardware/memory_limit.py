@@ -318,7 +318,7 @@ KERNEL_LIMITS: tuple[type[MemoryLimit], ...] = (CgroupV1Limit, CgroupV2Limit, Sy
 
 @contextmanager
 def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
-    """Set up the first permitted kind of limit for the duration of a block."""
+    """Set up the first permitted kind of limit for a ``with`` block."""
     errors = []
     for kind in KERNEL_LIMITS:
         try:

@@ -85,7 +85,7 @@ def check_own_disk() -> None:
 
 @contextmanager
 def own_disk(folder: Path) -> Iterator[OwnDisk]:
-    """Mount a new file system at a folder for the duration of a block.
+    """Mount a new file system at a folder for a ``with`` block.
 
     Args:
         folder: mount point; created if missing, and empty again afterwards.

@@ -92,7 +92,7 @@ def check_power_mode(name: str) -> str:
 
 @contextmanager
 def in_power_mode(name: str, folder: Path) -> Iterator[None]:
-    """Put the board into a power mode for the duration of a block.
+    """Put the board into a power mode during a ``with`` block.
 
     If an earlier block was killed before restoring the previous mode, that mode is restored first.
 

@@ -127,7 +127,7 @@ def describe_end(settings: ClientSettings) -> str:
 
 @contextmanager
 def _locked_folder(settings: ClientSettings) -> Iterator[None]:
-    """Hold the lock of the client's folder for the duration of a block, and store the settings.
+    """Hold the lock of the client's folder during a ``with`` block, and store the settings.
 
     Raises:
         DeviceError: if another process serves this client, if the client has moved to another

@@ -27,7 +27,7 @@ _MOST_TAIL_BYTES = 2**14
 
 @contextmanager
 def dashboard(folder: Path) -> Iterator[None]:
-    """Show a client's status on the terminal for the duration of a block.
+    """Show a client's status on the terminal during a ``with`` block.
 
     Without a terminal, messages are printed as they arrive.
 

@@ -114,7 +114,7 @@ def _replace_trainer(folder: Path, held: ExitStack, stop: threading.Event) -> No
 
 @contextmanager
 def _started(folder: Path, socket: Path) -> Iterator[None]:
-    """Run a trainer for the duration of a block."""
+    """Run a trainer during a ``with`` block."""
     process = subprocess.Popen(
         module_command("trainer_process", folder, os.getpid()),
         env=child_environment(),

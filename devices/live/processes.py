@@ -192,7 +192,7 @@ def is_run_finished(process: SupervisedProcess) -> bool:
 
 @contextmanager
 def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file for the duration of a block.
+    """Hold a lock file during a ``with`` block.
 
     Args:
         file: path of the lock file; created if missing.
@@ -212,7 +212,7 @@ def exclusive_lock(file: Path, what: str, patience: float = 0.0) -> Iterator[Non
 
 @contextmanager
 def stopped_client(folder: Path) -> Iterator[None]:
-    """Keep a folder's client from starting for the duration of a block.
+    """Keep a folder's client from starting during a ``with`` block.
 
     Raises:
         DeviceError: if the client is running.

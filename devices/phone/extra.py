@@ -36,7 +36,7 @@ def require_onnx() -> None:
 
 
 def require_web() -> None:
-    """Check that the WebSocket library is installed, through which browsers attach.
+    """Check that the WebSocket library, through which browsers attach, is installed.
 
     Raises:
         DeviceError: if it is not installed.

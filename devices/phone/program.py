@@ -46,7 +46,7 @@ class SeededModule(nn.Module):
 
 
 class ReplayModule(SeededModule):
-    """The exact replay state + Σ c·z(seed), in int64."""
+    """The exact replay: it adds Σ c·z(seed) to the state, in int64."""
 
     def forward(self, state: Tensor, seeds: Tensor, coefficients: Tensor) -> tuple[Tensor]:
         """Return the state after replaying coefficients.

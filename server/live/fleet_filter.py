@@ -151,7 +151,7 @@ class FleetFilter:
 
     @contextmanager
     def _count_request(self, sender: bytes) -> Iterator[None]:
-        """Count a request of a key for the duration of a block."""
+        """Count a request of a key during a ``with`` block."""
         if sender and self._senders[sender] >= MAX_REQUESTS:
             raise RejectedRequestError(503, f"sent over {MAX_REQUESTS} requests at once")
         self._senders[sender] += 1

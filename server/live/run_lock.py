@@ -69,7 +69,7 @@ def check_not_moved(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         moved = "to another host"
     raise SamaraError(
-        f"{folder}: this run has moved {moved}; serve it from the folder where that backup was "
+        f"{folder}: this run has moved {moved}; serve it from the folder where the backup was "
         "restored, because two servers of one run would write different ledgers. If the backup "
         f"was never restored, delete {file}"
     )

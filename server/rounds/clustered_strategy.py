@@ -271,7 +271,7 @@ class ClusteredStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """End every cluster's round with the replies to its validation."""
+        """End the round of every cluster with the replies to that cluster's validation."""
         messages = list(replies)
         for strategy in self._active:
             strategy.aggregate_evaluate(server_round, _replies_of(strategy, messages))

@@ -31,7 +31,7 @@ class ScalarCount:
 
     @property
     def ratio(self) -> float:
-        """The scalar ratio of this layout."""
+        """The scalar ratio of this layout: sent scalars per trained number."""
         return self.sent / self.size
 
     def after_answer(self, token: bytes, scalars: int) -> Self:

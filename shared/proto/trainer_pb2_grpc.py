@@ -50,7 +50,7 @@ class TrainerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Answer(self, request, context):
-        """Carry out a task of a server's.
+        """Carry out a server's task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

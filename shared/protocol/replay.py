@@ -178,8 +178,8 @@ def quantize(coefficients: NDArray[np.float64]) -> list[CoefficientBlock]:
     widest = float(np.abs(coefficients).max())
     if not widest <= _MAX_COEFFICIENT:
         raise ReplayError(
-            f"a coefficient of {_widest(coefficients):g} cannot be applied: it is not finite or "
-            f"beyond ±{_MAX_COEFFICIENT:g}; lower learning-rate or set clip"
+            f"a coefficient of {_widest(coefficients):g} cannot be applied: its absolute value "
+            f"must be at most {_MAX_COEFFICIENT:g}; lower learning-rate or set clip"
         )
     shift = 0
     while shift < MAX_SHIFT and round(math.ldexp(widest, COEFFICIENT_BITS - shift)) > _INT32_MAX:

@@ -152,7 +152,7 @@ def _parity(bits):
 
 @_compiled
 def _fold_rows(state, coefficients, rows, begins, sizes, scales, kinds, signs):
-    """Add Σ c·z to the state for rows of orthogonal sets; signs are int8 [sets, d]."""
+    """Add Σ c·z to the state. Every z is a row of an orthogonal set with signs int8 [sets, d]."""
     for i in range(len(rows)):
         factor, begin, row, kind = coefficients[i] * scales[i], begins[i], rows[i], kinds[i]
         for j in range(sizes[i]):

@@ -83,7 +83,7 @@ SeedSource = DerivedSeeds | PoolSeeds | ConsecutiveSeeds | NDArray[np.uint64]
 def source_of(
     instruction: TrainInstruction, client: int, steps: int
 ) -> DerivedSeeds | ConsecutiveSeeds:
-    """Return the seed source of a client's queries over some steps, without a pool.
+    """Return the seed source of a client's queries in a run without a pool of seeds.
 
     Args:
         instruction: instruction of the round.

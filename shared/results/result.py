@@ -147,7 +147,7 @@ class FleetDevice(_ResultPart):
 
 
 class Fleet(_ResultPart):
-    """A run on the virtual clock."""
+    """Begin and end of a run on the virtual clock, and the run's emulated devices."""
 
     begun: Seconds
     ended: Seconds

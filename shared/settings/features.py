@@ -405,7 +405,7 @@ def check_features(
 
 
 def kind_of(task: "Task") -> str:
-    """Return a task's value in the dimension ``task``."""
+    """Return a task's value in the dimension ``task`` of a combination."""
     if task.kind == "choice":
         return "listed choice" if task.labels else "open choice"
     return task.kind

@@ -1,7 +1,7 @@
 """Examples that are added while a client runs, without a change of earlier examples' splits.
 
-`load_examples` splits its rows in exact shares, so an added row can change the split of other rows.
-In this module, a row's content decides its split, and shares are exact only on average.
+`load_examples` splits its rows into exact shares, so an added row can change the split of other
+rows. In this module, a row's content decides its split, and shares are exact only on average.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""FedAvg on LoRA and LoRA-FA, compared with a federation of scalars in accuracy, bytes and passes.
+"""FedAvg on LoRA and LoRA-FA: its accuracy, bytes and passes beside those of Samara's federation.
 
 FedAvg (McMahan et al., 2017) uses the federation's clients, data shares, rounds, local steps and
 batch size. A client takes SGD steps with exact gradients of the adapter, and sends the adapter. The

@@ -269,7 +269,7 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
         for other in group:
             if other.result.config.get("seed") == config.get("seed"):
                 raise SamaraError(
-                    f"{run.folder}: is the same run as {other.folder}; name only one of them"
+                    f"{run.folder} is the same run as {other.folder}; name only one of them"
                 )
         group.append(run)
     if drawn:

@@ -67,7 +67,7 @@ class Answers:
         default: Sequence[str] | None,
         check: Callable[[Sequence[str]], T],
     ) -> T:
-        """Return a checked answer of several texts, separated by commas, as `one` does."""
+        """Ask as `one` does, and return a checked answer of several texts separated by commas."""
         shown = None if default is None else ",".join(default)
         if default is not None and option not in self.given and not self.asks:
             return check(default)

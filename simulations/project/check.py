@@ -82,7 +82,7 @@ def _asking(choices: ProjectChoices, task: Path) -> RunConfig:
 
 
 def with_form(task_text: str, chosen: FormChoice) -> str:
-    """Return a task file's text with the chosen form, which comes first because of TOML tables."""
+    """Return a task file's text with the chosen form before it, outside all TOML tables."""
     return f"# {chosen.reason}\nform = {quoted(chosen.form)}\n{task_text}"
 
 

@@ -127,8 +127,8 @@ def _shipped_text(task: str) -> str:
 def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -> Roles:
     if name not in shipped_tasks():
         raise TaskError(
-            f"--task {name}: is not a shipped task; `samara simulate --list` shows all shipped "
-            "tasks. With your own task file, you do not need `samara new`"
+            f"--task {name}: this is not a shipped task; `samara simulate --list` shows all "
+            "shipped tasks. With your own task file, you do not need `samara new`"
         )
     task = load_task(name)
     if missing := describe_missing_fields(task, columns):

@@ -104,7 +104,7 @@ class FaultMeans:
 def fault_means(
     kinds: set[FaultKind], memory: MemoryLimit, home: Path, dilation: float
 ) -> Iterator[FaultMeans]:
-    """Prepare the faults of a client for the duration of a block.
+    """Prepare the faults of a client for a ``with`` block.
 
     Args:
         kinds: kinds of the client's faults.

@@ -132,7 +132,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
 
 
 def _own_seconds(config: RunConfig, kinds: set[str], say: Say) -> dict[str, float]:
-    """Measure the processor seconds of a round's steps on this machine's cores, by quantization."""
+    """Measure the processor seconds that a round's steps take here with each quantization."""
     own = {}
     for kind in sorted(kinds):
         model = config.model.model_copy(update={"quantization": stored_as(kind)})

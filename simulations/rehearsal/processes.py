@@ -189,7 +189,7 @@ class RehearsedClient:
             self._watcher.join()
 
     def trained_seconds(self) -> list[float]:
-        """Return the seconds on this machine of each answer to a train message."""
+        """Return the seconds that each answer to a train message took on this machine."""
         return [float(seconds) for seconds in _TRAINED.findall(self._text())]
 
     @property

@@ -43,7 +43,7 @@ class _Clock:
 
     @classmethod
     def of(cls, rounds: Sequence[FleetRound]) -> Self:
-        """Return the axis for some rounds."""
+        """Return the axis that fits the duration of the given rounds."""
         begun = rounds[0].begun
         unit = unit_for(rounds[-1].ended - rounds[0].begun)
         if unit is HOUR:

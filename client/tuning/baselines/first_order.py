@@ -301,7 +301,7 @@ class FirstOrder:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Restore the weights (and θ, if any) of a block's first run while it runs again."""
+        """Use the weights (and θ, if any) of a block's first run while the block runs again."""
         with self._at_weights() as adapters, self._adapter.using(adapters):
             yield
 

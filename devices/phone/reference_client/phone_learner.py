@@ -126,9 +126,9 @@ class PhoneLearner:
         """Take K local steps from a state; see `Learner.take_steps`.
 
         A step's update is applied at the beginning of the next step. With adapters inside the
-        model, a step with the program's number of queries and examples is therefore one call. The
-        program works on the adapter's weights, which are the sum of the state and the initial
-        weights.
+        model, a step therefore needs one call of the program if it has the program's number of
+        queries and examples. The program works on the adapter's weights, which are the sum of the
+        state and the initial weights.
 
         Args:
             instruction: instruction of the round.
@@ -179,7 +179,7 @@ class PhoneLearner:
         """Return None: a phone has no prompts into which in-context examples could be put."""
 
     def own_words(self, state: State) -> None:
-        """Return None: a phone's program classifies, and has no texts for own words."""
+        """Return None: a phone's program has no texts from which own words could be learned."""
 
     def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
         """Return the scores without own words, because a phone has no own words."""

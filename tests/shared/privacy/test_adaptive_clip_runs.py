@@ -32,7 +32,7 @@ def private(settings: Settings, **changes: Any) -> RunConfig:
 def test_the_clip_grows_until_clients_are_within_it(
     settings: Settings, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_known_noise(monkeypatch)  # another hides the number of reports once in some hundred rounds
+    add_known_noise(monkeypatch)  # another hides the number of reports once in a few hundred rounds
     result = RunResult.read(simulate(private(settings, privacy__mode=mode)))
     clips = [event.clip for event in result.rounds]
     assert clips == sorted(clips, key=lambda clip: clip or 0.0)
