@@ -115,8 +115,8 @@ def round_tokens_to_8_bits(base: BaseModel) -> None:
 
     The numbers in a token's row share a scale: the number farthest from zero, divided by −128.
     `samara.devices.phone.onnx_weights.store_tables_as_int8` derives the same integers and scales
-    from the result. The table of an INT8 model has these 8 bits already. A table that is tied to the
-    model's head stays unchanged, because the head is in float32, even if only the rows of label
+    from the result. The table of an INT8 model has these 8 bits already. A table that is tied to
+    the model's head stays unchanged, because the head is in float32, even if only the rows of label
     words are left of it. The graph of a model without its upper blocks has no head.
     """
     table = base.network.get_input_embeddings()
