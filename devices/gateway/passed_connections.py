@@ -69,7 +69,8 @@ class PassedConnection(_Half):
         super().connection_made(transport)
         self.ended = asyncio.get_running_loop().create_future()
         self._connections.open.add(self)
-        self.transport.pause_reading()
+        # Python 3.11.2 starts to read after this method, even if the transport is paused in it
+        asyncio.get_running_loop().call_soon(self.transport.pause_reading)
         self._connecting = asyncio.ensure_future(self._connect())
 
     def connection_lost(self, exc: Exception | None) -> None:
