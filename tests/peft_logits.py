@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from samara.shared.model.loading import load_structure
+from samara.shared.model.quantized import quantize_tables
 
 peft = pytest.importorskip("peft", reason="needs peft")
 
@@ -26,6 +27,8 @@ def theirs(folder: Path, adapter: Path, **loading: Any) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         base = loader.from_pretrained(folder, local_files_only=True, **loading)
+        if "quantization_config" in loading:
+            quantize_tables(base)  # bitsandbytes quantizes the blocks alone
         model = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
         # Where the CPU knows bfloat16, bitsandbytes packs rows for it, and fails at rows shorter
         # than one block of its scales.

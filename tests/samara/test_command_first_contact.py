@@ -133,9 +133,9 @@ def test_the_base_model_is_validated_once_in_tuning(
     evaluated: list[int] = []
     result_of = TuningSetup.result_of
 
-    def counted(self: TuningSetup, scores: Any, split: Any, answers: Any = ()) -> Any:
+    def counted(self: TuningSetup, scores: Any, answers: Any, split: Any) -> Any:
         evaluated.append(len(split.labels))
-        return result_of(self, scores, split, answers)
+        return result_of(self, scores, answers, split)
 
     monkeypatch.setattr(TuningSetup, "result_of", counted)
     own = small(Path(settings["model.path"]), Path(settings["data.path"]), tmp_path / "t")
