@@ -188,10 +188,7 @@ def load_base_model(
         kind = getattr(torch, dtype)
         return _network(folder, known_family, quantization, kind, torch_device, blocks)
 
-    base = _load(path, family, torch_device, quantization, depth, network)
-    if quantization != "none":
-        quantize_tables(base.network)
-    return base
+    return _load(path, family, torch_device, quantization, depth, network)
 
 
 def load_without_blocks(
@@ -230,10 +227,7 @@ def load_without_blocks(
         return empty
 
     torch_device = check_torch_device(device)
-    base = _load(path, family, torch_device, quantization, depth, network)
-    if quantization != "none":
-        quantize_tables(base.network)
-    return base, entries
+    return _load(path, family, torch_device, quantization, depth, network), entries
 
 
 def check_torch_device(name: str) -> torch.device:
@@ -279,6 +273,8 @@ def _load(
             f"{folder}: cannot be loaded as a {known_family} model: {error}"
         ) from error
     network.eval().requires_grad_(False)
+    if quantization != "none":
+        quantize_tables(network)
     use_faster_products(network)
     pooling = _pooling(folder, known_family, network).to(device)
     identity = cut_id(model_id(folder), blocks)

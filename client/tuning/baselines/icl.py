@@ -10,12 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.client.tuning.tuning_setup import (
-    EvaluationResult,
-    ScoresAndAnswers,
-    TaskSplit,
-    TuningSetup,
-)
+from samara.client.tuning.tuning_setup import ScoresAndAnswers, TaskSplit, TuningSetup
 from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.lora_fa import empty_adapter
 from samara.shared.model.prompt_frame import first_tokens, form_of
@@ -70,15 +65,11 @@ class InContext:
         answer = setup.task.tokens if isinstance(setup.task, GenerationTask) else 0
         self._limit = setup.base.context - answer
 
-    def evaluate(self, split: TaskSplit) -> EvaluationResult:
-        """Evaluate the base model on a split, with demonstrations before every prompt.
+    def scores(self, split: TaskSplit) -> ScoresAndAnswers:
+        """Return the base model's scores of a split after demonstrations, and its decoded answers.
 
         If the model can continue a prefix, it reads equal demonstrations only once.
         """
-        return self._setup.result_of(*self.scores(split), split)
-
-    def scores(self, split: TaskSplit) -> ScoresAndAnswers:
-        """Return the scores of a split after demonstrations, and its decoded answers."""
         if (scores := self._scores_behind(split)) is not None:
             return scores, []
         extended = replace(

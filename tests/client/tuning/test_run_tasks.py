@@ -141,10 +141,10 @@ def test_demonstrations_are_read_once(
         return once(body, prefix)
 
     monkeypatch.setattr(PerturbedBody, "read_prefix", counted)
-    shared = context.evaluate(test)
+    shared = setup.result_of(*context.scores(test), test)
     assert sorted(read) == sorted({context.prefix(prompt) for prompt in test.prompts})
     monkeypatch.setattr(PerturbedBody, "read_prefix", lambda body, prefix: None)
-    whole = context.evaluate(test)
+    whole = setup.result_of(*context.scores(test), test)
     assert shared.loss == pytest.approx(whole.loss, rel=1e-5)
     assert shared.metric == whole.metric
     assert len(read) < len(test.prompts)
