@@ -33,6 +33,7 @@ def evaluate_global_model(
     state: NDArray[np.int64],
     split: Split,
     common: NDArray[np.int64] | None = None,
+    deviation: float | None = None,
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate the federation's model on a client's examples.
 
@@ -48,6 +49,7 @@ def evaluate_global_model(
         state: int64 [d], state of the federation.
         split: split to evaluate on.
         common: int64 [d], common intercept in the federation's state; None without one.
+        deviation: common deviation of the private intercepts; None without one.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -56,7 +58,8 @@ def evaluate_global_model(
     parts = composition(terms, learner.layout)
     models = {GLOBAL: parts.model(state)}
     if PERSONALIZED in terms.requested_columns(split, personal=False):
-        models[PERSONALIZED] = parts.model(state, make_private_fit(learner, terms, state, common))
+        private = make_private_fit(learner, terms, state, common, deviation)
+        models[PERSONALIZED] = parts.model(state, private)
     return tuple(
         evaluation_column(name, *learner.score_evaluated(model, split))
         for name, model in models.items()
@@ -71,6 +74,7 @@ def evaluate_personal_model(
     split: Split = Split.TEST,
     common: NDArray[np.int64] | None = None,
     own_words: OwnWords | None = None,
+    deviation: float | None = None,
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate every column on a client's test examples.
 
@@ -98,6 +102,7 @@ def evaluate_personal_model(
         split: split to evaluate on. Only the test split has columns besides the personal model.
         common: int64 [d], common intercept in the federation's state; None without one.
         own_words: the client's own words; None without any.
+        deviation: common deviation of the private intercepts; None without one.
 
     Raises:
         TrainingError: if a label bias cannot be fitted, or a loss is not finite in the first round
@@ -126,7 +131,7 @@ def evaluate_personal_model(
         scores[LOCAL] = learner.score_evaluated(local, split).scores
     scores[GLOBAL] = learner.score_evaluated(parts.model(state), split).scores
     if terms.method == "readout":
-        model = parts.model(state, intercept_state(learner, state, common))
+        model = parts.model(state, intercept_state(learner, state, common, deviation))
         scores[INTERCEPT] = learner.score_evaluated(model, split).scores
     scores[PERSONALIZED] = personal
     if own_words is not None:

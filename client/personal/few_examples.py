@@ -4,18 +4,21 @@ The curve tells an owner how much additional examples have helped so far. The fe
 the same at every point, and was trained on all examples of the client.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samara.client.personal.softmax_fit import Examples, Solver, fit_private_part
+from samara.client.personal.softmax_fit import Examples, SoftmaxFit, Solver, fit_private_part
 from samara.shared.tasks.contrasts import contrasts
 from samara.shared.tasks.label_scores import exact_cross_entropy
 
 COUNTS = (5, 10, 20, 40, 80)
 """Numbers of training examples at which the quality is measured."""
 _DRAWS = 3
+_Fit = Callable[[Examples, NDArray[np.float64]], SoftmaxFit]
 
 
 class QualityByExamples(NamedTuple):
@@ -33,7 +36,7 @@ class QualityByExamples(NamedTuple):
 
 
 def quality_by_examples(
-    train: Examples, validation: Examples, solve: Solver
+    train: Examples, validation: Examples, solve: Solver, deviation: float | None = None
 ) -> tuple[QualityByExamples, ...]:
     """Return the quality at several numbers of training examples, up to all of them.
 
@@ -44,6 +47,7 @@ def quality_by_examples(
         train: training examples, with the scores of the federation's model.
         validation: validation examples, with the scores of the same model.
         solve: solver of the fits.
+        deviation: common deviation of the private intercepts; None without one.
 
     Raises:
         TrainingError: if a score or a feature is not finite, or the solver does not converge.
@@ -54,7 +58,8 @@ def quality_by_examples(
     random = np.random.default_rng(0)
     orders = [random.permutation(every) for _ in range(_DRAWS)]
     counts = (*(count for count in COUNTS if count < every), every)
-    return tuple(_mean_quality(count, orders, train, validation, solve) for count in counts)
+    fit = partial(fit_private_part, solve=solve, deviation=deviation)
+    return tuple(_mean_quality(count, orders, train, validation, fit) for count in counts)
 
 
 def _mean_quality(
@@ -62,19 +67,18 @@ def _mean_quality(
     orders: list[NDArray[np.int64]],
     train: Examples,
     validation: Examples,
-    solve: Solver,
+    fit: _Fit,
 ) -> QualityByExamples:
     """Return the mean quality of the fits to the first `count` examples of each order."""
     subsets = {tuple(np.sort(order[:count])) for order in orders}
-    figures = [_quality(train.at(np.array(rows)), validation, solve) for rows in sorted(subsets)]
+    figures = [_quality(train.at(np.array(rows)), validation, fit) for rows in sorted(subsets)]
     accuracy, loss = np.mean(figures, axis=0)
     return QualityByExamples(count, float(accuracy), float(loss))
 
 
-def _quality(train: Examples, validation: Examples, solve: Solver) -> tuple[float, float]:
+def _quality(train: Examples, validation: Examples, fit: _Fit) -> tuple[float, float]:
     """Return accuracy and mean loss of a fit to `train` on the validation examples."""
     rows = contrasts(train.offsets.shape[1]).astype(np.float64)
-    fit = fit_private_part(train, rows, solve)
-    scores = validation.offsets + fit.added_scores(validation.features, rows)
+    scores = validation.offsets + fit(train, rows).added_scores(validation.features, rows)
     (loss,) = exact_cross_entropy(scores[None], validation.labels)
     return float((scores.argmax(axis=1) == validation.labels).mean()), float(loss)

@@ -45,6 +45,7 @@ class Personalizer:
         common: int64 [d], common intercept in the present federation's state; None without one.
             Private parts are fitted to the state without this intercept. The intercept is then
             subtracted from them, so that it changes no personal model.
+        deviation: common deviation of the private intercepts; None without one.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Personalizer:
         snapshot_every: int,
         runs: Path | None = None,
         common: State | None = None,
+        deviation: float | None = None,
     ) -> None:
-        self._learner, self._terms, self._common = learner, terms, common
+        self._learner, self._terms = learner, terms
+        self._common, self._deviation = common, deviation
         self._run_id, self._folder, self._snapshot_every = run_id, folder, snapshot_every
         self._files = Personalizations(folder, learner.layout)
         self._label_biases = LabelBiases(learner, terms, folder, runs)
@@ -253,8 +256,9 @@ class Personalizer:
             first: number in the ledger of the first record from this state.
         """
         if fits_private_part(self._terms.method):
+            found_together = self._common, self._deviation
             return record_private_fit(
-                self._learner, self._terms, state, ledger, first, self._common
+                self._learner, self._terms, state, ledger, first, *found_together
             )
         began_with = self._label_biases.began_with
         return run_private_rounds(self._learner, self._terms, state, ledger, first, began_with)

@@ -6,7 +6,8 @@ ledger as dense values and never fitted again. While the common model is trained
 its own intercept to this model, so that the model does not learn the clients' different base rates.
 The common part of these intercepts is then missing in the common model. After the last round,
 clients therefore report their intercepts. The mean is added to the common model and subtracted from
-every private part.
+every private part. With ``personal.prior = "common"`` they also report the held-out losses of all
+candidate deviations, and every private part is fitted with the best candidate.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from samara.client.personal.softmax_fit import (
     SoftmaxFit,
     fit_intercept,
     fit_private_part,
+    intercept_losses,
 )
 from samara.shared.errors import FrameError, TrainingError
 from samara.shared.extensions import extension, is_extension
@@ -31,6 +33,7 @@ from samara.shared.protocol.ledger.ledger import Ledger
 from samara.shared.protocol.replay import DenseValues, replay, zero_state
 from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.tasks.contrasts import contrasts
+from samara.shared.terms.intercept_round import MOST_EXCESS, count_excesses
 from samara.shared.terms.run_terms import RunTerms
 
 
@@ -57,7 +60,9 @@ def report_intercept(
 ) -> Report:
     """Return the report on the intercept round: the client's intercept, by contrasts.
 
-    The intercept is that of a private part without a readout.
+    The intercept is that of a private part without a readout. With a common prior, each candidate's
+    excess follows: the difference of its held-out loss from the client's lowest, cut at
+    `MOST_EXCESS`, so that no client decides alone.
 
     Args:
         learner: model and examples of the client.
@@ -73,16 +78,20 @@ def report_intercept(
     if not terms.intercept_round:
         raise FrameError(f"a run of the method {terms.method} has no intercept round")
     fit, examples = _intercept_alone(learner, state)
-    coordinates = _contrasts(examples) @ fit.intercept
+    numbers = _contrasts(examples) @ fit.intercept
+    if count_excesses(terms):
+        losses = intercept_losses(examples, _contrasts(examples), learner.solve)
+        excesses = np.minimum(losses - losses.min(), MOST_EXCESS)
+        numbers = np.concatenate([numbers, excesses])
     gradients = np.zeros((instruction.steps, instruction.queries))
-    has_room = gradients.size >= len(coordinates)
-    if not has_room or (terms.privacy is None and gradients.size != len(coordinates)):
+    has_room = gradients.size >= len(numbers)
+    if not has_room or (terms.privacy is None and gradients.size != len(numbers)):
         raise FrameError(
-            f"the intercept round has {gradients.size} numbers, but the intercept has "
-            f"{len(coordinates)}"
+            f"the intercept round has {gradients.size} numbers, but this client's report has "
+            f"{len(numbers)}"
         )
     scale = instruction.queries / instruction.learning_rate if instruction.learning_rate else 0.0
-    gradients.flat[: len(coordinates)] = -scale * coordinates
+    gradients.flat[: len(numbers)] = -scale * numbers
     return Report(
         token_of(instruction.encode()),
         learner.client,
@@ -99,6 +108,7 @@ def record_private_fit(
     ledger: Ledger,
     first: int = 1,
     common: State | None = None,
+    deviation: float | None = None,
 ) -> State:
     """Return the private state in a client's personal ledger, after fitting it if it is missing.
 
@@ -111,6 +121,7 @@ def record_private_fit(
         ledger: personal ledger of the client.
         first: number of the fit's record.
         common: int64 [d], common intercept in the state of the federation; None without one.
+        deviation: common deviation of the intercepts; None without one.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -118,7 +129,7 @@ def record_private_fit(
         LedgerError: if the personal ledger cannot be written.
     """
     if ledger.position.round < first:
-        fitted = make_private_fit(learner, terms, state, common)
+        fitted = make_private_fit(learner, terms, state, common, deviation)
         values = _difference(fitted, ledger.state, learner.layout)
         ledger.append(RoundDelta(first, PERSONAL_TRACK, bytes(8), (), values))
         ledger.compact(first)
@@ -137,7 +148,11 @@ def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
 
 
 def make_private_fit(
-    learner: Learner, terms: RunTerms, state: State, common: State | None = None
+    learner: Learner,
+    terms: RunTerms,
+    state: State,
+    common: State | None = None,
+    deviation: float | None = None,
 ) -> State:
     """Return the private state that a client would have on top of a federation's state, int64 [d].
 
@@ -156,7 +171,8 @@ def make_private_fit(
         if is_extension(terms.method):
             private = _registered_fit(terms.method, examples)
         else:
-            private = fit_private_part(examples, _contrasts(examples), learner.solve)
+            rows = _contrasts(examples)
+            private = fit_private_part(examples, rows, learner.solve, deviation)
         return _state_of(private, learner.layout)
 
     return _without(common, state, fit)
@@ -188,28 +204,34 @@ def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
     return SoftmaxFit(intercept, readout)
 
 
-def intercept_state(learner: Learner, state: State, common: State | None = None) -> State:
+def intercept_state(
+    learner: Learner, state: State, common: State | None = None, deviation: float | None = None
+) -> State:
     """Return the private state of a client that fits an intercept and no readout, int64 [d].
 
     Args:
         learner: model and examples of the client.
         state: int64 [d], state of the federation.
         common: int64 [d], common intercept in that state; None without one.
+        deviation: common deviation of the intercepts; None without one.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.
     """
 
     def fit(alone: State) -> State:
-        return _state_of(_intercept_alone(learner, alone)[0], learner.layout)
+        return _state_of(_intercept_alone(learner, alone, deviation)[0], learner.layout)
 
     return _without(common, state, fit)
 
 
-def _intercept_alone(learner: Learner, state: State) -> tuple[SoftmaxFit, Examples]:
+def _intercept_alone(
+    learner: Learner, state: State, deviation: float | None = None
+) -> tuple[SoftmaxFit, Examples]:
     """Return the fit of an intercept without a readout, and the client's training examples."""
     examples = learner.training_examples(state, with_features=False)
-    return fit_private_part(examples, _contrasts(examples), learner.solve), examples
+    rows = _contrasts(examples)
+    return fit_private_part(examples, rows, learner.solve, deviation), examples
 
 
 def _has_private_readout(layout: Layout) -> bool:

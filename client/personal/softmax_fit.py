@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samara.shared.errors import TrainingError
+from samara.shared.protocol.round_delta import INTERCEPT_DEVIATIONS
 
 Floats = NDArray[np.float64]
 
-INTERCEPT_DEVIATIONS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Candidate standard deviations of the intercept, in log-odds of two labels."""
 TRAINING_DEVIATION = 2.0
 """Standard deviation of a client's intercept while all clients train the readout."""
 READOUT_DEVIATIONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -98,7 +97,22 @@ def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> Softm
     return fit_under_prior(solve, examples, contrasts, TRAINING_DEVIATION, 0.0, 1.0)
 
 
-def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
+def intercept_losses(examples: Examples, contrasts: Floats, solve: Solver) -> Floats:
+    """Return the mean held-out loss of an intercept under each of `INTERCEPT_DEVIATIONS`, float64.
+
+    A client with one example has no held-out losses; the result is then zeros.
+    """
+    losses = np.zeros(len(INTERCEPT_DEVIATIONS))
+    if len(examples.labels) > 1:
+        for index, deviation in enumerate(INTERCEPT_DEVIATIONS):
+            held_out = held_out_losses(solve, examples, contrasts, deviation, 0.0, 1.0)
+            losses[index] = held_out.mean()
+    return losses
+
+
+def fit_private_part(
+    examples: Examples, contrasts: Floats, solve: Solver, deviation: float | None = None
+) -> SoftmaxFit:
     """Return the fit of an intercept and a readout with penalties chosen by cross-validation.
 
     The intercept has only one number per label. Its penalty is the candidate with the lowest loss
@@ -110,6 +124,7 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
         examples: training examples of a client, at least one.
         contrasts: H, float64 [labels − 1, labels]; its rows are orthonormal and sum to zero.
         solve: solver of the fits.
+        deviation: standard deviation of the intercept; None to choose it by cross-validation.
 
     Raises:
         TrainingError: if a score or a feature is not finite, or the solver does not converge.
@@ -120,14 +135,14 @@ def fit_private_part(examples: Examples, contrasts: Floats, solve: Solver) -> So
     def losses(intercept: float, readout: float) -> Floats:
         return held_out_losses(solve, reduced, contrasts, intercept, readout, squared_norm)
 
-    intercept = INTERCEPT_DEVIATIONS[0]
+    intercept = deviation
+    if intercept is None:
+        best = np.argmin(intercept_losses(reduced, contrasts, solve))
+        intercept = INTERCEPT_DEVIATIONS[int(best)]
     readout = 0.0
-    if len(reduced.labels) > 1:
-        by_intercept = [float(losses(d, 0.0).mean()) for d in INTERCEPT_DEVIATIONS]
-        intercept = INTERCEPT_DEVIATIONS[int(np.argmin(by_intercept))]
-        if examples.features.shape[1]:
-            chosen = strongest_within_one_error([losses(intercept, d) for d in READOUT_DEVIATIONS])
-            readout = READOUT_DEVIATIONS[chosen]
+    if len(reduced.labels) > 1 and examples.features.shape[1]:
+        chosen = strongest_within_one_error([losses(intercept, d) for d in READOUT_DEVIATIONS])
+        readout = READOUT_DEVIATIONS[chosen]
     fit = fit_under_prior(solve, reduced, contrasts, intercept, readout, squared_norm)
     return fit if basis is None else fit._replace(readout=fit.readout @ basis)
 

@@ -40,8 +40,13 @@ from samara.shared.protocol.ledger.records import (
     replay_batch,
 )
 from samara.shared.protocol.replay import Backend, DenseValues, Shrink, digest, replay, zero_state
-from samara.shared.protocol.round_delta import encode_dense_values, read_dense_values
+from samara.shared.protocol.round_delta import (
+    CommonDeviation,
+    encode_dense_values,
+    read_dense_values,
+)
 from samara.shared.protocol.wire import Kind, Reader, kind_of
+from samara.shared.terms.run_terms import RunTerms
 
 Instruction = TrainInstruction | EvaluateInstruction
 STEP_RECORDS = 256
@@ -71,6 +76,7 @@ class Session:
             fitted to the state without it.
         went_back: whether the last catch-up replaced the session's ledger with another ledger. This
             flag is not stored.
+        deviation: common deviation of the private intercepts; None without one.
     """
 
     position: Position
@@ -80,10 +86,14 @@ class Session:
     report: bytes = b""
     common: DenseValues | None = None
     went_back: bool = False
+    deviation: CommonDeviation | None = None
 
     PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
     COMMON: ClassVar = "common"
-    """Name of the additional last part of sessions with a common intercept."""
+    """Name of the additional last part of sessions with a common intercept.
+
+    It holds the intercept's dense values, and then the index of a common deviation if there is one.
+    """
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
@@ -157,6 +167,7 @@ class Session:
                 state=rebuilt.state,
                 digest=rebuilt.digest,
                 common=rebuilt.common,
+                deviation=rebuilt.deviation,
                 went_back=True,
             )
         records = read_records(io.BytesIO(tail), session.position, header.track)
@@ -167,12 +178,14 @@ class Session:
             except LedgerError as error:
                 raise self._cannot(error, goal_round) from error
             added = [record.delta.common_intercept for record in batch]
+            chosen = [record.delta.common_deviation for record in batch]
             session = replace(
                 session,
                 position=batch[-1].position,
                 state=state,
                 digest=batch[-1].end_digest,
                 common=next(filter(None, reversed(added)), session.common),
+                deviation=next(filter(None, reversed(chosen)), session.deviation),
             )
             yield session
 
@@ -227,13 +240,20 @@ class Session:
             return None
         return replay(zero_state(len(self.state)), (self.common,), "gaussian")
 
+    def deviation_in(self, terms: RunTerms) -> float | None:
+        """Return the common deviation if the terms of the run have one; otherwise None."""
+        if self.deviation is None or not terms.has_common_prior:
+            return None
+        return self.deviation.deviation
+
     def with_report(self, token: bytes, report: bytes) -> Self:
         """Return the session after a train instruction was carried out."""
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
         """Return the session as named byte strings, in the order of `PARTS`."""
-        common = {self.COMMON: encode_dense_values(self.common)} if self.common else {}
+        index = bytes([self.deviation.index]) if self.deviation else b""
+        common = {self.COMMON: encode_dense_values(self.common) + index} if self.common else {}
         return {
             "round": self.position.round.to_bytes(4, "little"),
             "head": self.position.head,
@@ -252,9 +272,11 @@ class Session:
             CatchUpError: if a byte string is missing or has another length.
         """
         try:
-            common = None
+            common = deviation = None
             if cls.COMMON in saved:
-                common = read_dense_values(Reader(memoryview(saved[cls.COMMON])))
+                reader = Reader(memoryview(saved[cls.COMMON]))
+                common = read_dense_values(reader)
+                deviation = CommonDeviation(*reader.take(1)) if reader.left else None
             return cls(
                 Position(int.from_bytes(saved["round"], "little"), saved["head"]),
                 np.frombuffer(saved["state"], "<i8").astype(np.int64),
@@ -262,6 +284,7 @@ class Session:
                 saved["token"],
                 saved["report"],
                 common,
+                deviation=deviation,
             )
         except (KeyError, ValueError, FrameError) as error:
             raise CatchUpError(f"the saved session is damaged: {error!r}; delete it") from error

@@ -82,4 +82,6 @@ def _quality_by_examples(
         scores, features = runtime.scores(state, own.prompts), runtime.features(own.prompts)
         return Examples(scores.astype(np.float64), own.labels, features.astype(np.float64))
 
-    return quality_by_examples(examples(Split.TRAIN), examples(Split.VALIDATION), fit_softmax)
+    deviation = model.session.deviation_in(model.config.terms)
+    train, validation = examples(Split.TRAIN), examples(Split.VALIDATION)
+    return quality_by_examples(train, validation, fit_softmax, deviation)

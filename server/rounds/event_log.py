@@ -24,6 +24,8 @@ log = logging.getLogger("samara.server")
 
 INTERCEPT = "intercept"
 """Event key of the common intercept, one number per label."""
+DEVIATION = "deviation"
+"""Event key of the common deviation of private intercepts."""
 LOST = "lost"
 """Event key that marks a lost round (server/keeping/restoring.py)."""
 
@@ -242,7 +244,8 @@ def _describe_else(event: Mapping[str, Any]) -> str:
     """Describe a round with reports that is not a training step; empty for a training step."""
     if INTERCEPT in event:
         added = ", ".join(f"{number:+.3f}" for number in event[INTERCEPT])
-        return f", which adds the common intercept {added}"
+        chosen = f"; common deviation {event[DEVIATION]:g}" if DEVIATION in event else ""
+        return f", which adds the common intercept {added}{chosen}"
     measures = event["reports"] and not event["learning_rate"]
     return ", which measures the step size and does not train" if measures else ""
 

@@ -6,12 +6,13 @@ from flwr.serverapp import Grid
 
 from samara.server.rounds.common_intercept import common_intercept
 from samara.server.rounds.evaluation import is_comparison
-from samara.server.rounds.event_log import INTERCEPT, RoundEvent, reasons_by_text
+from samara.server.rounds.event_log import DEVIATION, INTERCEPT, RoundEvent, reasons_by_text
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.shared.errors import TrainingError
 from samara.shared.protocol.frames.instructions import GLOBAL_TRACK
 from samara.shared.protocol.replay import to_float32
 from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.terms.intercept_round import count_excesses
 
 
 class ReadoutStrategy(ScalarStrategy):
@@ -52,10 +53,13 @@ class ReadoutStrategy(ScalarStrategy):
                 messages = self._cohorts.take_replies(number, messages, self._roster)
             answered = self._answers.fold(request, messages, self._planner.minimum)
             aggregated = answered.aggregated
-            delta = common_intercept(aggregated.delta, layout)
+            excesses = count_excesses(self._planner.terms)
+            delta = common_intercept(aggregated.delta, layout, excesses)
             more = dict(aggregated.privacy)
             if delta.common_intercept:
                 more[INTERCEPT] = to_float32(delta.common_intercept.values).tolist()
+            if delta.common_deviation:
+                more[DEVIATION] = delta.common_deviation.deviation
             event = RoundEvent(
                 round=number,
                 reports=aggregated.reports,

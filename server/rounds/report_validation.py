@@ -16,6 +16,7 @@ from samara.server.rounds.aggregation import (
     check_report,
     check_vector_report,
 )
+from samara.server.rounds.common_intercept import check_excesses
 from samara.server.rounds.evaluation import check_evaluation, find_outliers, keep_requested
 from samara.server.rounds.event_log import EventLog
 from samara.server.transport.messages import (
@@ -31,6 +32,7 @@ from samara.shared.errors import RefusalCode, ReportError, SamaraError
 from samara.shared.privacy.mechanism import Mechanism
 from samara.shared.protocol.frames.evaluation import Evaluation
 from samara.shared.protocol.frames.instructions import (
+    INTERCEPT_TRACK,
     EvaluateInstruction,
     TrainInstruction,
     token_of,
@@ -53,6 +55,7 @@ from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.protocol.signing import normalize_public_key
 from samara.shared.protocol.wire import Kind, kind_of
 from samara.shared.settings.config import RunConfig
+from samara.shared.terms.intercept_round import count_excesses
 
 log = logging.getLogger("samara.server")
 
@@ -175,6 +178,7 @@ class ReplyValidator:
     ) -> None:
         self._roster, self._late_reports, self._events = roster, late_reports, events
         self._most_bytes = max_reply_bytes(config)
+        self._excesses = count_excesses(config.terms)
 
     def validate_reports(
         self, replies: Iterable[Message], instruction: TrainInstruction
@@ -188,7 +192,12 @@ class ReplyValidator:
             is_late = self._late_reports.is_late(report_token(reply) or token, number)
             (late if is_late else in_time).append(reply)
         result = ValidatedReplies[Report]()
-        check = partial(check_report, instruction=instruction)
+
+        def check(report: Report) -> None:
+            check_report(report, instruction)
+            if instruction.track == INTERCEPT_TRACK:
+                check_excesses(report, self._excesses)
+
         for reply in in_time:
             self._add_answer(result, reply, Report, token, number - 1, check)
         for reply in late:

@@ -22,6 +22,7 @@ from samara.shared.protocol.frames.instructions import (
 )
 from samara.shared.protocol.layout import Layout
 from samara.shared.settings.config import RunConfig
+from samara.shared.terms.intercept_round import count_excesses
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class RoundAnswers:
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         self._validator = validator
+        self._excesses = count_excesses(config.terms)
         self._aggregator = RoundAggregator(config, store)
 
     def joint_clip(self, number: int) -> float:
@@ -87,10 +89,11 @@ class RoundAnswers:
         bias = layout.label_bias
         assert bias is not None, "the method readout has a label bias"
         numbers = instruction.report_scalars
-        wanted = bias.stop - bias.start - 1
+        wanted = bias.stop - bias.start - 1 + self._excesses
         if numbers < wanted:
+            what = "an intercept with held-out losses" if self._excesses else "an intercept"
             raise TrainingError(
-                f"an intercept has {wanted} numbers, but a report under differential privacy has "
+                f"{what} has {wanted} numbers, but a report under differential privacy has "
                 f"steps × queries = {numbers}; increase steps or queries"
             )
         self.check_budget(instruction)

@@ -96,6 +96,31 @@ def source_of(
     return DerivedSeeds(instruction.root, stream, steps, instruction.queries)
 
 
+INTERCEPT_DEVIATIONS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Candidate standard deviations of a private intercept, in log-odds of two labels.
+
+Records name a candidate by its index, so a new candidate goes to the end.
+"""
+
+
+@dataclass(frozen=True)
+class CommonDeviation:
+    """The deviation of all private intercepts that the clients chose together.
+
+    It is an entry of the round of intercepts, and changes no state.
+
+    Attributes:
+        index: index in `INTERCEPT_DEVIATIONS`.
+    """
+
+    index: int
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return INTERCEPT_DEVIATIONS[self.index]
+
+
 class _EntryKind(IntEnum):
     """The first byte of an entry of a round delta."""
 
@@ -105,12 +130,14 @@ class _EntryKind(IntEnum):
     SHRINK = 3
     DENSE_VALUES = 4
     CONSECUTIVE = 5
+    COMMON_DEVIATION = 6
 
 
 TOKEN_BYTES = 8
 _CONTRIBUTOR = struct.Struct("<IIH")
 _ENTRY_KIND = struct.Struct("<B")
 _SHRINK_BITS = struct.Struct("<B")
+_DEVIATION_INDEX = struct.Struct("<B")
 _DENSE_FIELDS = struct.Struct("<II")
 
 
@@ -187,6 +214,10 @@ class Group:
         return cls(origin, source, CoefficientBlock(shift, reader.array("<i4", count)))
 
 
+DeltaEntry = Group | Shrink | DenseValues | CommonDeviation
+"""An entry of a round delta."""
+
+
 def encode_dense_values(dense: DenseValues) -> bytes:
     """Encode dense values, to follow their kind byte."""
     fields = _DENSE_FIELDS.pack(dense.first, len(dense.values))
@@ -208,19 +239,26 @@ def read_dense_values(reader: Reader) -> DenseValues:
     return dense
 
 
-def _encode_entry(entry: Group | Shrink | DenseValues) -> bytes:
+def _encode_entry(entry: DeltaEntry) -> bytes:
     match entry:
         case Group():
             return entry.encode()
         case Shrink(bits):
             return _ENTRY_KIND.pack(_EntryKind.SHRINK) + _SHRINK_BITS.pack(bits)
+        case CommonDeviation(index):
+            return _ENTRY_KIND.pack(_EntryKind.COMMON_DEVIATION) + _DEVIATION_INDEX.pack(index)
     return _ENTRY_KIND.pack(_EntryKind.DENSE_VALUES) + encode_dense_values(entry)
 
 
-def _read_entry(reader: Reader) -> Group | Shrink | DenseValues:
+def _read_entry(reader: Reader) -> DeltaEntry:
     (kind,) = reader.fields(_ENTRY_KIND)
     if kind == _EntryKind.DENSE_VALUES:
         return read_dense_values(reader)
+    if kind == _EntryKind.COMMON_DEVIATION:
+        (index,) = reader.fields(_DEVIATION_INDEX)
+        if index >= len(INTERCEPT_DEVIATIONS):
+            raise FrameError(f"the common deviation {index} is not a candidate of this version")
+        return CommonDeviation(index)
     if kind != _EntryKind.SHRINK:
         return Group.read(kind, reader)
     (bits,) = reader.fields(_SHRINK_BITS)
@@ -256,14 +294,15 @@ class RoundDelta:
         contributors: contributing clients, sorted by index, each once.
         entries: groups of scalars, shrinks, and in a private track dense values. Between two
             shrinks their order is fixed, although any order gives the same state. In other tracks
-            dense values are a common intercept (`check_dense_values`), and then the only entry.
+            dense values are a common intercept (`check_dense_values`), and then the only entry,
+            except for a common deviation after it.
     """
 
     round: int
     track: int
     token: bytes
     contributors: tuple[Contributor, ...]
-    entries: tuple[Group | Shrink | DenseValues, ...]
+    entries: tuple[DeltaEntry, ...]
 
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<II8sII")
 
@@ -293,7 +332,11 @@ class RoundDelta:
         entries = tuple(_read_entry(reader) for _ in range(entry_count))
         reader.end()
         has_dense_values = any(isinstance(entry, DenseValues) for entry in entries)
-        if has_dense_values and track != PERSONAL_TRACK and len(entries) > 1:
+        chosen = [entry for entry in entries if isinstance(entry, CommonDeviation)]
+        follows = [type(entry) for entry in entries] == [DenseValues, CommonDeviation]
+        if chosen and (track == PERSONAL_TRACK or not follows):
+            raise FrameError("a common deviation may only follow a common intercept")
+        if has_dense_values and track != PERSONAL_TRACK and len(entries) > 1 + len(chosen):
             raise FrameError(
                 f"dense values are among other entries of a round delta of track {track}; only "
                 "private tracks may mix them"
@@ -365,6 +408,12 @@ class RoundDelta:
             return None
         return next((entry for entry in self.entries if isinstance(entry, DenseValues)), None)
 
+    @property
+    def common_deviation(self) -> CommonDeviation | None:
+        """The common deviation of this round; None in all other rounds."""
+        chosen = (entry for entry in self.entries if isinstance(entry, CommonDeviation))
+        return next(chosen, None)
+
     def check_dense_values(self, layout: Layout) -> None:
         """Check that the round's track may hold the delta's dense values.
 
@@ -381,7 +430,8 @@ class RoundDelta:
         if values is None:
             return
         taken = slice(values.first, values.first + len(values.values))
-        if len(self.entries) > 1 or taken != layout.label_bias:
+        others = len(self.entries) - 1 - bool(self.common_deviation)
+        if others or taken != layout.label_bias:
             raise ReplayError(
                 f"round {self.round}: only private tracks may hold dense values other than "
                 f"the label bias alone; this is track {self.track}"
@@ -390,7 +440,11 @@ class RoundDelta:
     @property
     def changes(self) -> list[CoefficientBlock | Shrink | DenseValues]:
         """The entries without their seeds, as `replay.check_fits` takes them."""
-        return [entry.scalars if isinstance(entry, Group) else entry for entry in self.entries]
+        return [
+            entry.scalars if isinstance(entry, Group) else entry
+            for entry in self.entries
+            if not isinstance(entry, CommonDeviation)
+        ]
 
     def scalar_groups(self) -> list[Entry]:
         """Return the entries as input of `samara.shared.protocol.replay.replay`."""
@@ -398,6 +452,7 @@ class RoundDelta:
         return [
             (next(seeds), entry.scalars) if isinstance(entry, Group) else entry
             for entry in self.entries
+            if not isinstance(entry, CommonDeviation)
         ]
 
 

@@ -339,6 +339,7 @@ class RunConfig(Settings):
             "buckets": "drawn" if self.privacy.bucket else "none",
             "private rounds": "at the end" if self.personal.when == "end" else "earlier",
             "own words": "mixed" if self.personal.own_words else "none",
+            "prior": self.personal.prior,
         }
 
     @classmethod

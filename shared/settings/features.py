@@ -342,6 +342,10 @@ FURTHER_EXCLUSIONS = (
         "false, or objective to cross-entropy",
     ),
     Exclusion(
+        {"prior": ("common",), "clients": ("phone",)},
+        "a phone reports no losses of private fits; set personal.prior to own",
+    ),
+    Exclusion(
         {"own words": ("mixed",), "task": ("classification", "listed choice", "open choice")},
         "a label is not text that the owner wrote; set personal.own-words to false",
     ),

@@ -1,5 +1,7 @@
 """The settings of private rounds."""
 
+from typing import Literal
+
 from samara.shared.settings.sections import LearningRate
 from samara.shared.settings.setting import Section, Text, term
 
@@ -29,6 +31,14 @@ class PersonalSettings(Section):
         read_by=("finetune", "ditto", "mixture", "partial"),
         before=False,
         page="guides/personal.md#when-the-private-rounds-are-taken",
+    )
+    prior: Literal["own", "common"] = term(
+        "personal.prior",
+        "who chooses the standard deviation of a private intercept: each client by its own "
+        "examples (`own`), or all training clients together (`common`)",
+        read_by=("readout",),
+        before="own",
+        page="concepts/personal.md#a-common-deviation",
     )
     own_words: bool = term(
         "personal.own-words",

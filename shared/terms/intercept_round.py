@@ -2,10 +2,18 @@
 
 from samara.shared.protocol.directions import round_root
 from samara.shared.protocol.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
+from samara.shared.protocol.round_delta import INTERCEPT_DEVIATIONS
 from samara.shared.terms.run_terms import RunTerms
 
 INTERCEPT_LIMIT = 2.0
-"""Norm to which a client's intercept is clipped under differential privacy."""
+"""Norm to which a client's intercept is clipped under differential privacy, with excess losses."""
+MOST_EXCESS = 1.0
+"""Largest excess of a candidate's held-out loss over the client's lowest one in a report."""
+
+
+def count_excesses(terms: RunTerms) -> int:
+    """Return the number of excess losses in a report on the round of intercepts."""
+    return len(INTERCEPT_DEVIATIONS) * terms.has_common_prior
 
 
 def intercept_instruction(
@@ -19,10 +27,11 @@ def intercept_instruction(
 ) -> TrainInstruction:
     """Return the instruction of the round of intercepts.
 
-    The round's projected gradients are the coordinates of a client's private intercept along the
-    contrasts of the labels, −H·b·q/η, followed by zeros. Under differential privacy there are as
-    many numbers as in any other round, because the noise depends on their count. η is chosen so
-    that an intercept of norm `INTERCEPT_LIMIT` has the norm of the clip.
+    The round's projected gradients are −x·q/η. The numbers x are the coordinates H·b of a client's
+    private intercept along the contrasts of the labels, then `count_excesses` excess losses. Under
+    differential privacy zeros follow, so that there are as many numbers as in any other round,
+    because the noise depends on their count. η is chosen so that numbers x of norm
+    `INTERCEPT_LIMIT` have the norm of the clip.
 
     Args:
         terms: terms of the run.
@@ -33,8 +42,8 @@ def intercept_instruction(
         joint_clip: adaptive clip; 0 without one.
     """
     steps = 1
-    queries = labels - 1
-    rate = float(labels - 1)
+    queries = labels - 1 + count_excesses(terms)
+    rate = float(queries)
     if terms.privacy:
         steps, queries = terms.steps, terms.queries
         rate = queries * INTERCEPT_LIMIT / (joint_clip or terms.privacy.clip)

@@ -21,6 +21,7 @@ from samara.shared.protocol.frames.instructions import (
     Split,
     TrainInstruction,
 )
+from samara.shared.protocol.round_delta import INTERCEPT_DEVIATIONS
 from samara.shared.protocol.run_id import cluster_id
 from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.terms.columns import (
@@ -115,6 +116,7 @@ class RunTerms:
         privacy: terms of differential privacy; None without it.
         retrieves: whether the base model is also evaluated with a client's examples in context.
         has_own_words: whether a client's own words are mixed into its personal model.
+        has_common_prior: whether clients choose the deviation of their private intercepts together.
     """
 
     method: str
@@ -145,6 +147,7 @@ class RunTerms:
     privacy: PrivacyTerms | None = None
     retrieves: bool = False
     has_own_words: bool = False
+    has_common_prior: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -194,6 +197,9 @@ class RunTerms:
             ),
             retrieves=read_whole(settings, "evaluate.retrieved") != 0,
             has_own_words=read_flag(settings, "personal.own-words"),
+            has_common_prior=(
+                method == "readout" and read_text(settings, "personal.prior") == "common"
+            ),
         )
 
     @property
@@ -442,7 +448,8 @@ class RunTerms:
         others = bool(self.clusters) + bool(self.intercept_round)
         if self.privacy:
             return (rounds + others) * (OTHERS + self.privacy.is_adaptive)
-        return rounds * (1 + (self.learning_rate is None)) + others
+        held_out = len(INTERCEPT_DEVIATIONS) * self.has_common_prior
+        return rounds * (1 + (self.learning_rate is None)) + others + held_out
 
     @property
     def evaluated_columns(self) -> int:

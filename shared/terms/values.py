@@ -82,6 +82,7 @@ TERMS: dict[str, Term] = {
     "personal.when": Term(default="end", pattern=MOMENTS),
     "personal.retrain": Term(default=False),
     "personal.own-words": Term(default=False),
+    "personal.prior": Term(default="own", words=("own", "common")),
     "personal.learning-rate": Term(default="auto"),
     "personal.pull": Term(most=0.5, above=True, default=0.0625),
     "personal.part": Term(default=LABEL_BIAS_GROUP),

@@ -56,6 +56,8 @@ export function readTerms(settings: Bytes): RunTerms {
   const objective = read.text("objective");
   if (objective !== "cross-entropy" && objective !== PROFILED)
     throw new SettingsError(`objective ${objective}: a browser does not support this objective`);
+  if (read.text("personal.prior") !== "own")
+    throw new SettingsError("personal.prior common: a browser does not support this choice");
   const [rounds, personal] = [read.whole("rounds"), read.whole("personal.rounds")];
   const trainsAlone = method === "finetune" || method === "ditto" || method === "mixture";
   const federated = method === "local" ? 0 : trainsAlone ? rounds : rounds + personal;
