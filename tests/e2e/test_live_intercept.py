@@ -26,11 +26,13 @@ SETTINGS = {
 }
 
 
+@pytest.mark.parametrize("prior", ["own", "common"])
 def test_live_clients_estimate_a_common_intercept(
-    tmp_path_factory: pytest.TempPathFactory,
+    prior: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    settings = SETTINGS | {"personal.prior": prior}
     folder = tmp_path_factory.mktemp("i")  # short: sockets lie in it
-    with LiveRun(folder, SETTINGS, NAMES, free_address()) as live:
+    with LiveRun(folder, settings, NAMES, free_address()) as live:
         live.start_server()
         live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
         for seed, name in enumerate(NAMES):
@@ -43,10 +45,10 @@ def test_live_clients_estimate_a_common_intercept(
     result = RunResult.read(live.run)
     assert result.final_round == SETTINGS["rounds"] + 1
     *_, last = read_ledger(live.run / LEDGER_FOLDER)
-    (entry,) = last.delta.entries
-    assert isinstance(entry, DenseValues)
+    assert isinstance(last.delta.entries[0], DenseValues)
+    assert (last.delta.common_deviation is not None) == (prior == "common")
     assert {c.client for c in last.delta.contributors} == set(live.devices.values())
 
-    config = RunConfig.of(SETTINGS | {"out": str(folder / "again")}, "here")
+    config = RunConfig.of(settings | {"out": str(folder / "again")}, "here")
     again = simulate(config, cohorts_from=live.run, homes=list(map(live.home, NAMES)))
     assert RunResult.read(again).final_digest == result.final_digest

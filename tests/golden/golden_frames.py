@@ -38,8 +38,9 @@ from samara.shared.protocol.frames.vector_report import (
     NoisedVectorReport,
     VectorReport,
 )
-from samara.shared.protocol.replay import CoefficientBlock, Shrink
+from samara.shared.protocol.replay import CoefficientBlock, DenseValues, Shrink
 from samara.shared.protocol.round_delta import (
+    CommonDeviation,
     Contributor,
     DerivedSeeds,
     Group,
@@ -198,6 +199,17 @@ def frames_of_profiled_losses() -> dict[str, Any]:
     return {
         "train_profiled": train,
         "train_profiled_forward": replace(train, differences="forward"),
+    }
+
+
+def frames_of_common_priors() -> dict[str, Any]:
+    """The round that came with a common deviation."""
+    entries = DenseValues(20, np.array([7, -2, -5], np.int64)), CommonDeviation(3)
+    contributor = Contributor(4, 120, 1)
+    return {
+        "round_delta_with_a_common_deviation": RoundDelta(
+            3, 0, bytes(range(8)), (contributor,), entries
+        )
     }
 
 

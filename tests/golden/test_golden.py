@@ -12,6 +12,7 @@ from golden.golden_frames import (
     frames,
     frames_of_adaptive_clip,
     frames_of_buckets,
+    frames_of_common_priors,
     frames_of_intercepts,
     frames_of_local_privacy,
     frames_of_privacy,
@@ -68,13 +69,14 @@ def golden_frames() -> dict[str, Any]:
     cases: dict[str, Any] = golden("frames.json") | golden("frames-2.json")
     cases |= golden("frames-3.json") | golden("frames-4.json") | golden("frames-5.json")
     cases |= golden("frames-6.json") | golden("frames-7.json") | golden("frames-8.json")
-    cases |= golden("frames-9.json")
+    cases |= golden("frames-9.json") | golden("frames-10.json")
     return cases
 
 
 ALL_FRAMES = frames() | later_frames() | frames_of_privacy() | frames_of_local_privacy()
 ALL_FRAMES |= frames_of_adaptive_clip() | frames_of_secure_aggregation()
 ALL_FRAMES |= frames_of_buckets() | frames_of_intercepts() | frames_of_profiled_losses()
+ALL_FRAMES |= frames_of_common_priors()
 
 
 @pytest.mark.parametrize("name", ALL_FRAMES)

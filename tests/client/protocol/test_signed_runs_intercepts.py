@@ -33,11 +33,14 @@ ADAPTIVE = PRIVATE | {"privacy__adaptive_clip": True}
 
 @pytest.mark.parametrize("privacy", [{}, PRIVATE, ADAPTIVE], ids=["none", "private", "adaptive"])
 @pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("prior", ["own", "common"])
 def test_the_round_of_intercepts_is_that_of_the_scenario(
-    tmp_path: Path, privacy: dict[str, Any], best: bool
+    tmp_path: Path, privacy: dict[str, Any], best: bool, prior: str
 ) -> None:
     returns = best and not privacy
-    config = config_of({}, **(READOUT | privacy), evaluate__best=returns, evaluate__every=2)
+    config = config_of(
+        {}, **(READOUT | privacy), evaluate__best=returns, evaluate__every=2, personal__prior=prior
+    )
     scenario, refused = signed(config, operator_key(tmp_path)), list[str]()
     answered = AnsweredRuns(lambda run_id: tmp_path / run_id.hex())
     runs = SignedRuns([scenario], *HASHES, answered, refused.append)
@@ -47,7 +50,8 @@ def test_the_round_of_intercepts_is_that_of_the_scenario(
     assert [number for number in range(9) if terms.is_last(number)] == [last]
     joint = 0.7 if privacy is ADAPTIVE else 0.0
     asked = intercept_instruction(terms, run_id, HASHES[0], bytes(32), labels=3, joint_clip=joint)
-    assert asked.report_scalars == (terms.steps * terms.queries if privacy else 2)
+    numbers = 2 + 5 * (prior == "common")
+    assert asked.report_scalars == (terms.steps * terms.queries if privacy else numbers)
     runs.check(asked.encode())
     for changes in (
         {"round": last + 1},
@@ -56,6 +60,7 @@ def test_the_round_of_intercepts_is_that_of_the_scenario(
         {"batch": 1},
         {"run_id": bytes(8)},
         {"steps": asked.steps + 1},
+        *([] if privacy else [{"queries": asked.queries + 1}]),
         {"joint_clip": joint + 0.1} if not joint else {"joint_clip": 2 * joint},
     ):
         with pytest.raises(ScenarioError):

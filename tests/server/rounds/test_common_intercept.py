@@ -1,4 +1,4 @@
-"""The common intercept: what private intercepts have in common goes into the global model."""
+"""The round of intercepts: what private intercepts have in common, and their common deviation."""
 
 import json
 from dataclasses import replace
@@ -6,21 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from false_reports import HostileApp
 from federations import Settings, config_of
 from helpers import layout_of
 from numpy.typing import NDArray
 
 from samara.client.personal.private_fit import make_private_fit
 from samara.client.personal.runtime_learner import RuntimeLearner
+from samara.client.personal.softmax_fit import intercept_losses
 from samara.client.training.model_runtime import load_run
-from samara.server.rounds.aggregation import aggregate
-from samara.server.rounds.common_intercept import common_intercept
+from samara.server.app import serve
+from samara.server.rounds.aggregation import aggregate, check_report
+from samara.server.rounds.common_intercept import check_excesses, common_intercept
 from samara.server.rounds.evaluation import is_comparison
+from samara.server.rounds.event_log import describe_event
 from samara.server.rounds.releases import RELEASES_FILE, read_releases
 from samara.server.rounds.round_answers import RoundAnswers
 from samara.server.rounds.rule import Rule
-from samara.server.store import LEDGER_FOLDER, RunStore
-from samara.shared.errors import TrainingError
+from samara.server.store import LEDGER_FOLDER, METRICS_FILE, RunStore
+from samara.shared.errors import FrameError, ReportError, TrainingError
 from samara.shared.protocol.frames.instructions import Split, token_of
 from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.layout import Tensor
@@ -28,8 +32,14 @@ from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.ledger.records import LedgerHeader
 from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import DenseValues, to_float32
+from samara.shared.protocol.round_delta import CommonDeviation, RoundDelta
 from samara.shared.tasks.contrasts import contrasts
-from samara.shared.terms.intercept_round import INTERCEPT_LIMIT, intercept_instruction
+from samara.shared.terms.intercept_round import (
+    INTERCEPT_LIMIT,
+    MOST_EXCESS,
+    intercept_instruction,
+)
+from samara.simulations.engines.in_process import InProcessGrid
 from samara.simulations.exports.adapter import FinishedRun, export
 from samara.simulations.simulate import simulate
 
@@ -67,7 +77,7 @@ def raters(settings: Settings, tmp_path: Path) -> Settings:
 def intercept_of(folder: Path) -> DenseValues:
     """The entry of the last round of a run's ledger."""
     *_, last = read_ledger(folder / LEDGER_FOLDER)
-    (entry,) = last.delta.entries
+    entry, *_ = last.delta.entries
     assert isinstance(entry, DenseValues)
     return entry
 
@@ -217,7 +227,86 @@ def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: 
     answers = RoundAnswers(config, store, None)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=r"has 2 numbers, .* = 1; increase steps or queries"):
         answers.check_intercepts(asked, layout)
+    common = config_of(raters | private, seed_policy="shared", personal__prior="common", queries=6)
+    answers = RoundAnswers(common, store, None)  # type: ignore[arg-type]
+    asked = intercept_instruction(common.terms, bytes(8), layout.hash, bytes(32), labels=3)
+    with pytest.raises(TrainingError, match=r"held-out losses has 7 numbers, .* = 6"):
+        answers.check_intercepts(asked, layout)
     store.close()
+
+
+def excesses_of(learner: RuntimeLearner, state: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The excess loss of every candidate deviation of a client."""
+    examples = learner.training_examples(state, with_features=False)
+    losses = intercept_losses(examples, contrasts(2).astype(np.float64), learner.solve)
+    return np.minimum(losses - losses.min(), MOST_EXCESS)
+
+
+@pytest.mark.parametrize("when", ["end", "every 1 rounds"])
+def test_clients_choose_a_deviation_together(raters: Settings, when: str) -> None:
+    """The newcomer and clients with an earlier private part fit with the deviation, too."""
+    config = config_of(raters, personal__prior="common", personal__when=when)
+    folder = simulate(config)
+    opened, (runtime, source) = FinishedRun.at(folder), load_run(config)
+    *_, before, last = verify_ledger(folder / LEDGER_FOLDER, opened.layout)
+    assert last.record is not None
+    chosen = last.record.delta.common_deviation
+    assert chosen is not None
+    lines = (folder / METRICS_FILE).read_text().splitlines()
+    event = next(one for one in map(json.loads, lines) if "deviation" in one)
+    assert event["deviation"] == chosen.deviation
+    assert f"common deviation {chosen.deviation:g}" in describe_event(event)
+    shares = [source.share_of(client, len(LIKING)) for client in range(len(LIKING))]
+    learners = [RuntimeLearner(runtime, share) for share in shares]
+    excesses = [excesses_of(learner, before.state) for learner in learners]
+    weights = [len(share.tokenized(Split.TRAIN).labels) for share in shares]
+    of_training = np.average(excesses[:5], axis=0, weights=weights[:5])
+    assert chosen.index == of_training.argmin()
+    assert any(own.argmin() != chosen.index for own in excesses)
+    for client, learner in enumerate(learners):
+        fitted = make_private_fit(learner, config.terms, before.state, deviation=chosen.deviation)
+        np.testing.assert_array_equal(opened.model(client), before.state + fitted)
+        alone = make_private_fit(learner, config.terms, before.state)
+        assert (alone == fitted).all() == (excesses[client].argmin() == chosen.index)
+
+
+def test_a_client_whose_excess_losses_are_out_of_range_is_refused(
+    raters: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(raters, personal__prior="common", aggregation__rule="median-norm")
+    folder = serve(config, InProcessGrid(HostileApp({1}, "-g"), len(LIKING), config.flat()))
+    *_, last = FinishedRun.at(folder).result.rounds
+    assert (list(last.refused), last.reports) == ([1], 4)
+    assert "client 1 reports an excess loss below 0 or above 1" in caplog.text
+    *_, record = read_ledger(folder / LEDGER_FOLDER)
+    assert record.delta.common_deviation is not None
+
+
+@pytest.mark.parametrize("rule", ["mean", "median-norm", "trimmed-mean"])
+def test_one_client_does_not_choose_alone(rule: str) -> None:
+    own = {"method": "readout", "adapter.label-bias": True}
+    terms = config_of(own, personal__prior="common").terms
+    layout = replace(layout_of(), tensors=(Tensor("label bias", 3, 1, "label bias"),))
+    asked = intercept_instruction(terms, bytes(8), layout.hash, bytes(32), labels=3)
+    honest = [0.5, -0.3, 0.4, 0.3, 0.0, 0.2, 0.4]
+    hostile = [0.5, -0.3, 0.0, 1.0, 1.0, 1.0, 1.0]
+    reports = [
+        Report(token_of(asked.encode()), client, 30, 0.0, -np.array([own], np.float32))
+        for client, own in enumerate([*[honest] * 6, hostile])
+    ]
+    for report in reports:
+        check_report(report, asked)
+        check_excesses(report, 5)
+    delta = common_intercept(aggregate(asked, reports, 1000, (), Rule(rule)), layout, 5)
+    assert delta.common_deviation == CommonDeviation(2)
+    RoundDelta.decode(delta.encode()).check_dense_values(layout)
+    for wrong in (-0.01, 1.01):
+        with pytest.raises(ReportError, match="client 0 reports an excess loss"):
+            check_excesses(replace(reports[0], gradients=np.full((1, 7), -wrong, "f4")), 5)
+    with pytest.raises(ReportError, match="reports 1 × 2 scalars"):
+        check_report(replace(reports[0], gradients=np.zeros((1, 2), "f4")), asked)
+    with pytest.raises(FrameError, match="not finite"):
+        Report.decode(replace(reports[0], gradients=np.full((1, 7), np.nan, "f4")).encode())
 
 
 def test_a_comparison_of_personal_models_is_the_end() -> None:

@@ -211,6 +211,10 @@ def test_a_server_refuses_a_fleet(tmp_path: Path) -> None:
             "method partial with clients phone",
         ),
         ({"adapter.layers": "readout,top:1"}, "adapter both with clients phone"),
+        (
+            {"method": "readout", "adapter.label-bias": True, "personal.prior": "common"},
+            "prior common with clients phone",
+        ),
     ],
 )
 def test_a_gateway_passes_on_no_run_that_phones_cannot_take_part_in(

@@ -35,6 +35,7 @@ export const TERMS = {
   "personal.when": { default: "end", pattern: "^(end|every [1-9]\\d{0,6} rounds?|on-data|always)$" },
   "personal.retrain": { default: false },
   "personal.own-words": { default: false },
+  "personal.prior": { default: "own", words: ["own", "common"] },
   "personal.learning-rate": { default: "auto" },
   "personal.pull": { most: 0.5, above: true, default: 0.0625 },
   "personal.part": { default: "label bias" },

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from federations import config_of
 from helpers import delta_of, history_of, layout_of
 
 from samara.client.protocol.session import Session, SharedCatchUp
@@ -18,18 +19,19 @@ from samara.shared.protocol.ledger.ledger import Ledger
 from samara.shared.protocol.ledger.records import CatchUp
 from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import DenseValues
-from samara.shared.protocol.round_delta import RoundDelta
+from samara.shared.protocol.round_delta import CommonDeviation, RoundDelta
 
 BARE = layout_of()
 LAYOUT = replace(BARE, tensors=(*BARE.tensors, Tensor("label bias", 3, 1, "label bias")))
 INTERCEPT = DenseValues(20, np.array([7, -2, -5], np.int64))
+DEVIATION = CommonDeviation(3)
 
 
-def adding(*entries: DenseValues, number: int = 5, track: int = 0) -> RoundDelta:
+def adding(*entries: DenseValues | CommonDeviation, number: int = 5, track: int = 0) -> RoundDelta:
     return RoundDelta(number, track, bytes(8), (), entries)
 
 
-HISTORY = history_of([*map(delta_of, range(1, 5)), adding(INTERCEPT)], LAYOUT)
+HISTORY = history_of([*map(delta_of, range(1, 5)), adding(INTERCEPT, DEVIATION)], LAYOUT)
 GOAL = 5, HISTORY.digests[5]
 
 
@@ -52,18 +54,23 @@ def test_every_client_can_tell_it_from_the_rest_of_the_state(tmp_path: Path, eve
             before = CatchUp(tail=HISTORY.tail(0, since))
             at = since, HISTORY.digests[since]
             early = anew.catch_up(before, HISTORY.header, LAYOUT, *at)
-            assert early.common is None
+            assert (early.common, early.deviation) == (None, None)
             for reach in (Session.catch_up, shared.reach, shared.reach):
                 session = reach(early, missed, HISTORY.header, LAYOUT, *GOAL)
                 kept = decode_session(encode_session(session))
                 assert kept.common is not None
                 assert kept.common_state is not None
+                assert kept.deviation == DEVIATION
+                terms = config_of({}, method="readout", adapter__label_bias=True).terms
+                assert kept.deviation_in(terms) is None
+                assert kept.deviation_in(replace(terms, has_common_prior=True)) == 2.0
                 np.testing.assert_array_equal(kept.common.values, INTERCEPT.values)
                 np.testing.assert_array_equal(kept.state - kept.common_state, HISTORY.states[4])
         rebuilt = replace(session, digest=bytes(32)).catch_up(
             ledger.catch_up(0), HISTORY.header, LAYOUT, *GOAL
         )
         assert rebuilt.common is not None
+        assert rebuilt.deviation == DEVIATION
     *_, last = verify_ledger(tmp_path, LAYOUT)
     np.testing.assert_array_equal(last.state, HISTORY.states[5])
 
@@ -72,6 +79,27 @@ def test_sessions_without_it_are_the_files_that_they_were() -> None:
     session = Session.begin(HISTORY.header, LAYOUT)
     assert list(session.to_bytes()) == list(Session.PARTS)
     assert decode_session(encode_session(session)).common is None
+
+
+@pytest.mark.parametrize(
+    ("entries", "track"),
+    [
+        ([DEVIATION], 0),
+        ([DEVIATION, INTERCEPT], 0),
+        ([INTERCEPT, DEVIATION, DEVIATION], 0),
+        ([INTERCEPT, DEVIATION], PERSONAL_TRACK),
+    ],
+)
+def test_a_common_deviation_only_follows_a_common_intercept(
+    entries: Sequence[DenseValues | CommonDeviation], track: int
+) -> None:
+    with pytest.raises(FrameError, match="only follow a common intercept"):
+        RoundDelta.decode(adding(*entries, track=track).encode())
+
+
+def test_a_deviation_that_is_no_candidate_is_refused() -> None:
+    with pytest.raises(FrameError, match="common deviation 5 is not a candidate"):
+        RoundDelta.decode(adding(INTERCEPT, CommonDeviation(5)).encode())
 
 
 @pytest.mark.parametrize(
