@@ -33,7 +33,7 @@ from samara.shared.protocol.ledger.ledger import Ledger
 from samara.shared.protocol.replay import DenseValues, replay, zero_state
 from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.tasks.contrasts import contrasts
-from samara.shared.terms.intercept_round import MOST_EXCESS, count_excesses
+from samara.shared.terms.intercept_round import MOST_EXCESS
 from samara.shared.terms.run_terms import RunTerms
 
 
@@ -62,7 +62,7 @@ def report_intercept(
 
     The intercept is that of a private part without a readout. With a common prior, each candidate's
     excess follows: the difference of its held-out loss from the client's lowest, cut at
-    `MOST_EXCESS`, so that no client decides alone.
+    `MOST_EXCESS`, which limits the influence of one client.
 
     Args:
         learner: model and examples of the client.
@@ -79,7 +79,7 @@ def report_intercept(
         raise FrameError(f"a run of the method {terms.method} has no intercept round")
     fit, examples = _intercept_alone(learner, state)
     numbers = _contrasts(examples) @ fit.intercept
-    if count_excesses(terms):
+    if terms.held_out_losses:
         losses = intercept_losses(examples, _contrasts(examples), learner.solve)
         excesses = np.minimum(losses - losses.min(), MOST_EXCESS)
         numbers = np.concatenate([numbers, excesses])

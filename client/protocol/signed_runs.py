@@ -20,7 +20,7 @@ from samara.shared.protocol.frames.instructions import (
 )
 from samara.shared.protocol.step_size import curvature_interval
 from samara.shared.protocol.wire import Kind, kind_of
-from samara.shared.terms.intercept_round import count_excesses, intercept_instruction
+from samara.shared.terms.intercept_round import intercept_instruction
 from samara.shared.terms.run_terms import MOST_RESTORES, RunTerms
 from samara.shared.terms.signed_scenario import SignedScenario
 
@@ -184,7 +184,7 @@ class SignedRuns:
                 expected = intercept_instruction(
                     run.terms,
                     *(asked.run_id, asked.layout_hash, asked.start_digest),
-                    labels=asked.queries + 1 - count_excesses(run.terms),
+                    labels=asked.queries + 1 - run.terms.held_out_losses,
                     joint_clip=_joint_clip(run.terms, asked),
                 )
                 return _describe_differences(asked, expected)

@@ -12,7 +12,6 @@ from samara.shared.errors import TrainingError
 from samara.shared.protocol.frames.instructions import GLOBAL_TRACK
 from samara.shared.protocol.replay import to_float32
 from samara.shared.protocol.round_delta import RoundDelta
-from samara.shared.terms.intercept_round import count_excesses
 
 
 class ReadoutStrategy(ScalarStrategy):
@@ -53,8 +52,8 @@ class ReadoutStrategy(ScalarStrategy):
                 messages = self._cohorts.take_replies(number, messages, self._roster)
             answered = self._answers.fold(request, messages, self._planner.minimum)
             aggregated = answered.aggregated
-            excesses = count_excesses(self._planner.terms)
-            delta = common_intercept(aggregated.delta, layout, excesses)
+            losses = self._planner.terms.held_out_losses
+            delta = common_intercept(aggregated.delta, layout, losses)
             more = dict(aggregated.privacy)
             if delta.common_intercept:
                 more[INTERCEPT] = to_float32(delta.common_intercept.values).tolist()

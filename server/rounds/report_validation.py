@@ -55,7 +55,6 @@ from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.protocol.signing import normalize_public_key
 from samara.shared.protocol.wire import Kind, kind_of
 from samara.shared.settings.config import RunConfig
-from samara.shared.terms.intercept_round import count_excesses
 
 log = logging.getLogger("samara.server")
 
@@ -178,7 +177,7 @@ class ReplyValidator:
     ) -> None:
         self._roster, self._late_reports, self._events = roster, late_reports, events
         self._most_bytes = max_reply_bytes(config)
-        self._excesses = count_excesses(config.terms)
+        self._excesses = config.terms.held_out_losses
 
     def validate_reports(
         self, replies: Iterable[Message], instruction: TrainInstruction

@@ -22,7 +22,6 @@ from samara.shared.protocol.frames.instructions import (
 )
 from samara.shared.protocol.layout import Layout
 from samara.shared.settings.config import RunConfig
-from samara.shared.terms.intercept_round import count_excesses
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class RoundAnswers:
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         self._validator = validator
-        self._excesses = count_excesses(config.terms)
+        self._excesses = config.terms.held_out_losses
         self._aggregator = RoundAggregator(config, store)
 
     def joint_clip(self, number: int) -> float:

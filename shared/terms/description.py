@@ -42,9 +42,11 @@ def describe_terms(terms: RunTerms) -> list[str]:
         f"evaluation on {splits} examples: before the first and after the last round{every}",
     ]
     if terms.method == "readout":
+        losses = terms.held_out_losses
         lines.append(
-            "after the last round the private intercept, one number fewer than labels, for the "
-            "mean over all clients"
+            "after the last round the private intercept, one number fewer than labels, "
+            + (f"and {losses} held-out losses, " if losses else "")
+            + "for the mean over all clients"
         )
     if terms.clusters:
         steps, batch = terms.clustering_steps_and_batch()

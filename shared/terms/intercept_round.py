@@ -2,18 +2,12 @@
 
 from samara.shared.protocol.directions import round_root
 from samara.shared.protocol.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
-from samara.shared.protocol.round_delta import INTERCEPT_DEVIATIONS
 from samara.shared.terms.run_terms import RunTerms
 
 INTERCEPT_LIMIT = 2.0
 """Norm to which a client's intercept is clipped under differential privacy, with excess losses."""
 MOST_EXCESS = 1.0
 """Largest excess of a candidate's held-out loss over the client's lowest one in a report."""
-
-
-def count_excesses(terms: RunTerms) -> int:
-    """Return the number of excess losses in a report on the round of intercepts."""
-    return len(INTERCEPT_DEVIATIONS) * terms.has_common_prior
 
 
 def intercept_instruction(
@@ -28,9 +22,9 @@ def intercept_instruction(
     """Return the instruction of the round of intercepts.
 
     The round's projected gradients are −x·q/η. The numbers x are the coordinates H·b of a client's
-    private intercept along the contrasts of the labels, then `count_excesses` excess losses. Under
-    differential privacy zeros follow, so that there are as many numbers as in any other round,
-    because the noise depends on their count. η is chosen so that numbers x of norm
+    private intercept along the contrasts of the labels, then the excesses of its held-out losses.
+    Under differential privacy zeros follow, so that there are as many numbers as in any other
+    round, because the noise depends on their count. η is chosen so that numbers x of norm
     `INTERCEPT_LIMIT` have the norm of the clip.
 
     Args:
@@ -42,7 +36,7 @@ def intercept_instruction(
         joint_clip: adaptive clip; 0 without one.
     """
     steps = 1
-    queries = labels - 1 + count_excesses(terms)
+    queries = labels - 1 + terms.held_out_losses
     rate = float(queries)
     if terms.privacy:
         steps, queries = terms.steps, terms.queries

@@ -448,8 +448,12 @@ class RunTerms:
         others = bool(self.clusters) + bool(self.intercept_round)
         if self.privacy:
             return (rounds + others) * (OTHERS + self.privacy.is_adaptive)
-        held_out = len(INTERCEPT_DEVIATIONS) * self.has_common_prior
-        return rounds * (1 + (self.learning_rate is None)) + others + held_out
+        return rounds * (1 + (self.learning_rate is None)) + others + self.held_out_losses
+
+    @property
+    def held_out_losses(self) -> int:
+        """The number of held-out losses in a client's report on the round of intercepts."""
+        return len(INTERCEPT_DEVIATIONS) * self.has_common_prior
 
     @property
     def evaluated_columns(self) -> int:
