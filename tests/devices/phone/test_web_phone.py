@@ -38,6 +38,7 @@ from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import to_float32
 from samara.shared.protocol.signing import SigningKey
 from samara.shared.protocol.step_size import Observation, StepSize
+from samara.shared.protocol.wire import Kind, kind_of
 from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.terms.signed_scenario import SignedScenario
 
@@ -235,6 +236,17 @@ def test_what_cannot_be_done_is_refused_with_its_code(
     assert [refusal.code for refusal in found] == [code for _, code in tasks]
     assert found[0].numbers == (2, 0)
     assert (found[3].numbers, found[3].round) == ((1, LIVE_LEAST_BATCH), 2)
+
+
+def test_a_page_refuses_a_common_prior(page_run: Callable[..., PageRun], run_page: RunCore) -> None:
+    for prior, refused in (("own", False), ("common", True)):
+        run = page_run(method="readout", adapter__label_bias=True, personal__prior=prior)
+        task = run.task(TaskKind.TRAIN, run.train(3), run.history.tail(0, 2))
+        (result,) = run_page([run.case([task])])
+        answer = bytes.fromhex(result["answers"][0])
+        assert (kind_of(answer) is Kind.REFUSAL) == refused
+        if refused:
+            assert Refusal.decode(answer).code == RefusalCode.SETTINGS
 
 
 @pytest.mark.parametrize(
