@@ -60,7 +60,6 @@ class RoundAnswers:
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         self._validator = validator
-        self._excesses = config.terms.held_out_losses
         self._aggregator = RoundAggregator(config, store)
 
     def joint_clip(self, number: int) -> float:
@@ -88,11 +87,10 @@ class RoundAnswers:
         bias = layout.label_bias
         assert bias is not None, "the method readout has a label bias"
         numbers = instruction.report_scalars
-        wanted = bias.stop - bias.start - 1 + self._excesses
+        wanted = bias.stop - bias.start - 1
         if numbers < wanted:
-            what = "an intercept with held-out losses" if self._excesses else "an intercept"
             raise TrainingError(
-                f"{what} has {wanted} numbers, but a report under differential privacy has "
+                f"an intercept has {wanted} numbers, but a report under differential privacy has "
                 f"steps × queries = {numbers}; increase steps or queries"
             )
         self.check_budget(instruction)

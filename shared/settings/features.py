@@ -346,6 +346,11 @@ FURTHER_EXCLUSIONS = (
         "a phone reports no losses of private fits; set personal.prior to own",
     ),
     Exclusion(
+        {"prior": ("common",), "privacy": _PRIVATE},
+        "the noise would choose, because the losses of the candidates differ by less; set "
+        "personal.prior to own",
+    ),
+    Exclusion(
         {"own words": ("mixed",), "task": ("classification", "listed choice", "open choice")},
         "a label is not text that the owner wrote; set personal.own-words to false",
     ),

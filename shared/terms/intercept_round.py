@@ -5,7 +5,7 @@ from samara.shared.protocol.frames.instructions import INTERCEPT_TRACK, SeedPoli
 from samara.shared.terms.run_terms import RunTerms
 
 INTERCEPT_LIMIT = 2.0
-"""Norm to which a client's intercept is clipped under differential privacy, with excess losses."""
+"""Norm to which a client's intercept is clipped under differential privacy."""
 MOST_EXCESS = 1.0
 """Largest excess of a candidate's held-out loss over the client's lowest one in a report."""
 
@@ -21,11 +21,11 @@ def intercept_instruction(
 ) -> TrainInstruction:
     """Return the instruction of the round of intercepts.
 
-    The round's projected gradients are −x·q/η. The numbers x are the coordinates H·b of a client's
-    private intercept along the contrasts of the labels, then the excesses of its held-out losses.
-    Under differential privacy zeros follow, so that there are as many numbers as in any other
-    round, because the noise depends on their count. η is chosen so that numbers x of norm
-    `INTERCEPT_LIMIT` have the norm of the clip.
+    The round's projected gradients are the coordinates of a client's private intercept along the
+    contrasts of the labels, −H·b·q/η, followed by zeros. Under differential privacy there are as
+    many numbers as in any other round, because the noise depends on their count. η is chosen so
+    that an intercept of norm `INTERCEPT_LIMIT` has the norm of the clip. With a common prior, the
+    excesses of the client's held-out losses follow in the same form.
 
     Args:
         terms: terms of the run.

@@ -31,11 +31,14 @@ PRIVATE = {
 ADAPTIVE = PRIVATE | {"privacy__adaptive_clip": True}
 
 
-@pytest.mark.parametrize("privacy", [{}, PRIVATE, ADAPTIVE], ids=["none", "private", "adaptive"])
+@pytest.mark.parametrize(
+    ("privacy", "prior"),
+    [({}, "own"), ({}, "common"), (PRIVATE, "own"), (ADAPTIVE, "own")],
+    ids=["none", "common prior", "private", "adaptive"],
+)
 @pytest.mark.parametrize("best", [False, True])
-@pytest.mark.parametrize("prior", ["own", "common"])
 def test_the_round_of_intercepts_is_that_of_the_scenario(
-    tmp_path: Path, privacy: dict[str, Any], best: bool, prior: str
+    tmp_path: Path, privacy: dict[str, Any], prior: str, best: bool
 ) -> None:
     returns = best and not privacy
     config = config_of(
