@@ -1,8 +1,9 @@
 """Linear probing: logistic regression on features of the frozen model.
 
-The features of a text are the last layer's output. For a causal LM this is the output at the last
-token, which attends to all other tokens. For other models it is the mean over all tokens. The
-regularization strength is chosen on the validation split.
+The features of a text are the output of the model's last block. With `adapter.layers = "readout:N"`
+they are the output of block N. A causal LM's output is read at the last token, which attends to all
+other tokens. Other models' output is the mean over all tokens. The regularization strength is
+chosen on the validation split.
 """
 
 import numpy as np
