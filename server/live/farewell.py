@@ -1,4 +1,4 @@
-"""Clients that do not know yet that a run is finished.
+"""Search for clients that do not know yet that their run is finished.
 
 When a run ends, the access filter of the SuperLink informs the connected clients. Afterwards, or
 after a later `server up` of the finished run, the server waits for the other clients and informs
@@ -20,7 +20,7 @@ def count_untold(run: Path, nodes: Iterable[Node]) -> int:
 
     Args:
         run: folder of the run.
-        nodes: the nodes.
+        nodes: all nodes known to Flower.
     """
     told = ToldClients(run / TOLD_FILE)
     return sum(node.public_key not in told for node in nodes)

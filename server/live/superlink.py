@@ -91,14 +91,14 @@ class AccessFilter:
 
     Args:
         app: ASGI app that receives the other requests.
-        max_bytes: most bytes of a request to the fleet API.
+        max_bytes: maximum size of a request to the fleet API, in bytes.
         keys: client keys of the run; None accepts any node.
         secret: secret of the control API; empty keeps the API closed.
         invitations: invitations of the run; None without invitations.
         result: file that exists once the run is finished; None for a run that never finishes.
-        keep: callback with the sender's address of a valid request. The sender's connection is then
+        keep: callback with the sender's address, after a valid request. The connection is then
             never closed to make room for unknown senders.
-        arrived: callback for each stored part of a reply.
+        arrived: callback after each stored part of a reply.
 
     Attributes:
         lines: budget of log lines about refusals.
