@@ -1,10 +1,10 @@
-"""Sampling of cohorts: a pure function of the round and of a key, which is secret in live runs.
+"""Sampling of cohorts, as a pure function of the round and a key; live runs keep the key secret.
 
-A live client's index follows from the client's device key, and a device can create any number of
-device keys. If the cohort were a function of the index and a public seed, a device could choose a
-device key that is sampled often or in a certain round. A live server therefore draws a secret once.
-The secret is stored beside each ledger and in backups. A simulation has no strangers and samples
-its cohorts by the run's seed. Live runs that began before this secret existed also use the seed
+The index of a live client follows from its device key, and a device can create any number of device
+keys. If the cohort were a function of the index and a public seed, a device could choose a device
+key that is sampled often or in a certain round. A live server therefore draws a secret once, and
+stores it beside each ledger and in backups. A simulation has no strangers and samples its cohorts
+with the run's seed. Live runs that began before this secret existed also use the seed
 (docs/decisions/0042).
 """
 
@@ -98,8 +98,8 @@ def sample_cohort(
     """Return the cohort of a round.
 
     Each client gets a number that depends on the key, the round and the client index. The clients
-    with the smallest numbers form the cohort. A client that connects or disconnects therefore adds,
-    removes or replaces at most one member of the cohort.
+    with the smallest numbers form the cohort. When a client connects or disconnects, at most one
+    member of the cohort therefore changes.
 
     Args:
         key: the secret of a live run, or the seed of a run without a secret.
