@@ -117,7 +117,7 @@ def up(
         tls = renewal()
     keys_folder = run / KEYS_FOLDER if tls else None
     client_keys = ClientKeys(keys_folder) if keys_folder else None
-    max_bytes = 2 * max_reply_bytes(config)  # a frame, and Flower's message around it
+    max_bytes = 2 * max_reply_bytes(config)  # room for a frame and for Flower's message around it
     superlink = SuperLinkProcess(run / FLOWER_FOLDER, host, port, tls, max_bytes, keys_folder)
     dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
     with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:
