@@ -25,12 +25,12 @@ class RejectionError(Exception):
 
 
 class Admission:
-    """Decisions on the keys that may attach.
+    """Decides which keys may attach to the gateway.
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
-        registered: function that asks the server whether another key may attach; it runs in a
-            separate thread. None means that no other key may attach.
+        registered: function that asks the server about a key that `admitted` rejects; it runs in a
+        separate thread. None rejects such a key without asking.
         lines: limit on log lines about unknown connections.
     """
 
