@@ -22,8 +22,9 @@ from samara.devices.hardware.control_groups import (
 from samara.devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
 PERIOD_MICROSECONDS = 200_000
-"""Period of the kernel's scheduling quota. With a shorter period, the processes lose more of their
-share to cold caches.
+"""Period of the kernel's scheduling quota, in microseconds.
+
+With a shorter period, the processes lose more of their share to cold caches.
 """
 LEAST_CORES = 0.02
 """Smallest number of cores, which is 4 ms of processor time in a period."""

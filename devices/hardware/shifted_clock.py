@@ -30,7 +30,7 @@ _WAIT = (0.04, 10.0)
 
 
 class ShiftedClock:
-    """The wall clock of all processes that are started with `environment`.
+    """The shiftable wall clock of all processes that are started with `environment`.
 
     Args:
         file: path of the file from which the processes read the shift.
