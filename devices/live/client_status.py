@@ -210,7 +210,7 @@ class StatusReader:
             return None, str(error)
 
     def _if_changed(self, file: Path, read: Callable[[Path], Any]) -> Any:
-        """Return the cached result for a file, or read the file if it has changed."""
+        """Read a file if it has changed; otherwise return the cached result."""
         try:
             facts = file.stat()
         except OSError:

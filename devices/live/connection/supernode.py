@@ -33,9 +33,7 @@ log = logging.getLogger("samara.device")
 FOR_GATEWAY = "--for-gateway"
 """Argument for a gateway's SuperNode, which passes on several messages at once."""
 _LONGEST_PAUSE = 3.0
-"""Maximum polling delay in seconds of a gateway's SuperNode. Flower sets the delay of other
-SuperNodes.
-"""
+"""Maximum polling delay of a gateway's SuperNode, in seconds; Flower sets that of other nodes."""
 _FOREIGN_LINES = (
     *("EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"),
     "[/v1/runtime/",  # the task ended, because its request could not be fetched
