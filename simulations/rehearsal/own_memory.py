@@ -47,7 +47,7 @@ def runtime_bytes() -> int:
 
 
 def model_bytes(footprint: MemoryFootprint) -> int:
-    """Return the formula's bytes without interpreter, libraries and device contexts."""
+    """Return the predicted bytes without interpreter, libraries and device contexts."""
     return footprint.total - footprint.runtime
 
 

@@ -26,7 +26,7 @@ from samara.simulations.rehearsal.plan import (
 )
 
 _MOST_PATH = 60
-"""Most characters in the path of the results' folder, because paths of Unix sockets are short."""
+"""Maximum length of the path of the results' folder; the paths of Unix sockets are short."""
 
 Say = Callable[[str], None]
 
@@ -52,7 +52,7 @@ class Place:
         return self.folder / "clients" / str(client.number)
 
     def said(self, name: str) -> Path:
-        """Return the file for the output of a process."""
+        """Return the file that receives the output of a process."""
         return self.folder / f"{name}.log"
 
 
