@@ -22,7 +22,7 @@ from samara.simulations.report.fleet import (
 )
 
 DRAWN_DEVICES = 60
-"""Most devices with separate lines; of more devices, an even selection of each kind is drawn."""
+"""Maximum number of devices with a line; of more devices, an even selection per kind is drawn."""
 _SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
 """Colours of kinds of devices."""
 _MARKERS = "os^D"
