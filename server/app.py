@@ -280,7 +280,7 @@ def _await_layout(
 
 
 def _is_stored(config: RunConfig, identity: RunIdentity) -> bool:
-    """Return whether the operator's folder already holds a run of this identity."""
+    """Return whether the operator's folder already holds a run with this layout and model."""
     if not config.out:
         return False
     config = config.among(identity.client_count) if identity.client_count else config

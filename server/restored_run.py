@@ -1,4 +1,4 @@
-"""The record, in the folder of a restored run, of the backup that it was restored from."""
+"""A file in the folder of a restored run that describes the backup it was restored from."""
 
 import json
 from dataclasses import asdict, dataclass

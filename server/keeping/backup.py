@@ -234,7 +234,7 @@ def _cut_metrics(file: Path, number: int) -> set[int]:
 
 
 def _leave_out_later_end(staged: Path, rounds: Mapping[str, int]) -> None:
-    """Remove a copied result that belongs to a later round than the copied ledger's last round.
+    """Remove a copied result if it was written after a later round than the copied ledger's last.
 
     A server writes the result again after the restore. Runs with clusters are left unchanged.
     """

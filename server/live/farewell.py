@@ -44,6 +44,6 @@ def find_untold(run: Path, nodes: Iterable[Node], keys: ClientKeys) -> list[str]
 
 
 def describe_names(names: list[str]) -> str:
-    """Return the first names as one line of text, followed by the number of the other names."""
+    """Return names as one line of text; a long list ends with the number of further names."""
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more

@@ -52,7 +52,7 @@ Headers = dict[bytes, bytes]
 
 
 class RejectedRequestError(Exception):
-    """A request that is not passed on to Flower.
+    """Raised for a request that must not be passed on to Flower.
 
     Args:
         status: HTTP status of the answer.
@@ -117,7 +117,7 @@ class FleetFilter:
                 await self._pass_on(scope, body, receive, send)
 
     def name_of(self, scope: Any) -> str:
-        """Return the key name of a request that was passed on; empty without a key."""
+        """Return the name of the key that signed an accepted request; empty without a key."""
         key = self._keys.find(_sender_of(dict(scope["headers"]))) if self._keys else None
         return key.name if key else ""
 
@@ -151,7 +151,7 @@ class FleetFilter:
 
     @contextmanager
     def _count_request(self, sender: bytes) -> Iterator[None]:
-        """Count a request of a key during a ``with`` block."""
+        """Count a request as an open request of its key until the ``with`` block ends."""
         if sender and self._senders[sender] >= MAX_REQUESTS:
             raise RejectedRequestError(503, f"sent over {MAX_REQUESTS} requests at once")
         self._senders[sender] += 1

@@ -14,7 +14,7 @@ _STOP_SECONDS = 10.0
 
 
 def find_superlinks(folder: Path) -> list[psutil.Process]:
-    """Return the SuperLinks that use a folder's database, including SuperLinks of earlier commands.
+    """Return the SuperLinks that use a folder's database.
 
     The result includes SuperLinks that an earlier command started.
     """

@@ -36,7 +36,7 @@ PROGRAMS_FOLDER = "programs"
 
 
 class JoinError(Exception):
-    """A refused request to join.
+    """Raised if a request to join is refused.
 
     Args:
         status: HTTP status of the answer; the device receives no other reason.

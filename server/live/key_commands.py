@@ -97,7 +97,7 @@ def sign(
         Path | None, typer.Option(help="Create a key in this file; keep it off the server.")
     ] = None,
 ) -> None:
-    """Sign a scenario for clients, which then obey only its settings; `server up` needs the same.
+    """Sign a scenario, so that clients obey only its settings; give `server up` the same settings.
 
     Example: samara server sign field.toml --key operator.key --out field.signed
     """

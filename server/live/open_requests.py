@@ -37,11 +37,11 @@ _EXPIRED_SECONDS = 3600.0
 
 
 class PushError(Exception):
-    """A node pushed something that no honest node pushes; the message gives the reason."""
+    """Raised for a push that no honest node would send; the message gives the reason."""
 
 
 class UnknownRequestError(Exception):
-    """A node's push answers no open request; Flower accepts such a push and stores nothing."""
+    """Raised for a push that answers no open request; Flower would accept it and store nothing."""
 
 
 @dataclass

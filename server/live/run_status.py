@@ -107,7 +107,7 @@ class RoundStatus:
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> "RoundStatus":
-        """Return the status of a round with this event."""
+        """Build the status of a round from the round's event."""
         return cls(
             event["round"],
             event.get("loss"),

@@ -29,7 +29,7 @@ _MAX_PAUSE_SECONDS = 60.0
 _STABLE_SECONDS = 60.0
 """Uptime in seconds after which a failed run is restarted with the shortest pause."""
 _MAX_FAILURES = 5
-"""Consecutive failures, without a round or an evaluation in between, that end the run."""
+"""Number of failures, with no round or evaluation between them, after which the run ends."""
 _ANSWER_SECONDS = 120.0
 """Time without an answer, in seconds, after which a running SuperLink counts as hung."""
 _FAREWELL_SECONDS = 15.0

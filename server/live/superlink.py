@@ -42,7 +42,7 @@ from samara.shared.settings.config import RunConfig
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable that marks the ServerApp of a live run."""
 RUN_ERROR = "the run cannot continue: "
-"""First words of a ServerApp's exception that would occur again after a restart."""
+"""First words of the message of a ServerApp's error that a restart cannot cure."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
 """Environment variable with the largest size of a client's request, in bytes."""
 SECRET_VARIABLE = "SAMARA_CONTROL_SECRET"

@@ -224,7 +224,7 @@ class ClusteredStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Begin a round of every cluster with the lowest round number; return all messages.
+        """Begin a round of the clusters that have finished the fewest rounds; return all messages.
 
         Clients without a cluster receive the clustering instruction.
         """

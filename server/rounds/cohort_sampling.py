@@ -37,7 +37,7 @@ _NUMBER_BYTES = 8
 
 
 class _CohortSecretFile(KeptFile[bytes]):
-    """The secret of a run or a cluster, 32 bytes; empty if there is none."""
+    """The file with the secret of a run or a cluster, 32 bytes; empty content if there is none."""
 
     name = COHORT_SECRET_FILE
     error = LedgerError

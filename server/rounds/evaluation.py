@@ -318,7 +318,9 @@ def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
-    """Merge events into the last one, with summed values, all refusals and the longest duration.
+    """Merge events into one event.
+
+    It is the last event, with summed values, all refusals, and the longest duration.
 
     Args:
         events: events to merge.
@@ -339,7 +341,7 @@ def _merge_by_stream(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _figures(clients: Sequence[_ClientFigures], is_trimmed: bool) -> dict[str, Any]:
-    """Return the figures of a column, as `summarize_evaluations` does.
+    """Return the figures of one column; see `summarize_evaluations`.
 
     Args:
         clients: figures of each client.

@@ -25,7 +25,7 @@ log = logging.getLogger("samara.server")
 INTERCEPT = "intercept"
 """Event key of the common intercept, one number per label."""
 LOST = "lost"
-"""Event key that marks a lost round (server/keeping/restoring.py)."""
+"""Event key of a lost round, which a restored backup lacks (server/keeping/restoring.py)."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class ClientHealth:
 
 
 class StrayClients:
-    """Clients that have followed a different ledger of the same run.
+    """Tracks clients that have followed a different ledger of the same run.
 
     A server that was restored from a backup lacks the rounds after the backup, which its clients
     may have. These clients start again from the restored server's ledger. If this server was not
@@ -196,7 +196,7 @@ class RoundPlanner:
 
     @property
     def minimum(self) -> int:
-        """The least number of reports that change the model.
+        """The minimum number of reports with which a round changes the model.
 
         The number is `cohort.minimum`, or the size of the cluster if that is smaller.
         """

@@ -297,7 +297,7 @@ class PrivateAggregator:
 
 
 class PrivateRoundAnswers(RoundAnswers):
-    """Answers to the rounds of a run with differential privacy; see `RoundAnswers`."""
+    """Validates and aggregates the answers of a differentially private run; see `RoundAnswers`."""
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         super().__init__(config, store, validator)

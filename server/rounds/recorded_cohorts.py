@@ -35,7 +35,10 @@ class RecordedCohorts:
         return max(self._history, default=0)
 
     def clients_of(self, number: int) -> list[int]:
-        """Return the clients whose reports on a round were used, then or later, ascending."""
+        """Return the clients whose reports on a round were used, ascending.
+
+        The run may have used a report in a later round.
+        """
         return sorted(
             client
             for contributors in self._history.values()
@@ -46,7 +49,7 @@ class RecordedCohorts:
     def take_replies(
         self, number: int, replies: Iterable[Message], roster: Roster
     ) -> list[Message]:
-        """Return the replies that the recorded run used in a round; keep the others for later.
+        """Return the replies that the recorded run used in a round; keep other replies for later.
 
         Args:
             number: number of the round.

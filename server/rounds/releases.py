@@ -90,7 +90,7 @@ class Release:
 
     @classmethod
     def lost(cls, number: int, rho: float, delta: float) -> Self:
-        """Return a round's lost release, whose token is the round's number."""
+        """Return the release of a lost round; its token is the round's number."""
         return cls(number, number.to_bytes(8, "big"), rho, delta, 0.0, ())
 
 

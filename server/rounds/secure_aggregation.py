@@ -64,7 +64,7 @@ Made = TypeVar("Made")
 
 
 class MaskedRoundAnswers(PrivateRoundAnswers):
-    """Answers to the rounds of a run with masks; see `RoundAnswers`."""
+    """Validates and aggregates the answers of a run with masks; see `RoundAnswers`."""
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         super().__init__(config, store, validator)

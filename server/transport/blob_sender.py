@@ -118,7 +118,7 @@ class BlobSender:
         return self._transfers.keys()
 
     def begin(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Begin the transfer to a node of the blob that the node's refusal names.
+        """Begin to send a node the blob that the node's refusal names.
 
         Raises:
             SamaraError: if the run has no such blob, or if the server has already sent too many

@@ -330,5 +330,5 @@ def _assign_id(message: Message) -> str:
 
 
 def _end_of(message: Message) -> float:
-    """Return the end of the time to live of a message that is sent now, in monotonic seconds."""
+    """Return the time, in monotonic seconds, at which a message that is sent now expires."""
     return time.monotonic() + message.metadata.ttl

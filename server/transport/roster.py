@@ -269,7 +269,7 @@ class Roster:
                 self._refuse(node, error, hello.client)
 
     def _begin_transfer(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Begin the transfer to a node of the blob that the node's refusal names.
+        """Begin to send a node the blob that the node's refusal names.
 
         Raises:
             SamaraError: if the node refuses for another reason, or may not receive the blob.
@@ -351,7 +351,7 @@ class Roster:
         return self._keys.refusal(public_key) if self._keys else None
 
     def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
-        """Refuse a node for five minutes; send a notice if the reason differs from the last one."""
+        """Refuse a node for five minutes; send it a notice if the reason is not the last one."""
         name = self._keys.name_of(client) if self._keys and client is not None else ""
         who = "" if client is None else f"client {client}" + (f" ({name})" if name else "") + ": "
         reason = cut_foreign_text(f"{who}{error}")
