@@ -10,9 +10,9 @@ from samara.shared.network.log_budget import LogBudget
 from samara.shared.network.rate_limit import RateLimit, network_of
 
 MAX_ASKED = 4
-"""Maximum number of new keys that the server is asked about at once."""
+"""Maximum number of simultaneous requests to the server about new keys."""
 NEW_KEYS_PER_MINUTE = 6
-"""Maximum number of new keys per network address that the server is asked about in a minute."""
+"""Maximum number of requests to the server about new keys, per network address and minute."""
 
 
 class RejectionError(Exception):

@@ -217,7 +217,7 @@ class Gateway:
         return answers, sorted([*no_room, *request.pending(clients, self._is_expected)])
 
     def _close_old_requests(self, now: float) -> None:
-        """Drop partially collected requests that are fully answered or timed out."""
+        """Drop requests with answers returned in parts, once they are answered or timed out."""
         for request in [r for r in self._in_parts if not r.answers or now >= r.end]:
             self._in_parts.remove(request)
             self._requests.remove(request)

@@ -38,7 +38,7 @@ class OffloadOfStep(Section):
 
 
 class ModelOfStep(Section):
-    """The storage of the model."""
+    """The storage of the model's blocks during a step."""
 
     stream: Literal["off", "auto", "host", "disk"] = setting(
         "off",

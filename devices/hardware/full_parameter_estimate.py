@@ -56,7 +56,7 @@ HIDDEN_COPIES = 8
 _CHUNK_BYTES = 2**24 * (2 + 4 + 4)
 """Bytes of one part of a direction and of its intermediates; only one part is in memory at a time.
 
-The size of a part is that in `samara.client.spaces.space`.
+`samara.client.spaces.space` sets the size of a part.
 """
 _LOGITS_ALIVE = 2 * 4
 """Bytes per logit in float32, including an intermediate of the loss."""

@@ -107,7 +107,7 @@ class Workload:
     def passes(self) -> tuple[tuple[int, int], ...]:
         """The forward passes of a step, as pairs of rows and number of passes.
 
-        The center has a separate pass.
+        The unperturbed model, if needed, has a separate pass.
         """
         perturbed = self.rows_per_pass, self._sides * self.queries // self.perturbations_per_pass
         centre = self.differences == "forward" or self.curvature

@@ -12,7 +12,7 @@ from samara.shared.errors import ConfigError
 from samara.shared.settings.config import RunConfig
 
 PASSES = {2.0: (18_000, 92_000), 3.0: (111_000, 252_000), 4.0: (166_000, 449_000)}
-"""Passes of all clients together until an accuracy gain over zero-shot, by percentage points.
+"""Number of passes over all clients until an accuracy gain over zero-shot, by percentage points.
 
 Each pair is the minimum and the maximum over eight runs with adapters inside the model: SST-2 and
 MiniLM, 1 to 64 clients (docs/measurements/federations.md). Three of the runs ended below 4 points.

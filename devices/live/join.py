@@ -51,10 +51,10 @@ AUTHORITY_FILE = "ca.pem"
 GATEWAY_AUTHORITY_FILE = "gateway.pem"
 """Name of the file with the gateway's certificate authority."""
 _NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-"""Pattern of names that may be put into a command for the owner: no absolute path, no option."""
+"""Pattern of names that are safe in a command for the owner: no absolute paths, no options."""
 _LONGEST_NAME = 128
 JoinedPlace = Literal["superlink", "gateway"]
-"""The part of a run that a client has joined: the server, or a gateway, which phones need."""
+"""Key of an address in the file about a joined run: the server's or the gateway's address."""
 _SECONDS = 20.0
 _REASONS = {
     400: "the server does not understand this version's request; install the server's version",

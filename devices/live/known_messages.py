@@ -1,4 +1,4 @@
-"""Messages found in Samara's source code, with which a log line is shown without its values.
+"""Log lines without their inserted values, which are found by the messages in the source code.
 
 A log line may quote a text, a label or a path. Only two parts of a line are shown: words from the
 source code, and values that the code formats as numbers.
@@ -33,7 +33,7 @@ _Piece = tuple[str, bool]
 
 
 class _Message(NamedTuple):
-    """A message of the code.
+    """A message in the source code.
 
     Attributes:
         words: longest literal part of the message.
