@@ -166,7 +166,7 @@ class Comparison:
 
     @property
     def too_few(self) -> bool:
-        """Return whether a difference could not be significant even if all clients gained."""
+        """Return whether the clients are too few for a significant difference, even if all gain."""
         return smallest_p(len(self.runs.clients)) * len(self.tested) >= 1 - CONFIDENCE
 
     def client_name(self, client: int) -> str:

@@ -150,7 +150,7 @@ class ComparisonSet:
     differing: dict[str, tuple[object, ...]]
 
     def differing_settings(self, variant: Variant) -> dict[str, object]:
-        """Return a variant's values of the differing settings that the variant's method uses."""
+        """Return the differing settings that a variant's method uses, with the variant's values."""
         index = self.variants.index(variant)
         return {
             key: values[index]

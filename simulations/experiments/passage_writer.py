@@ -37,7 +37,7 @@ Beginning = tuple[Example, tuple[str, ...]]
 
 
 class Writer(NamedTuple):
-    """A model that writes.
+    """A model that writes texts, with its in-context examples and own words.
 
     Attributes:
         adapter: adapter of the base model.

@@ -32,7 +32,7 @@ from samara.simulations.experiments.experiments import (
 )
 
 SHARE = "private-share"
-"""Key of a setting that exists only in sweeps: the private share of the budget of rounds."""
+"""Key of a setting that exists only in sweeps: the share of private rounds in the budget."""
 SWEEP_FILE = "sweep.json"
 
 Values = Annotated[list[Scalar], Field(min_length=1)]

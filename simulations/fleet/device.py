@@ -25,7 +25,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.settings.fleet import DeviceGroup
 
 SHIFT_HOURS = 1.0
-"""Maximum shift of a device's daily hours from those of its group, in hours."""
+"""Maximum shift between the daily hours of a device and of its group, in hours."""
 _SAMPLED_CLIENTS = 8
 _WHOLE_DAY = 24.0
 _HOUR = 3600.0

@@ -61,7 +61,7 @@ def log_plan(
 def describe_plan(
     config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData], folder: Path
 ) -> list[str]:
-    """Return lines about a run that has not begun.
+    """Describe the plan of a run that has not begun, one fact per line.
 
     Args:
         config: settings of the run.
@@ -226,7 +226,7 @@ def _describe_cost(size: RunSize, cost: RunCost) -> str:
 
 
 def _loaded(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> RunConfig:
-    """Return the settings with the folder of the loaded model, and the examples of a step."""
+    """Return the settings, with the loaded model's folder and the mean batch of a step."""
     model = config.model.model_copy(update={"path": str(runtime.base.folder)})
     return config.model_copy(update={"model": model, "batch": math.ceil(size.batch)})
 

@@ -55,12 +55,12 @@ class Column:
 
     @property
     def may_be_label(self) -> bool:
-        """Return whether the values repeat as often as labels do."""
+        """Return whether the values repeat often enough to be labels."""
         return 0 < len(self.values) <= MOST_LABELS and self.distinct <= 0.5
 
     @property
     def may_be_user(self) -> bool:
-        """Return whether the values repeat as often as users with several rows do."""
+        """Return whether the values repeat often enough to name users with several rows each."""
         return 1 < len(self.values) <= 0.5 * self.rows and self.words < 3
 
     @property

@@ -114,7 +114,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
     say(f"memory of a client's processes without the model: {runtime / 2**20:,.0f} MiB")
 
     def as_here(name: str) -> DeviceProfile:
-        """Return a profile with the libraries of this machine, which multiply in float32."""
+        """Return a device's profile with this machine's libraries, which multiply in float32."""
         profile = load_device(name)
         memory = profile.memory.model_copy(update={"runtime_bytes": runtime})
         compute = profile.compute.model_copy(update={"weights": "fp32"})

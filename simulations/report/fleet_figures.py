@@ -247,7 +247,7 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
 
 
 def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
-    """Draw the parts of a device's time by kind."""
+    """Draw the parts of the devices' time, by kind of device."""
     unit = unit_of_parts(kinds)
     parts = {
         "computing": [kind.compute_seconds / unit.seconds for kind in kinds],
