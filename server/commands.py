@@ -29,7 +29,7 @@ RunToo = Annotated[Path | None, typer.Option("--run", help="Folder of a run, in 
 @app.callback()
 def server() -> None:
     """Serve, show and check runs."""
-    os.umask(0o077)  # only the owner may read run files, also those that Flower's processes write
+    os.umask(0o077)  # only the owner may read run files, including files of Flower's processes
 
 
 @app.command()

@@ -134,7 +134,7 @@ class Host(ProfileSection):
 
 
 class PowerMode(ProfileSection):
-    """A power mode: its power draw, and its clocks relative to those of the profile's own mode."""
+    """A power mode: its power draw, and its clocks relative to the clocks of the profile's mode."""
 
     watts: float = Field(gt=0)
     compute: float = Field(1.0, gt=0, description="relative clock of the processor")

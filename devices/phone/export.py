@@ -86,7 +86,7 @@ class ProgramShapes:
     Attributes:
         queries: q, number of directions in a call.
         batch: B, number of examples in a call.
-        sequence: S, maximum tokens of an example, including those of an answer of several tokens.
+        sequence: S, maximum tokens of an example, including an answer of several tokens.
     """
 
     queries: int

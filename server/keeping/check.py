@@ -158,7 +158,7 @@ def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
     for note in recovery.notes:
         finding = note.replace(f"{copied}", f"{store / LEDGER_FOLDER}")
         yield CheckResult(Outcome.WARN, name, finding, "none needed: `samara server up` repairs it")
-    finding = f"{number:,} rounds, records of {len(records):,}; replay reproduces the last digest"
+    finding = f"{number:,} rounds, {len(records):,} records; replay reproduces the last digest"
     yield CheckResult(Outcome.PASS, name, finding)
     yield from _check_events(store, number, recorded)
     yield from _check_releases(run, store, records)

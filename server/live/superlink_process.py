@@ -185,7 +185,7 @@ class SuperLinkProcess:
         return self._has_child(SERVER_APP)
 
     def stop(self) -> None:
-        """Stop the SuperLink and its child processes, including those of an earlier command."""
+        """Stop the SuperLink and its child processes, including processes of an earlier command."""
         roots = find_superlinks(self.folder)
         family = [*roots, *find_programs(self.folder, SUPEREXEC, SERVER_APP)]
         for process in roots:

@@ -120,7 +120,7 @@ class RoundAggregator:
             instruction: instruction of the round.
             reports: valid reports on this instruction, by client.
             late: valid reports on earlier rounds, by client; no client is in both mappings.
-            minimum: least number of reports with which the round changes the model.
+            minimum: minimum number of reports with which the round changes the model.
         """
         answers = [(instruction, report) for report in reports.values()]
         folded = self._fold(instruction, sorted([*answers, *late.values()], key=_size), minimum)

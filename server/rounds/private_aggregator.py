@@ -156,7 +156,7 @@ class PrivateAggregator:
         Args:
             instruction: instruction of the round.
             replies: validated replies to the instruction.
-            minimum: least number of reports for a release.
+            minimum: minimum number of reports for a release.
             expected: number of reports that the round waits for.
         """
         answers: Mapping[int, AnyVectorReport] = replies.answers
@@ -180,7 +180,7 @@ class PrivateAggregator:
         Args:
             instruction: instruction of the round.
             summed: the sums of the round's vectors.
-            minimum: least number of vectors for a release.
+            minimum: minimum number of vectors for a release.
             expected: number of reports that the round waits for.
         """
         release = self._releases.find(token_of(instruction.encode()))

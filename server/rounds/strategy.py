@@ -168,7 +168,7 @@ class ScalarStrategy(Strategy):
         size = self._step_sizes.record(aggregated.observation, aggregated.observed)
         if size.back_to is not None:
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
-            problem = f"the loss rose, so the state returns to that after round {reached}"
+            problem = f"the loss rose, so the model returns to its state after round {reached}"
 
         # 6. Append: the ledger replays and stores the delta, the event log writes the event, and
         # the ledger drops old records.

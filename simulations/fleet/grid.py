@@ -164,7 +164,7 @@ class FleetGrid(LocalGrid):
         return asked.reports[number]
 
     def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
-        """Answer evaluate messages in no virtual time; their bytes arrive with a later message."""
+        """Answer evaluate messages in zero virtual time; later messages also carry their bytes."""
         asked: dict[str, int] = {}
         task = Task()
         for identifier, message in sent.items():
