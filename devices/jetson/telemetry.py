@@ -18,7 +18,7 @@ _POWERCAP = Path("/sys/class/powercap")
 _METERED_SECONDS = 30.0
 """Seconds after which the network connection is checked again."""
 _IS_METERED = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
-"""Whether a connection is metered, by NetworkManager's NMMetered value as busctl prints it.
+"""Map from NetworkManager's NMMetered, as busctl prints it, to whether a connection is metered.
 
 The values are yes, no, guessed yes and guessed no. Another value means unknown.
 """
