@@ -299,7 +299,7 @@ def aggregate(
     all_reports = sorted([*reports, *(report for _, report in late)], key=lambda r: r.client)
     clients = [report.client for report in all_reports]
     if len(set(clients)) < len(clients):
-        raise ReportError(f"a client reports twice among {clients}")
+        raise ReportError(f"a client reports twice; the reports are from clients {clients}")
     answers = [*((instruction, report) for report in reports), *late]
     scalars = _scalars(instruction, answers, weight_cap, rule) if answers else ()
     groups = [
