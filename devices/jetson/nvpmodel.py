@@ -27,7 +27,7 @@ _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTIL
 _WATTS = re.compile(r"(\d+)W")
 _SECONDS = 30.0
 _NO_NEW_RIGHTS = "NoNewPrivs:\t1"
-"""Status line of a Linux process that may not gain privileges, not even through sudo."""
+"""Line in the kernel's status file of a process that may not gain privileges, even by sudo."""
 
 
 def read_power_modes(file: Path | None = None) -> dict[str, int]:
