@@ -77,7 +77,7 @@ class JoinedFile(KeptFile[Mapping[JoinedPlace, str] | None]):
 
     Args:
         folder: folder of the client.
-        place: the place whose address must be present.
+        place: key of the address that must be present.
     """
 
     name = JOINED_FILE

@@ -101,7 +101,8 @@ class PreparedModel:
     Attributes:
         base: base model with the adapter inserted.
         layout: layout of the adapter.
-        parts: module that computes scores and losses with the weights, or the readout.
+        parts: module that computes scores and losses with adapters inside the model, or the parts
+            of a readout.
         words: label words of the task, or the templates of its candidates.
         word_tokens: token of each label word; empty for a sentence encoder or for answers of
             several tokens.

@@ -106,7 +106,7 @@ def sample_cohort(
         round_number: number of the round.
         clients: indices of the available clients.
         fraction: share of the available clients that form the cohort, rounded up.
-        minimum: least size of the cohort, if there are enough clients.
+        minimum: minimum size of the cohort, if there are enough clients.
 
     Returns:
         Client indices, ascending.

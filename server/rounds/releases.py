@@ -78,7 +78,7 @@ class Release:
         delta: δ of the run's ε.
         clip: adaptive clip, the largest norm of a client's projected gradients; 0 if the clip is
             fixed.
-        sums: the sums; empty for a lost release, whose cost alone is known.
+        sums: the sums; empty for a lost release, of which only the cost is known.
     """
 
     round: int

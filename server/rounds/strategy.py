@@ -64,7 +64,7 @@ class ScalarStrategy(Strategy):
         store: folder of the run; training continues after its ledger's last round.
         roster: clients of the run.
         cohorts: cohorts of a recorded run, used in place of sampled cohorts.
-        meters: sources of additional fields of round events.
+        meters: objects that add fields to round events.
 
     Attributes:
         event_log: log of the rounds and evaluations of the run.

@@ -35,8 +35,8 @@ class Verdict:
     Attributes:
         name: column of the model.
         against: other column with the best mean, either a baseline or a simpler personal model.
-        difference: each client's quality in the model's column minus that in the other column, with
-            an interval.
+        difference: each client's quality in the model's column minus its quality in the other
+        column, with an interval.
         measure: measure of the comparison.
     """
 

@@ -21,7 +21,7 @@ class RunProgress:
     Attributes:
         cost: expected cost of the run.
         total: expected seconds of the whole run.
-        done: part of the expected seconds that is completed.
+        done: expected seconds of the work completed so far.
     """
 
     def __init__(self, size: RunSize, cost: RunCost) -> None:
