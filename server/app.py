@@ -226,7 +226,7 @@ def _check_directions(config: RunConfig, layout: Layout) -> None:
     """For rounds of components, check that `queries` is at most the number of trained parameters.
 
     Raises:
-        ConfigError: if it does.
+        ConfigError: if it is more.
     """
     if config.differences == "components" and config.queries > layout.size:
         raise ConfigError(

@@ -73,7 +73,7 @@ class CgroupV1Cpu(CpuLimit):
         """Create the group.
 
         Raises:
-            OSError: if this machine does not permit it.
+            OSError: if this machine does not permit the group.
         """
         name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
         self.folder = GROUPS / "cpu" / current_group("cpu") / name

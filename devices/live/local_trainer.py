@@ -80,8 +80,8 @@ def keep_trainer(folder: Path) -> Iterator[Path]:
         folder: folder of the client.
 
     Raises:
-        DeviceError: as `find_or_start_trainer`, before the block begins.
-        TrainerError: as `find_or_start_trainer`, before the block begins.
+        DeviceError: as in `find_or_start_trainer`, before the block begins.
+        TrainerError: as in `find_or_start_trainer`, before the block begins.
     """
     stop = threading.Event()
     with ExitStack() as held:

@@ -266,7 +266,7 @@ class ClientKeys:
         """Check that no key of this run, revoked or not, equals this key or has its client index.
 
         Raises:
-            SamaraError: if there is such a key.
+            SamaraError: if a key equals this key or has its client index.
         """
         index = client_index_of_key(public_key)
         for key in self.read_all():

@@ -203,7 +203,7 @@ def check_report(report: Report, instruction: TrainInstruction) -> None:
     """Check that a report fits the instruction that it answers.
 
     Raises:
-        ReportError: if it does not fit; the message names the client and the difference.
+        ReportError: if the report does not fit; the message names client and difference.
     """
     if report.token != token_of(instruction.encode()):
         raise ReportError(f"client {report.client} answers an instruction of another round")

@@ -287,7 +287,7 @@ class SecureAggregation:
         """Return the bucket unchanged if enough of its clients have shared their secrets.
 
         Raises:
-            MaskingError: if too few of them have.
+            MaskingError: if too few clients have shared their secrets.
         """
         sent = known.partners
         least = self._least_of(known)

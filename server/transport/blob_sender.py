@@ -204,7 +204,7 @@ class BlobSender:
         """Check that a client has been sent less than `MAX_REPETITION` times the blob's size.
 
         Raises:
-            SamaraError: if it has been sent more, for example because it discards parts.
+            SamaraError: if the client has been sent more, for example because it discards parts.
         """
         sent = self._sent.get((transfer.holder, transfer.blob.hash), 0)
         if sent >= MAX_REPETITION * transfer.blob.size:

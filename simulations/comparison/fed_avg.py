@@ -218,7 +218,7 @@ def check_fed_avg(config: RunConfig) -> None:
     """Check that a federation can be compared with FedAvg.
 
     Raises:
-        ConfigError: if it cannot; the message names the setting.
+        ConfigError: if a setting rules out the comparison; the message names the setting.
     """
     if config.adapter.has_readout:
         raise ConfigError(

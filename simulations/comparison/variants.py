@@ -374,7 +374,7 @@ def _check(run: Run, first: Run, reference: Run) -> None:
         reference: first run with the same split as `run`.
 
     Raises:
-        SamaraError: if its model or examples differ; the message names the differences.
+        SamaraError: if the run's model or examples differ; the message names the differences.
     """
     reasons = []
     if run.result.model_id != first.result.model_id:

@@ -68,7 +68,7 @@ class FinishedRun:
         """Check that a model is the base model of the run.
 
         Raises:
-            ModelError: if it is another model.
+            ModelError: if the run has another base model.
         """
         if base.model_id.hex() != self.result.model_id:
             raise ModelError(

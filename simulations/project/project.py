@@ -46,7 +46,7 @@ def check_folder(folder: Path) -> None:
     """Check that a folder is empty or missing, and that it can be written.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: if the folder is not empty, or cannot be written.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -71,7 +71,7 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
     """Check that this machine is as fast as all devices together at a time dilation.
 
     Raises:
-        ConfigError: if it is slower; the message names a sufficient dilation.
+        ConfigError: if this machine is slower; the message names a sufficient dilation.
     """
     least = least_dilation(shares, machine_cores)
     if dilation < least:
