@@ -30,7 +30,7 @@ class Admission:
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
         registered: function that asks the server about a key that `admitted` rejects; it runs in a
-        separate thread. None rejects such a key without asking.
+            separate thread. None rejects such a key without asking.
         lines: limit on log lines about unknown connections.
     """
 

@@ -61,7 +61,7 @@ class AggregatedRound:
         delta: round delta; empty if there is a problem.
         problem: reason why the round does not change the model; empty if it does.
         too_large: clients whose reports were left out, because with them the sum would exceed the
-        range of the exact state.
+            range of the exact state.
         observation: measurements for the step-size controller; None without reports in time.
         observed: clients whose reports the observation uses; empty if privacy hides the clients.
         loss: mean loss over the reports, including late reports; None without reports.

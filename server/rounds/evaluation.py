@@ -37,7 +37,7 @@ def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
     Args:
         evaluation: the evaluation.
         most_predictions: number of examples of the split that the client's hello declared; for
-        generation, the number of tokens.
+            generation, the number of tokens.
 
     Raises:
         ReportError: if a count or a loss is too large; the message names the column.

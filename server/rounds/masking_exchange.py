@@ -41,7 +41,7 @@ class MaskingExchange:
         nodes: Flower's node id of each client.
         timeout: time limit for the answers to a message, in seconds.
         known: keys, neighbours and masking partners, one entry per bucket with a sum. Without
-        buckets, the list has a single entry for all clients.
+            buckets, the list has a single entry for all clients.
         problem: reason why the round is abandoned; empty if the round continues.
         active: clients that answered the last message.
         idle: clients whose bucket was left out before reports were requested.

@@ -31,9 +31,9 @@ class ReleasedSum:
 
     Attributes:
         noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
-        client's vector.
+            client's vector.
         total: sums of the K · q projected gradients, the loss, the curvature and the count, int64
-        [K · q + 3]; with an adaptive clip also the sum of the indicators, int64 [K · q + 4].
+            [K · q + 3]; with an adaptive clip also the sum of the indicators, int64 [K · q + 4].
         clients: number of clients by which the sum is divided to give a mean.
     """
 

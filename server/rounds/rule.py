@@ -22,8 +22,8 @@ class Contribution(NamedTuple):
         examples: the client's number of examples, capped, and multiplied by the staleness weight of
             a late report.
         gradients: clipped projected gradients, float64 [steps, queries], scaled by the mean number
-        of steps over the client's number of steps. With a pool, one sum per pool index,
-        float64 [n].
+            of steps over the client's number of steps. With a pool, one sum per pool index, float64
+            [n].
         mean_loss: mean loss over the client's steps.
     """
 

@@ -61,7 +61,7 @@ class RosterEntry:
         public_key: public key of the node, PEM; empty if nodes have no keys.
         by_stream: whether the client is attached to a gateway, and not connected by a SuperNode.
         follows: whether the client could catch up with this ledger at its last instruction; None
-        before its first answer.
+            before its first answer.
     """
 
     node: int

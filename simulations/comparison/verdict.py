@@ -36,7 +36,7 @@ class Verdict:
         name: column of the model.
         against: other column with the best mean, either a baseline or a simpler personal model.
         difference: each client's quality in the model's column minus its quality in the other
-        column, with an interval.
+            column, with an interval.
         measure: measure of the comparison.
     """
 
