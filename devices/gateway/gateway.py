@@ -148,8 +148,8 @@ class Gateway:
         Args:
             task: the task, whose number, seconds and shares are then set for each phone.
             seconds: time limit in seconds.
-            clients: client indices of the phones; by default all attached phones. The call waits
-                up to `RECONNECT_SECONDS` for a detached phone.
+            clients: client indices of the phones; by default all attached phones. The call waits up
+                to `RECONNECT_SECONDS` for a detached phone.
             shares: sealed shares by client index, for a train instruction with masks.
             config: run config as sorted JSON, which boards get as settings.
 

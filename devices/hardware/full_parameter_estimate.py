@@ -78,8 +78,8 @@ class FullParameterWorkload:
             place, with all attention scores and logits in memory, and with directions drawn one
             parameter at a time.
         autocast: whether passes compute in half precision while the parameters have `precision`, as
-            in automatic mixed precision. The estimate does not count the seconds of the casts,
-            and its memory ignores autocast.
+            in automatic mixed precision. The estimate does not count the seconds of the casts, and
+            its memory ignores autocast.
         stored_width: bytes of a parameter of a streamed block between uses; 0 for the width on the
             device.
     """

@@ -239,8 +239,8 @@ class Invitations:
         A device that sends the same key again gets the same answer, even after the deadline.
 
         Raises:
-            JoinError: if there is no such invitation, if the invitation is expired or was used with
-                another key, or if the key cannot be registered.
+            JoinError: if there is no such invitation, if the invitation has expired or was used
+                with another key, or if the key cannot be registered.
         """
         invitation = self._find(request.identifier)
         name = invitation.name
@@ -263,8 +263,8 @@ class Invitations:
     def names(self) -> dict[str, str]:
         """Return the run's ``task`` and ``model`` for the start command of a device.
 
-        A task file on this machine is returned as a bare file name. A model that is a local path
-        is left out.
+        A task file on this machine is returned as a bare file name. A model that is a local path is
+        left out.
         """
         try:
             settings = tomllib.loads(self._scenario.read_text(encoding="utf-8"))

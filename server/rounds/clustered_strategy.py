@@ -151,8 +151,8 @@ class ClusteredStrategy(Strategy):
     def assign_clients(self, grid: Grid) -> None:
         """Request the scalars of all clients without a cluster, and assign the clients to clusters.
 
-        Later rounds repeat the request to clients that have not answered, without waiting for
-        their scalars.
+        Later rounds repeat the request to clients that have not answered, without waiting for their
+        scalars.
         """
         messages = self._request_scalars(grid)
         if messages:

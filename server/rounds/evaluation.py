@@ -100,8 +100,8 @@ def summarize_evaluations(
     Returns:
         Figures by column. ``loss``, ``examples``, ``accuracy``, ``macro_f1`` and ``confusion`` are
         computed over all examples. ``mean_client_accuracy``, ``mean_client_macro_f1`` and
-        ``mean_client_auc`` are means over the clients; the AUC is
-        averaged over the clients that report one. ``clients`` contains each client's figures.
+        ``mean_client_auc`` are means over the clients; the AUC is averaged over the clients that
+        report one. ``clients`` contains each client's figures.
     """
     columns = {
         name: [

@@ -194,9 +194,9 @@ class SecureAggregation:
         """Record on the disk that the masking of a round has begun.
 
         Raises:
-            MaskingError: if the masking had begun before the server was stopped. Clients reveal
-                the shares of a round only once, so that the server cannot learn a second sum of
-                the round's vectors.
+            MaskingError: if the masking had begun before the server was stopped. Clients reveal the
+                shares of a round only once, so that the server cannot learn a second sum of the
+                round's vectors.
         """
         if token.hex() in self._begun:
             raise MaskingError("the server was stopped after masking had begun")

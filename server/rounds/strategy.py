@@ -133,9 +133,9 @@ class ScalarStrategy(Strategy):
     def run_round(self, grid: Grid) -> Generator[list[Message], Iterable[Message], None]:
         """Run one round; yield the messages to train, then the messages to evaluate.
 
-        The caller (Flower or `ClusteredStrategy`) sends each list of messages, and then sends
-        their replies into the generator. As a generator, the method contains the whole sequence
-        of a round.
+        The caller (Flower or `ClusteredStrategy`) sends each list of messages, and then sends their
+        replies into the generator. As a generator, the method contains the whole sequence of a
+        round.
 
         Raises:
             TrainingError: if too many consecutive rounds had no usable report; the message gives

@@ -31,8 +31,8 @@ class ArrivalClock(SystemClock):
 
         Args:
             max_seconds: maximum time to wait, in seconds.
-            waited: time already spent waiting for replies, in seconds; the longer it is, the
-                less often the counter is polled.
+            waited: time already spent waiting for replies, in seconds; the longer it is, the less
+                often the counter is polled.
         """
         now = time.monotonic()
         end = now + min(_LONGEST_WAIT, max_seconds)

@@ -2,8 +2,8 @@
 
 Flower's `Grid.send_and_receive` polls every 3 s. At the timeout it drops the ids of unanswered
 messages, so that a late reply is never fetched. In this grid an exchange ends as soon as the
-strategy has enough replies. Later exchanges fetch late replies to train messages. A clock
-decides the pauses between polls: the system's clock, or the virtual clock of a fleet.
+strategy has enough replies. Later exchanges fetch late replies to train messages. A clock decides
+the pauses between polls: the system's clock, or the virtual clock of a fleet.
 """
 
 import time

@@ -206,8 +206,8 @@ def _trial_config(
         method: method of the trial.
         choices: searched settings.
         share: share of the budget of rounds.
-        out: folder of the trial's run. An empty path gives the settings of the final run, which
-            has no `out` and also evaluates test examples.
+        out: folder of the trial's run. An empty path gives the settings of the final run, which has
+            no `out` and also evaluates test examples.
     """
     given: dict[str, Any] = dict(choices)
     budget = max(2, round(share * (base.rounds + base.personal.rounds)))

@@ -33,8 +33,8 @@ _MODULES = {
 def runtime_bytes() -> int:
     """Measure the memory of a client's processes without the model, in bytes.
 
-    The trainer's part is its memory during a round with the shipped model, minus the
-    predicted bytes of that model.
+    The trainer's part is its memory during a round with the shipped model, minus the predicted
+    bytes of that model.
 
     Raises:
         DeviceError: if a process fails.

@@ -42,7 +42,7 @@ from samara.shared.terms.signed_scenario import describe_operator
 
 _PYTHON = (3, 11)
 _SUPERLINK = "superlink"
-"""Name of the check of whether the server answers."""
+"""Name of the check that tests whether the server answers."""
 _PIECES_READ = 16
 _SLOW_STORAGE = 0.7
 """Share of the profile's storage bandwidth below which the storage check warns."""

@@ -116,8 +116,7 @@ def main() -> None:
     """Run ``flower-supernode``.
 
     The first argument is the process id of the parent, and the second is the folder of the client
-    or gateway. `FOR_GATEWAY` may follow. All further arguments are passed to
-    ``flower-supernode``.
+    or gateway. `FOR_GATEWAY` may follow. All further arguments are passed to ``flower-supernode``.
     """
     parent, folder, *arguments = sys.argv[1:]
     exit_with_parent(int(parent))
