@@ -1,4 +1,4 @@
-"""The common intercept: the mean of the clients' private intercepts, added by a final round."""
+"""The common intercept: the mean of the clients' private intercepts, which a final round adds."""
 
 from dataclasses import replace
 
@@ -17,7 +17,8 @@ def common_intercept(delta: RoundDelta, layout: Layout) -> RoundDelta:
     Args:
         delta: delta of the round of intercepts, with shared seeds. Its first coefficients are the
             coordinates of the intercept along the labels' contrasts. The other coefficients are
-            zeros or noise. A delta without coefficients does not change the model.
+            zeros, or noise with differential privacy. A delta without coefficients does not change
+            the model.
         layout: layout of the adapter, with a label bias.
     """
     bias = layout.label_bias
