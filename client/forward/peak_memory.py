@@ -9,10 +9,10 @@ import torch
 from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
-"""Parameters of glibc's mallopt."""
+"""Numbers of parameters of glibc's function mallopt."""
 _SMALL = 2**20
 _LARGEST = 2**25
-"""Largest threshold that glibc chooses by itself on 64-bit systems."""
+"""Largest mmap threshold in bytes that glibc chooses by itself on 64-bit systems."""
 
 
 def keep_freed_memory() -> None:
@@ -43,7 +43,7 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def share_heap() -> None:
-    """Make threads started from now on share one heap of the C library.
+    """Make all threads that start from now on share one heap of the C library.
 
     By default each thread has a separate heap, and other threads cannot reuse its freed memory.
     Without glibc this does nothing.
@@ -72,7 +72,7 @@ class PeakMemory:
     """The result of `measure_peak_memory`.
 
     Attributes:
-        bytes: peak size in bytes of the tensors created inside the context.
+        bytes: peak size in bytes of the tensors created inside the context; set at its end.
     """
 
     bytes: int = 0
