@@ -69,6 +69,7 @@ ADAM_RATE: dict[SpaceName, float] = {
 LSP_GAMMA = 1e-4
 """Weight γ of the projectors' norms in the loss from which LSP-Offload learns projectors."""
 LSP_RATE = 1e-3
-"""Default η of LSP-Offload, whose learned projectors shrink Adam's updates. On each data set of
-docs/measurements/lsp.md, one η has the lowest validation loss; the default is the middle of these.
+"""Default η of LSP-Offload, whose learned projectors shrink Adam's updates. In
+docs/measurements/lsp.md, each data set has an η with the lowest validation loss. The default is the
+middle of these values.
 """
