@@ -126,7 +126,8 @@ class OffloadSettings(Section):
     schedule: Literal["auto", "layer-wise", "zero", "none"] = setting(
         "auto",
         "order of transfers and host updates: `layer-wise`, `zero` (the order of Zero-Offload), "
-        "or `none`, without overlap. `auto` means the order of the method, or `none` on a CPU",
+        "or `none`, without overlap. `auto` means the order of the method, or `none` if the CPU "
+        "computes",
         read_by=("zero-offload", "lsp"),
         page="concepts/offloading.md#the-schedule",
         identity=False,
