@@ -226,7 +226,7 @@ class Runs(Sequence[Run]):
         return text_of(lambda console: console.print(table))
 
     def intervals(self) -> dict[str, SeedInterval]:
-        """Return, by model, the mean accuracy with its 95 % confidence interval over seeds.
+        """Return each model's mean accuracy with its 95 % confidence interval over seeds.
 
         Raises:
             SamaraError: if no client evaluated on test examples.

@@ -59,7 +59,7 @@ def in_new_folder(measure: Callable[[Path], str]) -> str:
 def gateway(folder: Path) -> str:
     """Attack as a gateway that answers in the name of a phone, without the phone's key."""
     sound, forged, ways = speak_for_a_phone(folder, 8)
-    return f"{ways.total()} forged answers, in {forged} of {8 - sound} rounds one counts"
+    return f"{ways.total()} forged answers; one was folded in {forged} of {8 - sound} rounds"
 
 
 def malformed(folder: Path) -> str:
@@ -107,7 +107,7 @@ def rows(link: RunningSuperLink) -> list[Row]:
         return partial(in_new_folder, measure)
 
     return [
-        Row("a gateway with a sound key answers for a phone whose key is deleted", new(gateway)),
+        Row("a gateway with a valid key answers for a phone whose key is deleted", new(gateway)),
         Row(
             "a client's replies without their parts, pushes as the SuperLink, 20,000 objects",
             new(malformed),
@@ -127,7 +127,7 @@ def rows(link: RunningSuperLink) -> list[Row]:
 
 def table(words: list[str]) -> Iterator[str]:
     """Carry out the attacks one by one, and yield the lines of a Markdown table."""
-    yield "| attack | what comes of it |"
+    yield "| attack | outcome |"
     yield "|---|---|"
     with tempfile.TemporaryDirectory(prefix="w") as name, running_superlink(Path(name)) as link:
         for row in rows(link):

@@ -126,9 +126,9 @@ class TrainedModel:
     def _check(self, base: BaseModel) -> None:
         if base.model_id != self.model_id:
             raise ModelError(
-                f"{base.folder}: this is not the base model of the run. That model's id begins "
-                f"with {self.model_id.hex()[:12]}; restore the files of that model, or name its "
-                "folder"
+                f"{base.folder}: this is not the base model of the run, whose id begins with "
+                f"{self.model_id.hex()[:12]}; restore the files of the run's base model, or name "
+                "its folder"
             )
 
     def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:

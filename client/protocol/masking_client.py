@@ -277,7 +277,7 @@ class MaskingClient:
         neighbours = neighbourhood_of(self._client, listed.token, listed.clients)
         if [keys.client for keys in listed.keys] != neighbours:
             raise MaskingError(
-                "the list of keys does not have the keys of exactly this client's neighbours"
+                "the list of keys must have the keys of this client's neighbours and no others"
             )
         for keys in listed.keys:
             if keys.client == self._client and keys.encode() != state.keys:
@@ -315,7 +315,7 @@ class MaskingClient:
         state = self._state_of(listed.token)
         if not state.is_masked or state.survivors not in (b"", frame):
             raise MaskingError(
-                "the list of survivors came before the masked report, or for the second time"
+                "the server sent the list of survivors before the masked report, or twice"
             )
         asked = KeyList.decode(state.key_list)
         self._check_survivors(listed.survivors, asked, state)

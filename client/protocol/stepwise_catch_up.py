@@ -94,8 +94,8 @@ def reach_in_steps(
         most = most_record_bytes(layout.size, has_intercept)
         if len(catch_up.tail) > most:
             raise CatchUpError(
-                f"the server sent {len(catch_up.tail)} bytes of records, but at most {most} bytes "
-                f"may replace a state of {layout.size} elements",
+                f"the server sent {len(catch_up.tail)} bytes of records, but the limit for a state "
+                f"of {layout.size} elements is {most} bytes",
                 (goal_round, before.round),
             )
         sliced = SlicedBackend(backend) if backend else None

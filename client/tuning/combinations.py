@@ -25,8 +25,8 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
         else:
             able = [other for other, spaces in SPACES.items() if settings.space in spaces]
             mistakes.append(
-                f"space: {optimizer} trains in {' or '.join(where)}, not in {settings.space}; "
-                f"in {settings.space} train {', '.join(able)}"
+                f"space: {optimizer} can train {' or '.join(where)}, but not {settings.space}; "
+                f"methods that can train {settings.space}: {', '.join(able)}"
             )
     mistakes += _about_the_rate(settings)
     mistakes += _about_unread_settings(settings)

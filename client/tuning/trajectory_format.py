@@ -119,7 +119,7 @@ class TrajectoryHeader:
         try:
             header = cls(**json.loads(data[_PREFIX.size : begin]))
         except (ValueError, TypeError) as error:
-            raise TrajectoryError(f"the trajectory's header has other fields: {error}") from error
+            raise TrajectoryError(f"the header has missing or unknown fields: {error}") from error
         start = data[begin:end]
         if start and len(start) != 4 * header.size:
             raise TrajectoryError("the initial θ does not have the size of the space")

@@ -365,7 +365,7 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
         (twice, "two clients of the list have the same device key"),
         (rewritten, "two clients of the list have the same device key"),
         (own, "has keys for this client that this client has not sent"),
-        (good.keys[:-1], "does not have the keys of exactly this client's neighbours"),
+        (good.keys[:-1], "must have the keys of this client's neighbours and no others"),
     ):
         with pytest.raises(MaskingError, match=reason):
             asked.client.answer(replace(good, keys=keys).encode())
