@@ -33,7 +33,7 @@ _REMEDIES = {
     errno.EEXIST: "give another path",
     errno.ENOTDIR: "a part of the path is a file; give another path",
 }
-"""What the user can do about system errors of commands that write files, by errno."""
+"""Remedies for the user after system errors in commands that write files, by errno."""
 
 _DEVICES = "Devices, phones, and rehearsals with them"
 """Name of the help panel for commands about devices."""

@@ -53,7 +53,7 @@ _COMPUTE = readout.run_base
 
 @contextmanager
 def remembered_rows(file: Path) -> Iterator[TextRows]:
-    """Read the rows of a readout's texts from a file, and add missing rows to it."""
+    """Provide the rows of a readout's texts from a file, and add missing rows to the file."""
     rows = TextRows(file)
     readout.run_base = rows.of
     try:

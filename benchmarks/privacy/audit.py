@@ -80,8 +80,8 @@ def chance_of_guesses(
     """Return the largest probability of at least `right` right guesses in an (ε, δ)-private run.
 
     Steinke, Nasr, Jagielski (2023), Theorem 5.2: with δ = 0, a binomial of the probability e^ε/(1 +
-    e^ε) dominates the number of right guesses. δ adds at most 2·m·δ times the largest mean of that
-    binomial's probabilities over the i values below `right`.
+    e^ε) dominates the number of right guesses. With δ > 0, the probability grows by at most
+    2·m·δ·max pᵢ/i, where pᵢ is the binomial's probability of the i values below `right`.
 
     Args:
         canaries: number of canaries, m.

@@ -19,8 +19,8 @@ def keep_freed_memory() -> None:
     """Make the C library reuse the memory freed by a step for the next step.
 
     By default glibc returns a freed large tensor's memory to the system at once, and the system has
-    to map new pages for the next tensor. With this function, passes of different lengths leave
-    holes in the kept memory. There are fewer holes if PyTorch puts large tensors into huge pages
+    to map new pages for the next tensor. Kept memory has a cost: passes of different lengths leave
+    holes in it. There are fewer holes if PyTorch puts large tensors into huge pages
     (`samara.shared.machine.process.HUGE_PAGES`). Without glibc this does nothing.
     """
     _mallopt(_M_MMAP_MAX, 0)
@@ -31,9 +31,9 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> Iterator[None]:
     """Make the C library return the memory of freed large tensors to the system at once.
 
-    By default glibc puts tensors of up to 32 MiB into its heap. While a model is quantized, tensors
-    that stay then alternate with tensors that are freed, and the freed memory remains in the heap.
-    Without glibc this does nothing.
+    By default glibc puts tensors of up to 32 MiB into its heap. While a model is quantized, freed
+    tensors and tensors that stay alternate in the heap. The heap then cannot shrink, and the freed
+    memory is not returned. Without glibc this does nothing.
     """
     _mallopt(_M_MMAP_THRESHOLD, _SMALL)
     try:

@@ -264,7 +264,7 @@ class ReadoutForward:
 
     @torch.no_grad()  # not inference mode, because exact gradients use these numbers
     def _compute(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Return base model's scores and features of a split, float32 [n, labels + features].
+        """Return a split's base model scores and features, float32 [n, labels + features].
 
         The model runs over units of examples sorted by length.
         """

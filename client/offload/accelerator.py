@@ -218,7 +218,7 @@ class _Processor:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread occupies the processor."""
+        """True if this thread occupies the processor."""
         return self._owner == threading.get_ident()
 
     def leave(self) -> float:

@@ -164,12 +164,12 @@ class Participation:
 
     @property
     def hides_examples(self) -> bool:
-        """Whether the client sends facts about its examples only in noised sums."""
+        """True if the client sends facts about its examples only in noised sums."""
         return self.terms.privacy is not None and not self.is_measured
 
     @property
     def takes_private_rounds_between(self) -> bool:
-        """Whether private rounds are taken before the server requests the personal model."""
+        """True if private rounds are taken before the server requests the personal model."""
         return self.is_live or self.terms.when != "end"
 
     def own_folder(self, client: int) -> Path:

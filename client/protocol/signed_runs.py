@@ -74,7 +74,7 @@ class SignedRuns:
 
     @property
     def has_privacy(self) -> bool:
-        """Whether one of the runs has differential privacy."""
+        """True if one of the runs has differential privacy."""
         return any(run.terms.privacy for run in self._runs)
 
     def settings_of(self, run_id: bytes) -> bytes:

@@ -42,7 +42,7 @@ class BlockStore(ABC):
     @property
     @abstractmethod
     def in_memory(self) -> bool:
-        """Whether the store keeps the blocks in host memory rather than in files."""
+        """True if the store keeps the blocks in host memory rather than in files."""
 
     @abstractmethod
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:

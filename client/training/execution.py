@@ -43,7 +43,7 @@ USUAL_PASS_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Execution:
-    """How a machine executes the steps of a run.
+    """The way in which a machine executes the steps of a run.
 
     Attributes:
         schedule: grouping and micro-batch of a step.

@@ -157,7 +157,7 @@ class ModelRuntime:
 
     @property
     def has_readout_alone(self) -> bool:
-        """Whether only a readout is trained, so that the model runs once per example."""
+        """True if only a readout is trained, so that the model runs once per example."""
         return isinstance(self.forward, ReadoutForward)
 
     def texts_to_measure(self) -> Sequence[Prompt]:

@@ -165,5 +165,5 @@ class OffloadSettings(Section):
 
     @property
     def emulates(self) -> bool:
-        """Whether an accelerator is emulated."""
+        """True if an accelerator is emulated."""
         return bool(self.memory or self.bandwidth or self.slowdown > 1)

@@ -258,12 +258,12 @@ class TuneFields(Settings):
 
     @property
     def is_first_order(self) -> bool:
-        """Whether the method trains on gradients of backward passes."""
+        """True if the method trains on gradients of backward passes."""
         return self.optimizer in FIRST_ORDER
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the parameters themselves are perturbed, without a float32 copy."""
+        """True if the parameters themselves are perturbed, without a float32 copy."""
         if self.in_place != "auto":
             return self.in_place
         is_float32 = self.model.dtype == "float32" and self.stream_compression == "none"
@@ -276,7 +276,7 @@ class TuneFields(Settings):
 
     @property
     def differentiates(self) -> bool:
-        """Whether any gradient is computed by differentiation."""
+        """True if any gradient is computed by differentiation."""
         of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "backward"
         return self.is_first_order or self.gradients != "differences" or of_norms
 
@@ -291,7 +291,7 @@ class TuneFields(Settings):
 
     @property
     def estimates_its_rate(self) -> bool:
-        """Whether the learning rate is estimated during the run."""
+        """True if the learning rate is estimated during the run."""
         return self.learning_rate == "auto" and self.optimizer in ESTIMATING
 
     @property
@@ -302,5 +302,5 @@ class TuneFields(Settings):
 
     @property
     def trains(self) -> bool:
-        """Whether the method trains the model in steps."""
+        """True if the method trains the model in steps."""
         return bool(SPACES[self.optimizer])
