@@ -268,7 +268,7 @@ def test_a_client_signs_one_list_and_reveals_once(reporting: Asked) -> None:
     listed = SurvivorList(reporting.token, clients[:-1])
     signature = SurvivorSignature.decode(reporting.client.answer(listed.encode()))
     assert signature.client == reporting.client_index
-    with pytest.raises(MaskingError, match="for the second time"):
+    with pytest.raises(MaskingError, match="before the masked report, or twice"):
         reporting.client.answer(SurvivorList(reporting.token, clients).encode())
     few = reporting.signatures(listed, list(clients[:5]))
     with pytest.raises(MaskingError, match="too few neighbours have signed"):
