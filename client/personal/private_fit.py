@@ -2,11 +2,12 @@
 
 The loss is convex in these numbers, so a client needs no private rounds. The client runs the model
 once per training example, and a solver fits the numbers. The result is recorded in the personal
-ledger as dense values and never fitted again. While the common model is trained, every client adds
-its own intercept to this model, so that the model does not learn the clients' different base rates.
-The common part of these intercepts is then missing in the common model. After the last round,
-clients therefore report their intercepts. The mean is added to the common model and subtracted from
-every private part.
+ledger as dense values and never fitted again.
+
+While the common model is trained, every client adds its private intercept to this model. The model
+then does not learn the clients' different base rates. It also lacks the common part of these
+intercepts. After the last round, clients therefore report their intercepts. The mean is added to
+the common model and subtracted from every private part.
 """
 
 from collections.abc import Callable
@@ -55,9 +56,10 @@ def intercept_for_training(learner: Learner, state: State) -> State:
 def report_intercept(
     learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
 ) -> Report:
-    """Return the report on the intercept round: the client's intercept, by contrasts.
+    """Return the report on the intercept round, which contains the client's intercept.
 
-    The intercept is that of a private part without a readout.
+    The reported numbers are the intercept's products with the rows of the contrasts. The intercept
+    is that of a private part without a readout.
 
     Args:
         learner: model and examples of the client.
@@ -100,7 +102,7 @@ def record_private_fit(
     first: int = 1,
     common: State | None = None,
 ) -> State:
-    """Return the private state in a client's personal ledger, after fitting it if it is missing.
+    """Return the private state in a client's personal ledger, and fit it first if it is missing.
 
     A later fit is recorded as its difference from the previous fit.
 
@@ -126,7 +128,7 @@ def record_private_fit(
 
 
 def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
-    """Record in a personal ledger the subtraction of a common intercept from the private part.
+    """Record in a personal ledger that a common intercept is subtracted from the private part.
 
     Raises:
         ReplayError: if a number exceeds the range of dense values.
@@ -163,12 +165,15 @@ def make_private_fit(
 
 
 def _without(common: State | None, state: State, fit: Callable[[State], State]) -> State:
-    """Return a private state, fitted to a federation's state without its common intercept."""
+    """Fit a private state to a federation's state without the common intercept.
+
+    The common intercept is subtracted from the result.
+    """
     return fit(state) if common is None else fit(state - common) - common
 
 
 def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
-    """Return the private numbers that a registered personalization computes from examples.
+    """Return the private part that a registered personalization computes from examples.
 
     Raises:
         ConfigError: if this machine lacks the personalization.
@@ -207,13 +212,16 @@ def intercept_state(learner: Learner, state: State, common: State | None = None)
 
 
 def _intercept_alone(learner: Learner, state: State) -> tuple[SoftmaxFit, Examples]:
-    """Return the fit of an intercept without a readout, and the client's training examples."""
+    """Return an intercept fitted without a readout, and the client's training examples."""
     examples = learner.training_examples(state, with_features=False)
     return fit_private_part(examples, _contrasts(examples), learner.solve), examples
 
 
 def _has_private_readout(layout: Layout) -> bool:
-    """Return whether features are the same under all states, so that a readout can be fitted."""
+    """Return whether a private readout can be fitted.
+
+    This requires features that are the same under all states.
+    """
     return bool(layout.group(READOUT_GROUP)) and layout.adapter_element_count == 0
 
 
@@ -222,7 +230,7 @@ def _contrasts(examples: Examples) -> NDArray[np.float64]:
 
 
 def _dense_values(fit: SoftmaxFit, layout: Layout) -> tuple[DenseValues, ...]:
-    """Return a fit as values of the layout's tensors, without a readout of zeros."""
+    """Return a fit as dense values of the layout's tensors; a readout of zeros is left out."""
     parts = []
     for part in layout.parts:
         first = part.numbers.start
