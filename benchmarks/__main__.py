@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the measurements that need no data, run from a checkout."""
+"""The command ``python -m benchmarks`` with all measurements that need no data."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -46,7 +46,7 @@ def replay(
 
 
 class Shape(StrEnum):
-    """Models of known shapes with random weights."""
+    """Names of models of known shapes with random weights."""
 
     LLAMA_34M = "llama-34m"
     TINYLLAMA = "tinyllama-1.1b"
@@ -54,7 +54,7 @@ class Shape(StrEnum):
 
 
 class Quantization(StrEnum):
-    """Quantization of the weights in the blocks."""
+    """Names of quantizations of the weights in the blocks."""
 
     NONE = "none"
     NF4 = "nf4"
@@ -63,14 +63,14 @@ class Quantization(StrEnum):
 
 @app.command()
 def step(
-    json: Annotated[Path | None, typer.Option(help="File for the rows, size by size.")] = None,
+    json: Annotated[Path | None, typer.Option(help="File for the rows.")] = None,
     shape: Annotated[Shape, typer.Option(help="Model shape.")] = Shape.LLAMA_34M,
     quantization: Annotated[Quantization, typer.Option()] = Quantization.NONE,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
-    queries: Annotated[int, typer.Option(help="q, directions of a step.")] = 4,
-    batches: Annotated[str, typer.Option(help="B, comma-separated.")] = "1,4,8",
-    lengths: Annotated[str, typer.Option(help="Tokens of a sequence.")] = "32,64,128",
+    queries: Annotated[int, typer.Option(help="Directions in a step.")] = 4,
+    batches: Annotated[str, typer.Option(help="Examples in a step, as 1,4,8.")] = "1,4,8",
+    lengths: Annotated[str, typer.Option(help="Tokens in a sequence, as 32,64.")] = "32,64,128",
     layers: Annotated[str, typer.Option(help="Adapted blocks: all, top:2, …")] = "all",
     rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
     repetitions: Annotated[int, typer.Option(help="Repetitions of each step, interleaved.")] = 5,

@@ -1,4 +1,4 @@
-"""The arguments of a benchmark's command, each by its name and default."""
+"""Declaration of a benchmark's options by name and default."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Any
 def arguments(
     description: str | None, given: Sequence[str] | None = None, **options: Any
 ) -> argparse.Namespace:
-    """Read options of the command line.
+    """Parse the options of a command line.
 
     Args:
         description: text of ``--help``.
-        given: arguments to read instead of the command line's.
+        given: arguments to parse instead of the command line's.
         options: default of each option, which also sets the option's type. False means a flag. A
             list means values separated by commas, of the type of its first element. An empty list
             means an option that may be repeated. A type means a required option. ``Path | None``
@@ -41,5 +41,5 @@ def arguments(
 
 
 def listed(text: str, kind: type = str) -> list[Any]:
-    """Return the parts of an option's value, with commas between them."""
+    """Return the values in an option's text, which are separated by commas."""
     return [kind(part) for part in text.split(",")]

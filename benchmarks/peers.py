@@ -48,12 +48,12 @@ WEIGHTS: dict[str, tuple[Quantization, str]] = {
     "bfloat16": ("none", "bfloat16"),
     "int8": ("int8", "float32"),
 }
-"""Quantization and type of a model's weights, by their short name."""
+"""Quantization and dtype of a model's weights, by their short name."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The same work, done by Samara and by peers.
+    """Equal work, done by Samara and by peers.
 
     Attributes:
         work: short description of the work.
@@ -68,7 +68,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median seconds of a peer and of Samara for the same work, and the median of their ratios."""
+    """Median seconds of a peer and of Samara for equal work, and the median of their ratios."""
 
     work: str
     peer: str
@@ -78,23 +78,23 @@ class Ratio:
 
 
 def processor_seconds(run: Callable[[], object]) -> float:
-    """Return the processor seconds of a call."""
+    """Return the processor seconds that a call takes."""
     begun = time.process_time()
     run()
     return time.process_time() - begun
 
 
 def compared(contest: Contest, repetitions: int) -> list[Ratio]:
-    """Measure a contest, alternating between its sides."""
+    """Measure a contest, with Samara and its peers in turn."""
     sides = {"": contest.ours} | contest.theirs
     for run in sides.values():
-        run()  # the first call compiles, and allocates memory
+        run()  # compiles, and allocates memory
     seconds = interleaved(sides, repetitions, processor_seconds)
     return ratios(contest.work, seconds.pop(""), seconds)
 
 
 def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> list[Ratio]:
-    """Compare each peer's seconds with Samara's, measured in turns."""
+    """Compare each peer's seconds with Samara's seconds from the same repetitions."""
     return [
         Ratio(work, peer, median(ours), median(own), median_ratio(own, ours))
         for peer, own in theirs.items()
@@ -104,15 +104,14 @@ def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> 
 def steps(
     shape: str, batches: Sequence[int], length: int, layers: Sequence[str], weights: Sequence[str]
 ) -> list[Contest]:
-    """Return contests of steps inside a language model with random weights, against MeZO and a bare
-    pass.
+    """Return contests with MeZO and a bare pass about steps inside a language model.
 
     Args:
-        shape: name of a shape of `benchmarks.speed.shapes`.
-        batches: B, examples of a step.
+        shape: name of a shape of `benchmarks.speed.shapes`; its weights are random.
+        batches: numbers B of examples in a step.
         length: tokens of an example.
         layers: adapted blocks.
-        weights: numbers of the model's weights, keys of `WEIGHTS`.
+        weights: kinds of the model's weights, keys of `WEIGHTS`.
     """
     contests = []
     for own, kind in product(layers, weights):
@@ -144,8 +143,9 @@ def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
 
 
 def readout_steps(count: int) -> Contest:
-    """Return a contest of a client's steps of projected gradients on the embedded model's readout,
-    with kept representations, against MeZO on as many features.
+    """Return a contest with MeZO about a client's steps on the embedded model's readout.
+
+    The client steps by projected gradients on cached representations, MeZO on as many features.
     """
     runtime, source = load_run(RunConfig.of({"differences": "central", "threads": 1}, "peers"))
     config, data, size = runtime.config, source.share_of(0, 8), runtime.layout.size
@@ -170,10 +170,10 @@ def readout_steps(count: int) -> Contest:
 
 
 def replays(sizes: Sequence[int], count: int) -> list[Contest]:
-    """Return contests of catching up by, and of drawing, a number of directions.
+    """Return contests about catching up by a number of directions, and about computing them.
 
     Args:
-        sizes: d, trained numbers.
+        sizes: numbers d of trained numbers.
         count: number of directions.
     """
     backend, contests = NumbaBackend(1), []
@@ -224,8 +224,9 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
 
 
 def samara_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of simulated rounds of one step. The first number is the rest of the run:
-    its start, its first round, which loads the model, and its end.
+    """Return the seconds of simulated rounds of one step, after the seconds of the rest.
+
+    The rest is the start, the first round, which loads the model, and the end.
     """
     from samara.shared.results.result import RunResult
     from samara.simulations.simulate import simulate
@@ -249,8 +250,9 @@ def samara_rounds(clients: int, rounds: int) -> list[float]:
 
 
 def ray_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of rounds in which clients answer with one number. The first number is the
-    start and the first round.
+    """Return the seconds of rounds in which clients answer with one number.
+
+    The first number is for the start together with the first round.
     """
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -285,7 +287,7 @@ def ray_rounds(clients: int, rounds: int) -> list[float]:
 
 
 def simulated(clients: int, rounds: int) -> list[Ratio]:
-    """Measure simulated rounds beside Flower's Ray actors."""
+    """Measure simulated rounds of Samara and of Flower's Ray actors."""
     ours, theirs = samara_rounds(clients, rounds), ray_rounds(clients, rounds)
     peer = "Flower on Ray"
     return [
@@ -295,7 +297,7 @@ def simulated(clients: int, rounds: int) -> list[Ratio]:
 
 
 def table(found: Sequence[Ratio]) -> Table:
-    """Return ratios as a table."""
+    """Return the ratios as a table."""
     shown = Table(title=f"One thread of {_machine()}")
     for column in ("work", "peer", "Samara, s", "peer, s", "times as fast"):
         shown.add_column(column, justify="left" if column in ("work", "peer") else "right")
@@ -314,7 +316,7 @@ def _machine() -> str:
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure all contests, and print the table of ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--small", action="store_true", help="small sizes, to show that the program works"
@@ -336,7 +338,7 @@ def main() -> None:
     contests.append(readout_steps(10 if given.small else 100))
     contests += replays((128,) if given.small else (384, 10**5, 10**6), 4 if given.small else 256)
     found = [row for contest in contests for row in compared(contest, given.repetitions)]
-    logging.disable(logging.WARNING)  # Flower's tables of each round
+    logging.disable(logging.WARNING)  # hides Flower's tables of each round
     for clients in given.clients:
         found += simulated(clients, 3 if given.small else 6)
     Console(width=120).print(table(found))

@@ -1,4 +1,4 @@
-"""The files and functions of Samara that one round uses.
+"""The files and functions of Samara that run in one round.
 
     python -m benchmarks.round_trace [--functions] [--write]
 
@@ -39,9 +39,7 @@ BEGIN, END = "<!-- round: begin -->\n", "<!-- round: end -->\n"
 
 @contextmanager
 def traced_round(number: int) -> Iterator[dict[CodeType, None]]:
-    """Trace the calls of a round, and yield the code of the called functions in order of first
-    call.
-    """
+    """Trace a round inside the context, and yield the code of called functions, by first call."""
     ended = 0
     calls: dict[CodeType, None] = {}
 
@@ -63,7 +61,7 @@ def traced_round(number: int) -> Iterator[dict[CodeType, None]]:
 
 
 def by_file(calls: dict[CodeType, None]) -> dict[Path, list[str]]:
-    """Return the names of Samara's functions by file, relative to the checkout."""
+    """Return the names of called Samara functions by file, relative to the checkout."""
     codes = list(calls)
     begin = next(i for i, code in enumerate(codes) if code.co_name == _FIRST_OF_A_ROUND)
     files: dict[Path, list[str]] = {}
@@ -87,9 +85,7 @@ def forwarders(file: Path, called: list[str]) -> list[str]:
 
 
 def _passes_on(function: ast.FunctionDef) -> bool:
-    """Return whether a function is a single call whose arguments are all the function's
-    parameters.
-    """
+    """Return whether a function consists of a single call that passes on all its parameters."""
     body = [node for node in function.body if not _is_docstring(node)]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
         return False
@@ -108,7 +104,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def table(files: dict[Path, list[str]]) -> str:
-    """Return the files of a round as a table of Markdown."""
+    """Return the files of a round as a Markdown table."""
     rows = [f"A round of one client goes through {len(files)} files:", ""]
     rows += ["| file | about |", "|---|---|"]
     for file in files:
@@ -119,7 +115,7 @@ def table(files: dict[Path, list[str]]) -> str:
 
 
 def trace() -> dict[Path, list[str]]:
-    """Return the functions of the second round of a simulation of one client, by file."""
+    """Trace the second round of a simulation of one client, and return its functions by file."""
     with tempfile.TemporaryDirectory() as folder, traced_round(2) as calls:
         simulate(RunConfig.of(SETTINGS | {"out": folder}, "the traced run"))
     return by_file(calls)

@@ -1,4 +1,4 @@
-"""A client of this machine without a server, and its process of `samara client serve`."""
+"""A client without a server, and its process of `samara client serve`."""
 
 import os
 import subprocess
@@ -37,12 +37,12 @@ def write_client(folder: Path, device_settings: dict[str, Any]) -> ClientSetting
 def serving(
     home: Path, *options: str, log: Path = Path(os.devnull)
 ) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Serve a client's models during a ``with`` block.
+    """Serve a client's models inside the context.
 
     Args:
         home: folder of the client.
         options: options of the command.
-        log: file of its messages.
+        log: file for the messages of the process.
 
     Yields:
         The process, and the address at which it serves.

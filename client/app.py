@@ -29,9 +29,9 @@ from samara.shared.protocol.wire import (
 )
 
 TRAINER = "trainer"
-"""Key in the node config of the path of a resident trainer's socket."""
+"""Key of the node config whose value is the path of a resident trainer's socket."""
 TRAINER_VARIABLE = "SAMARA_TRAINER"
-"""Environment variable with the same path, used if the node config lacks it."""
+"""Environment variable with the path of the socket, used if the node config lacks the key."""
 
 log = logging.getLogger("samara.client")
 
@@ -69,11 +69,11 @@ def task_of(
 
 
 def _answering(kind: TaskKind, personal: bool = False) -> Callable[[Message, Context], Message]:
-    """Return the function that answers the messages of one kind.
+    """Return a function that answers messages of one kind.
 
-    A refusal must name client and round, which are unknown if the resident trainer cannot be
-    reached. The reply is then an error of Flower. Like a refusal, it does not contain the error's
-    text.
+    A refusal must name the client and the round. If the resident trainer cannot be reached, both
+    are unknown, and the reply is an error reply of Flower instead. Neither kind of reply contains
+    the error's text.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -108,7 +108,7 @@ def _simulated_answer(message: Message, kind: TaskKind, personal: bool, context:
 
 
 def error_reply(error: Exception, message: Message) -> Message:
-    """Return an error reply of Flower that gives an error's code, without its text."""
+    """Return Flower's error reply with an error's code, but without the error's text."""
     described = error if isinstance(error, SamaraError) else SamaraError()
     reason = describe_refusal(described.refusal_code, described.numbers)
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

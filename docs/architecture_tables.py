@@ -1,7 +1,7 @@
-"""The tables of transformers' architectures: what each class computes here, as a tiny model.
+"""The tables of transformers' architectures, which show whether Samara computes each class right.
 
-``python docs/architecture_tables.py`` tries every class and writes the tables between their
-markers, in several minutes. ``make test-all`` tries every class, too.
+``python docs/architecture_tables.py`` tries a tiny model of every class and writes the tables
+between their markers. This takes several minutes. ``make test-all`` also tries every class.
 """
 
 import sys
@@ -32,11 +32,13 @@ FAMILIES = {"causal": "Causal LMs", "masked": "Masked LMs", "encoder": "Encoders
 def tables(
     found: Mapping[Architecture, Mapping[str, str]], left: Mapping[Architecture, str]
 ) -> str:
-    """Return the counts, and for each family the right classes and a table of the others.
+    """Return the Markdown tables of all classes, grouped by family.
+
+    The classes that are right in every column are only listed.
 
     Args:
-        found: outcome of each cell of a class.
-        left: classes without a tiny model, and why.
+        found: by class, the outcome of each cell.
+        left: classes without a tiny model, each with the reason.
     """
     counts = Counter(_kind(outcomes) for outcomes in found.values())
     cells = Counter(_kind({"": o}) for outcomes in found.values() for o in outcomes.values())
@@ -68,7 +70,7 @@ def _kind(outcomes: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Try every class, and write the tables between the page's markers."""
+    """Try every class, and write the tables between the markers of the page."""
     found, left = {}, {}
     for one in architectures():
         print(one, flush=True)

@@ -1,4 +1,4 @@
-"""The page about the command line, made from the commands themselves."""
+"""The page about the command line, generated from the commands."""
 
 from collections.abc import Iterator
 from html import escape
@@ -10,12 +10,12 @@ from samara.command import app
 
 
 def command_line() -> click.Command:
-    """Return the command ``samara``, with all that is mounted under it."""
+    """Return the command ``samara``, with all of its subcommands."""
     return typer.main.get_command(app)
 
 
 def leaves(command: click.Command, path: str = "samara") -> Iterator[tuple[str, click.Command]]:
-    """Yield every command that does something, with its whole name, in the order of the help."""
+    """Yield every command without subcommands, with its full name, in the order of the help."""
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
             yield from leaves(below, f"{path} {name}")
@@ -24,7 +24,7 @@ def leaves(command: click.Command, path: str = "samara") -> Iterator[tuple[str, 
 
 
 def commands_page() -> str:
-    """Return the sections of all commands: what they do, arguments and options."""
+    """Return Markdown sections about all commands, with description, arguments and options."""
     sections = []
     group = ""
     for path, command in leaves(command_line()):
@@ -38,7 +38,7 @@ def commands_page() -> str:
 
 
 def _section(path: str, command: click.Command) -> str:
-    # A command keeps the help option of its first context.
+    # A command stores the help option that its first context creates.
     context = click.Context(command, info_name=path, **command_line().context_settings)
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     lines = ["```text", usage, "```", "", *_paragraphs(command.help or "")]
@@ -48,7 +48,7 @@ def _section(path: str, command: click.Command) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return a docstring as Markdown; an example becomes code."""
+    """Return a docstring as Markdown, with examples as code."""
     lines = []
     for paragraph in text.split("\n\n"):
         words = " ".join(paragraph.split())

@@ -1,8 +1,13 @@
-"""The error messages that the code can give, read from its source, with … for what varies.
+"""All error messages of the code, extracted from its source; … stands for the variable parts.
 
-A message is the text of an error of Samara where it is made, of a mistake that checks of settings
-and tasks raise or collect, of a reason that a code or a function stands for, of a combination of
-features that is refused, of a check of the preflight, or of a warning in a log.
+The messages come from these places:
+
+- constructors of Samara's errors
+- mistakes that checks of settings and tasks raise or collect
+- tables and functions that return the reason for a code
+- combinations of features that are refused
+- checks of the preflight
+- warnings in a log
 """
 
 import ast
@@ -21,7 +26,7 @@ CHECKED = (
     "shared/settings/sections.py",
     "shared/tasks/",
 )
-"""Files whose ValueErrors become part of an error of Samara."""
+"""Files and folders whose `ValueError` messages become part of a Samara error."""
 OTHERS = {
     "CertificateProblem": 0,
     "Exclusion": 1,
@@ -29,18 +34,18 @@ OTHERS = {
     "RequestError": 1,
     "exclusive_lock": 1,
 }
-"""Calls that hold a message, and in which argument."""
+"""Names of functions that receive a message, each with the index of that argument."""
 CHECK = "CheckResult"
 COLLECTED = re.compile(r"_*(mistakes|problems|reasons|complaints)")
-"""Names of lists whose texts become an error of Samara."""
+"""Names of lists that collect messages for a Samara error."""
 SENTENCES = re.compile(r"_*(SENTENCES\w*|REASONS|REMEDIES|BY_THE_SERVER|damaged|unwritable)")
-"""Names of tables with a message for each code, and of the sentences of kept files."""
+"""Names of tables of messages by code, and of the messages in subclasses of `KeptFile`."""
 TELLING = re.compile(
     r"_*(find_|explain_)?\w*(mistakes?|reason|missing_(fields|gain)|rejection|refusal)"
 )
 """Names of functions that return messages."""
 REPORTING = re.compile(r"_*(report|refuse|refuse_if|complain)")
-"""Names of functions that are given a message as their last argument."""
+"""Names of functions whose last argument is a message."""
 LOGGED = ("warning", "error")
 PLACEHOLDER = re.compile(r"\{[\w.:!,]+\}|%[\d.]*[sdfrgx]")
 FAMILIES = {
@@ -122,20 +127,20 @@ FAMILIES = {
         "server/rounds/",
     ),
 }
-"""Families of messages, by the beginnings of the paths where they are made; the longest counts."""
+"""Families of messages, each with the beginnings of its files' paths. The longest match decides."""
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 MAKING = ast.Call | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.FunctionDef
 
 
 class Message(NamedTuple):
-    """A message, and where it is made.
+    """A message, with its place in the source.
 
     Attributes:
         file: path under the repository.
-        line: line of the call that makes the error.
-        error: name of its class.
-        text: its text; ``…`` stands for what varies.
+        line: line of the call or assignment with the message.
+        error: name of the error's class, or of the function or variable that receives the message.
+        text: text of the message; ``…`` stands for a variable part.
     """
 
     file: str
@@ -145,7 +150,7 @@ class Message(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Return the family whose longest beginning fits the file."""
+        """Return the family with the longest path beginning that matches the file."""
         fits = {
             beginning: name
             for name, beginnings in FAMILIES.items()
@@ -156,7 +161,7 @@ class Message(NamedTuple):
 
 
 def error_classes(modules: Iterable[Module]) -> set[str]:
-    """Return the names of SamaraError and of all classes that derive from it."""
+    """Return the names of `SamaraError` and all classes derived from it."""
     bases = {
         node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
         for module in modules
@@ -171,12 +176,12 @@ def error_classes(modules: Iterable[Module]) -> set[str]:
 
 @cache
 def messages() -> list[Message]:
-    """Return the messages of every place where one is made, in order of files."""
+    """Return all messages that contain a word, in the order of the files."""
     return [one for one in made() if re.search(r"\w{2,}", one.text)]
 
 
 def made() -> list[Message]:
-    """Return the texts of all these places, those without a word of their own, too."""
+    """Return all messages, including texts without any word."""
     classes = error_classes(modules().values())
     return [message for module in modules().values() for message in _of_module(module, classes)]
 
@@ -184,7 +189,7 @@ def made() -> list[Message]:
 def _of_module(module: Module, classes: set[str]) -> Iterator[Message]:
     functions = [node for node in module.nodes if isinstance(node, FUNCTIONS)]
     seen = set()
-    # inner functions before outer ones
+    # inner functions come before the functions around them
     for scope in [*sorted(functions, key=lambda f: -f.lineno), None]:
         within = list(ast.walk(scope)) if scope else module.nodes
         given = [node for node in within if isinstance(node, ASSIGNING)] if scope else []
@@ -200,7 +205,7 @@ def _of_module(module: Module, classes: set[str]) -> Iterator[Message]:
 
 
 def _of_node(node: ast.AST, scope: Scope, classes: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the messages that a node makes, each with the name of what makes it."""
+    """Yield (name, message) for a syntax node: its function or variable, and its messages."""
     match node:
         case ast.Call():
             for text in _of_call(node, scope, classes):
@@ -234,7 +239,7 @@ def _of_call(call: ast.Call, scope: Scope, classes: set[str]) -> Iterator[str]:
     if call.args and place < len(call.args):
         yield from scope.texts(call.args[place])
     if name == CHECK and isinstance(call.args[0], ast.Attribute) and call.args[0].attr != "PASS":
-        # finding and remedy were given their values together
+        # a check assigns finding and remedy together, so the latest values belong together
         latest = Scope(scope.module, {name: values[-1:] for name, values in scope.names.items()})
         for each in product(*map(latest.texts, call.args[1:])):
             if len(each) == 3:
@@ -242,7 +247,7 @@ def _of_call(call: ast.Call, scope: Scope, classes: set[str]) -> Iterator[str]:
 
 
 def _name(node: ast.expr) -> str:
-    """Return the last part of a name; empty if the expression is no name."""
+    """Return the last part of a dotted name, or "" for another expression."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -250,6 +255,6 @@ def _name(node: ast.expr) -> str:
 
 
 def of_family(family: str, known: Sequence[Message]) -> list[str]:
-    """Return the texts of a family, each once, in the order of their words."""
+    """Return the texts of a family in alphabetical order, without repetitions."""
     found = {message.text for message in known if message.family == family}
     return sorted(found, key=lambda text: (re.sub(r"[^a-z ]", "", text.lower()).strip(), text))

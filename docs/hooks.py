@@ -1,4 +1,4 @@
-"""What the site generator fills in when it builds: pages made of the code, examples as code."""
+"""Hooks of the site generator, which insert generated pages and show doctests as code."""
 
 import re
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def on_config(config: Any) -> Any:
-    """Return the configuration of the site with examples of docstrings shown as code."""
+    """Return the site's configuration with an extension that shows doctests as code."""
     config.markdown_extensions.append(Doctests())
     return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with its marks replaced: all commands, or the messages of a family."""
+    """Return a page with its markers replaced by all commands, or by the messages of a family."""
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, commands_page())
     return MESSAGES.sub(lambda mark: message_list(mark[1]), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page whose code may break after dots, slashes and underscores.
+    """Return a page in which code may break after dots, slashes and underscores.
 
-    Intervals and the names of options do not break.
+    Intervals (a ± b) and names of options do not break.
     """
     html = html.replace(" ± ", "&nbsp;±&nbsp;")
     return CODE.sub(lambda code: _with_breaks(code[0]), html)
@@ -44,16 +44,19 @@ def _with_breaks(code: str) -> str:
 
 
 def message_list(family: str) -> str:
-    """Return the messages of a family as a folded list."""
+    """Return the messages of a family as a collapsed HTML list."""
     items = "".join(f"<li>{escape(text)}</li>" for text in of_family(family, messages()))
     return f'<details class="messages"><summary>All messages</summary><ul>{items}</ul></details>'
 
 
 class Doctests(Extension):
-    """Shows lines from ``>>>`` to the next empty line as code, not as a quotation."""
+    """A Markdown extension that shows doctests as code instead of quotations.
+
+    A doctest reaches from ``>>>`` to the next empty line.
+    """
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  (the library's name)
-        """Register the preprocessor before the one that reads code blocks."""
+        """Register the preprocessor so that it runs before the preprocessor of code blocks."""
         md.preprocessors.register(_DoctestPreprocessor(md), "doctests", 35)
 
 

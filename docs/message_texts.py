@@ -1,4 +1,4 @@
-"""What expressions of the code may be as text, read from its source, with … for what varies."""
+"""Possible texts of expressions in the source code; … stands for the variable parts."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ ASSIGNING = ast.Assign | ast.AnnAssign
 
 
 def sources() -> list[Path]:
-    """Return the product's Python files."""
+    """Return the Python files of the product."""
     files = [file for name in PACKAGES for file in sorted((ROOT / name).rglob("*.py"))]
     return [file for file in files if "_pb2" not in file.name]
 
 
 class Module:
-    """A module's tree, and what names stand for in it: constants, functions, imports.
+    """A parsed module, with the constants, functions and imports that names in it refer to.
 
     Args:
         file: path under the repository.
@@ -46,7 +46,7 @@ class Module:
 
 @cache
 def modules() -> dict[str, Module]:
-    """Return the product's modules by their dotted names."""
+    """Return all modules of the product by dotted name."""
     found = {}
     for path in sources():
         file = path.relative_to(ROOT)
@@ -58,12 +58,12 @@ def modules() -> dict[str, Module]:
 
 
 class Scope(NamedTuple):
-    """What names stand for at a place.
+    """The values of names at one place of a module.
 
     Attributes:
         module: the module of the place.
-        names: the values that names were given before it.
-        entered: functions whose texts are being read, which are not read again.
+        names: expressions assigned to each name before the place.
+        entered: functions whose texts are already being read; they are not entered again.
     """
 
     module: Module
@@ -71,7 +71,7 @@ class Scope(NamedTuple):
     entered: frozenset[str] = frozenset()
 
     def texts(self, node: ast.expr) -> list[str]:
-        """Return what an expression may be as text: alternatives are one text each."""
+        """Return the possible texts of an expression, one for each alternative."""
         match node:
             case ast.Constant(value=str(text)):
                 return [text]
@@ -101,12 +101,15 @@ class Scope(NamedTuple):
         return [VARIES]
 
     def of_all(self, nodes: Sequence[ast.expr]) -> list[str]:
-        """Return the texts of all of these: those with words if there are any."""
+        """Return the possible texts of several expressions.
+
+        The text ``…`` is left out unless it is the only text.
+        """
         found = list(dict.fromkeys(text for node in nodes for text in self.texts(node)))
         return [text for text in found if text != VARIES] or [VARIES]
 
     def _part(self, part: ast.expr) -> list[str]:
-        """Return the texts of a part of an f-string: words that the code holds, or ``…``."""
+        """Return the possible texts of a part of an f-string: texts in the source, or ``…``."""
         value = part.value if isinstance(part, ast.FormattedValue) else part
         held = isinstance(value, ast.Constant | ast.IfExp | ast.Name)
         return self.texts(value) if held else [VARIES]
@@ -127,7 +130,7 @@ class Scope(NamedTuple):
         return returned_texts(home, home.functions[name], self.entered)
 
     def _home(self, name: str) -> tuple[Module | None, str]:
-        """Return the module that defines a name, and its name there."""
+        """Return the module that defines a name, and the name in that module."""
         if name in self.module.imported:
             home, name = self.module.imported[name]
             return modules().get(home), name
@@ -135,7 +138,7 @@ class Scope(NamedTuple):
 
 
 def returned_texts(module: Module, function: ast.FunctionDef, entered: frozenset[str]) -> list[str]:
-    """Return what a function may return as text."""
+    """Return the possible texts that a function returns."""
     within = entered | {f"{module.file}:{function.name}"}
     nodes = list(ast.walk(function))
     found = []
@@ -150,7 +153,7 @@ def _joined(parts: Sequence[list[str]]) -> list[str]:
 
 
 def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str, ast.expr]]:
-    """Yield line, name and value of all assignments among statements, in order of lines."""
+    """Yield (line, name, value) of all assignments among some nodes, in the order of lines."""
     assigned = [node for node in nodes if isinstance(node, ASSIGNING)]
     for each in sorted(assigned, key=lambda node: node.lineno):
         if isinstance(each, ast.AnnAssign):
@@ -167,7 +170,7 @@ def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str, ast.expr]]
 
 
 def values_before(line: int, nodes: Iterable[ast.AST]) -> Values:
-    """Return the values that statements above a line give to each name."""
+    """Return the values that are assigned to each name above a line."""
     values: dict[str, list[ast.expr]] = {}
     for at, name, value in assignments(nodes):
         if at < line:

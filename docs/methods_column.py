@@ -1,4 +1,4 @@
-"""The column of the methods' page that says where a row's tests run: read from the tests."""
+"""The column of the methods page that shows where a row's tests run, read from the tests."""
 
 import ast
 import re
@@ -9,14 +9,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "docs" / "gpu_runs.toml"
-"""The day of the last run on a GPU, by test."""
+"""File with the day of each test's last run on a GPU, by test."""
 _ROW = re.compile(r"^\|(?! section )(?!-)(.*)\|$")
 _TEST = re.compile(r"`(test_\w+)`")
 _NEEDED = re.compile(r"importorskip\(['\"]([\w.]+)")
 
 
 def with_places(page: str) -> str:
-    """Return the page of methods with the last column of its rows made anew."""
+    """Return the page of methods with the last column of its tables generated again."""
     return "\n".join(map(_with_places, page.split("\n")))
 
 
@@ -29,7 +29,7 @@ def _with_places(line: str) -> str:
 
 
 def places(names: list[str]) -> str:
-    """Return where tests run: on a CPU, on pretended GPUs, on a GPU and when; empty without tests.
+    """Return where some tests run, with the day of their last run on a GPU; "" without tests.
 
     Args:
         names: names of test functions.
@@ -42,7 +42,7 @@ def places(names: list[str]) -> str:
 
 @cache
 def _tests() -> dict[str, tuple[str, ...]]:
-    """Return where each test runs without a GPU, by its name."""
+    """Return where each test runs on a machine without a GPU, by name of the test."""
     return {
         name: where
         for file in sorted((ROOT / "tests").rglob("test_*.py"))

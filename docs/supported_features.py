@@ -1,4 +1,4 @@
-"""The combinations of features that exist, which documentation and tests go through."""
+"""The supported combinations of features, for documentation and tests."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,12 +11,12 @@ from samara.shared.settings.features import DIMENSIONS, EXCLUSIONS, FURTHER_EXCL
 
 @cache
 def supported_combinations() -> tuple[Combination, ...]:
-    """Return all combinations that exist, each with a value in every dimension."""
+    """Return all supported combinations, each with a value in every dimension."""
     return tuple(map(combination_of, supported_indices()))
 
 
 def find_supported(values: Combination) -> Combination | None:
-    """Return the first combination that exists and has these values; None if there is none."""
+    """Return the first supported combination with these values, or None."""
     table = supported_indices()
     one_each = {name: (value,) for name, value in values.items()}
     found = np.flatnonzero(_have(table, list(DIMENSIONS), one_each))
@@ -25,7 +25,7 @@ def find_supported(values: Combination) -> Combination | None:
 
 @cache
 def supported_indices() -> NDArray[np.int8]:
-    """Return the combinations that exist: in each row the index of a value of every dimension."""
+    """Return all supported combinations as indices of values, int8 [combinations, dimensions]."""
     known: list[str] = []
     table = np.zeros((1, 0), np.int8)
     for name, values in DIMENSIONS.items():
@@ -39,7 +39,7 @@ def supported_indices() -> NDArray[np.int8]:
 
 
 def combination_of(indices: NDArray[np.int8]) -> Combination:
-    """Return the combination with these indices of the values of every dimension, int8 [n]."""
+    """Return a combination, given the index of its value in each dimension, int8 [dimensions]."""
     named = zip(DIMENSIONS.items(), indices.tolist(), strict=True)
     return {name: values[index] for (name, values), index in named}
 
@@ -47,7 +47,13 @@ def combination_of(indices: NDArray[np.int8]) -> Combination:
 def _have(
     table: NDArray[np.int8], known: Sequence[str], values: Mapping[str, tuple[str, ...]]
 ) -> NDArray[np.bool_]:
-    """Return for each row of indices whether it has one of some values in every dimension."""
+    """Return a mask of the rows whose value in each given dimension is one of some values.
+
+    Args:
+        table: indices of values, int8 [rows, dimensions].
+        known: names of the dimensions, in the order of the columns.
+        values: accepted values by dimension.
+    """
     columns = [
         np.isin(table[:, known.index(name)], [DIMENSIONS[name].index(value) for value in some])
         for name, some in values.items()

@@ -1,8 +1,9 @@
-"""The tables that are made of the code: settings, features, metrics, pyproject.toml's config.
+"""The generated tables: settings, features, metrics, and the run config in pyproject.toml.
 
-The page of phones reads the terms of a run by the same table, in TypeScript.
+The same command also generates the terms of a run in TypeScript, which the page of phones reads.
 
-``python docs/tables.py`` writes them between their markers; ``--check`` fails if one is outdated.
+``python docs/tables.py`` writes the tables between their markers. With ``--check``, it fails if a
+table is outdated.
 """
 
 import json
@@ -48,10 +49,10 @@ def settings_table(
     """Return the Markdown table of the settings whose keys begin with a prefix.
 
     Args:
-        section: where they are declared.
+        section: class that declares the settings.
         defaults: value of each setting by dotted key.
         prefix: ``cohort.``, or empty for the settings outside of sections.
-        run: whether owner and identity are said; they mean nothing elsewhere.
+        run: whether to name owner and identity, which exist only for settings of a run.
     """
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, setting in describe(section).items():
@@ -81,17 +82,17 @@ def _notes(setting: Setting, run: bool) -> str:
 
 
 def _title(page: str) -> str:
-    """Return the first heading of a page, whose path is relative to docs/."""
+    """Return the first heading of a page, given the page's path under docs/."""
     return (DOCS / page).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
 def relative_links(table: str, folder: Path) -> str:
-    """Return a table whose links are relative to a page's folder instead of docs/."""
+    """Return a table whose links are relative to a given folder instead of docs/."""
     return LINK.sub(lambda link: f"]({os.path.relpath(DOCS / link[1], folder)}", table)
 
 
 def blocks() -> dict[str, str]:
-    """Return the content of every marked block by its name."""
+    """Return the content of every generated block by its name."""
     run = RunConfig().flat() | OPEN | {"data.seed": FOLLOWS_SEED}
     tune = TuneSettings().flat() | {"adapter.layers": AUTO}
     sections = tuple(dict.fromkeys(key.split(".")[0] for key in run if "." in key))
@@ -112,7 +113,7 @@ def blocks() -> dict[str, str]:
 
 
 def apart_table() -> str:
-    """Return the keys of a run that `samara tune` declares anew, with both defaults."""
+    """Return the table of run settings that `samara tune` declares again, with both defaults."""
     run = RunConfig().flat() | OPEN
     lines = ["| key | default here | of a run | why it differs |", "|---|---|---|---|"]
     for key, setting in describe(TuneSettings).items():
@@ -123,7 +124,7 @@ def apart_table() -> str:
 
 
 def fixed_table() -> str:
-    """Return the settings that earlier versions offered, with their values."""
+    """Return the table of settings that only earlier versions offered, with their values."""
     lines = ["| key | value | of | now | another value |", "|---|---|---|---|---|"]
     of = {"runs": RunConfig, "`samara tune`": TuneSettings}
     found: dict[tuple[str, str, str, str], list[str]] = {}
@@ -142,7 +143,10 @@ def fixed_table() -> str:
 
 
 def feature_tables() -> dict[str, str]:
-    """Return Markdown tables of what does not go with each method, engine and kind of client."""
+    """Return Markdown tables of combinations that are not supported.
+
+    There is one table for each of method, engine and kind of client, and one of refusals.
+    """
     made = {name: _table(name) for name in ("method", "engine", "clients")}
     refused = (*EXCLUSIONS, *FURTHER_EXCLUSIONS)
     return made | {"refused": _refusals(refused), "tune": _refusals(TUNING_EXCLUSIONS)}
@@ -157,7 +161,7 @@ def _refusals(exclusions: Sequence[Exclusion]) -> str:
 
 
 def _table(columns: str) -> str:
-    """Return a table with a row for each value that does not go with every column."""
+    """Return a table with a row for each value that is unsupported with some column's value."""
     values = DIMENSIONS[columns]
     lines = [
         f"| | {' | '.join(map(_code, values))} |",
@@ -178,13 +182,17 @@ def _code(value: str) -> str:
 
 
 def _defaults(section: type[Section]) -> dict[str, object]:
-    """Return the defaults of the settings that have one."""
+    """Return the default of each setting that has a default."""
     described = describe(section).items()
     return {key: setting.default for key, setting in described if setting.default is not None}
 
 
 def filled(text: str, content: Mapping[str, str]) -> str:
-    """Return a page with all its marked blocks made anew.
+    """Return a page with all its generated blocks replaced.
+
+    Args:
+        text: text of the page.
+        content: content of each block by name.
 
     Raises:
         ValueError: if a block has no end.
@@ -201,7 +209,7 @@ def filled(text: str, content: Mapping[str, str]) -> str:
 
 
 def with_config(project: str) -> str:
-    """Return pyproject.toml with the table of Flower's run config made anew."""
+    """Return pyproject.toml with the table of Flower's run config generated again."""
     heading = "[tool.flwr.app.config]\n"
     before, _, rest = project.partition(heading)
     after = rest[rest.index("\n[") :]
@@ -212,9 +220,9 @@ def with_config(project: str) -> str:
 
 
 def page_terms() -> str:
-    """Return the TypeScript of the ranges and defaults of a run's terms.
+    """Return TypeScript code with the ranges and defaults of a run's terms.
 
-    The seed is left out, since numbers of JavaScript do not hold it.
+    The seed is left out, because JavaScript's numbers cannot represent it.
     """
     usual = asdict(Term())
     lines = []
@@ -236,7 +244,7 @@ def page_terms() -> str:
 
 
 def outdated() -> dict[Path, str]:
-    """Return what files should hold that hold something else."""
+    """Return the new text of each file whose generated content is outdated."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
     content = blocks()
     made = {
@@ -254,7 +262,7 @@ def outdated() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files that are out of date, or name them."""
+    """Write all outdated files, or with ``--check`` only name them."""
     changed = outdated()
     if "--check" in sys.argv[1:]:
         if changed:

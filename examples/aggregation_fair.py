@@ -1,8 +1,10 @@
-"""An aggregation rule of your own: clients with a higher loss count more.
+"""A custom aggregation rule that gives clients with a higher loss more weight.
 
 q-FFL (Li et al., Fair Resource Allocation in Federated Learning, 2020, section 3) raises the loss
-of each client to a power: a gradient step on Σ F^(q+1)/(q+1) weighs a client's gradient by F^q. A
-client that reports a high loss gains weight by it, so trust your clients, or bound what they say.
+F of each client to a power. A gradient step on Σ F^(q+1)/(q+1) weighs a client's gradient by F^q.
+
+A client gains weight by reporting a high loss. Use this rule only if you trust your clients, or
+bound the losses that they report.
 
     python examples/aggregation_fair.py
 """
@@ -18,14 +20,14 @@ POWER = 1.0
 
 
 def fair(contributions: Sequence[samara.register.Contribution]) -> NDArray[np.float64]:
-    """Return weights in proportion to examples times loss to a power; they sum to 1."""
+    """Return weights in proportion to examples · loss^POWER, float64 [clients]; they sum to 1."""
     weights = np.array([one.examples * one.mean_loss**POWER for one in contributions])
     shares: NDArray[np.float64] = weights / weights.sum()
     return shares
 
 
 def main(rounds: int = 10, clients: int = 8) -> samara.Comparison:
-    """Compare the rule with the mean, print the result, and return it."""
+    """Compare the rule with the mean, print the comparison, and return it."""
     samara.register.aggregation("fair", fair)
     settings = {"rounds": rounds, "data.clients": clients, "personal.rounds": 0}
     mean, own = (samara.simulate(settings, aggregation={"rule": rule}) for rule in ("mean", "fair"))

@@ -1,8 +1,9 @@
-"""An estimator of your own: central differences at two distances, of fourth order.
+"""A custom estimator with an error of fourth order: central differences at two distances.
 
-The error of (L(B + ε·z) − L(B − ε·z)) / 2ε is ε²/6 times the third derivative along z. Differences
-D at ε and at 2ε together cancel it (Richardson, 1911): g = (4·D(ε) − D(2ε)) / 3, for twice the
-losses. The model's own noise is amplified by 4/3, so a larger ε is possible, and needed.
+The error of (L(B + ε·z) − L(B − ε·z)) / 2ε is ε²/6 times the third derivative along z. This error
+cancels if differences D at ε and at 2ε are combined (Richardson, 1911): g = (4·D(ε) − D(2ε)) / 3.
+This takes twice as many losses. The combination amplifies the noise of the losses by 4/3. It
+therefore needs a larger ε, which its small error allows.
 
     python examples/estimator_fourth_order.py
 """
@@ -27,7 +28,7 @@ def fourth_order(seeds: NDArray[np.uint64], batch: NDArray[np.int64], epsilon: f
 
 
 def main(rounds: int = 10, clients: int = 8) -> samara.Comparison:
-    """Compare the estimator with plain differences at a large ε, print the result, return it."""
+    """Compare the estimator with plain differences at a large ε; print and return the result."""
     samara.register.estimator("fourth-order", fourth_order)
     settings = {
         "rounds": rounds,

@@ -1,8 +1,8 @@
-"""An objective of your own: the focal loss, by which examples that are right already count less.
+"""A custom objective: the focal loss, which gives less weight to examples that are already right.
 
 Lin et al., Focal Loss for Dense Object Detection (2017), equation 4, without class weights:
-−(1 − p)^γ·log p, where p is the probability of the right label. A zeroth-order step needs the value
-of a loss alone, so that any function of the scores will do, derivable or not.
+−(1 − p)^γ·log p, where p is the probability of the right label. A zeroth-order step needs only the
+value of a loss. An objective can therefore be any function of the scores, differentiable or not.
 
     python examples/objective_focal.py
 """

@@ -1,7 +1,8 @@
-"""A partition of your own: clients that write short texts, and clients that write long ones.
+"""A custom partition, in which some clients write short texts and others write long texts.
 
 Real clients differ in more than their labels. Here the first client gets the shortest texts and the
-last one the longest, split by split, so that every client can be trained and tested.
+last client gets the longest texts. Each split is divided separately, so that every client has
+training and test examples.
 
     python examples/partition_by_length.py
 """
@@ -17,7 +18,10 @@ import samara
 def by_length(
     examples: Sequence[samara.register.Example], clients: int, alpha: float, seed: int
 ) -> NDArray[np.int64]:
-    """Return the client of each example: equal shares of each split, by length of the text."""
+    """Return the client index of each example, int64 [examples].
+
+    The texts of each split are sorted by length and divided into equal shares.
+    """
     lengths = np.array([len(example.text) for example in examples])
     splits = np.array([example.split for example in examples])
     numbers = np.empty(len(examples), np.int64)
@@ -29,7 +33,7 @@ def by_length(
 
 
 def main(rounds: int = 10, clients: int = 8) -> samara.Comparison:
-    """Run with this division, print every client's figures, and return the comparison."""
+    """Run with this partition, print the results of every client, and return the comparison."""
     samara.register.partition("by-length", by_length)
     run = samara.simulate(
         {"rounds": rounds, "data.clients": clients, "personal.rounds": 0},

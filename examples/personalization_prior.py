@@ -1,9 +1,9 @@
-"""A personalization of your own: a client's label frequencies as a prior, without any solver.
+"""A custom personalization that uses a client's label frequencies as a prior, without a solver.
 
-The scores of a classifier are log-odds. Adding log(frequency of the client's label) − log(mean
-probability that the model gives to the label) shifts them to the client's base rate: prior
-correction (Saerens et al., Adjusting the Outputs of a Classifier to New a Priori Probabilities,
-2002, equation 2.4), with the frequencies known from the client's own labels.
+The scores of a classifier are log-odds. Prior correction shifts them to the client's base rate: it
+adds log(frequency of the label on the client) − log(mean probability that the model gives to the
+label) to each label's score (Saerens et al., Adjusting the Outputs of a Classifier to New a Priori
+Probabilities, 2002, equation 2.4). Here the frequencies are known from the client's labels.
 
     python examples/personalization_prior.py
 """
@@ -15,11 +15,12 @@ import samara
 from samara.register import Examples, SoftmaxFit
 
 PSEUDOCOUNT = 5.0
-"""Examples that the model's own opinion counts as, so that a client's few do not overrule it."""
+"""Number of examples as which the model's mean probabilities count in a client's frequencies. A
+client with few examples then stays close to the model."""
 
 
 def prior(examples: Examples) -> SoftmaxFit:
-    """Return an intercept from label counts, and a readout of zeros."""
+    """Return an intercept computed from label counts, and a readout of zeros."""
     labels = examples.offsets.shape[1]
     assumed = softmax(examples.offsets, axis=1).mean(axis=0)
     counts = np.bincount(examples.labels, minlength=labels)
@@ -31,7 +32,7 @@ def prior(examples: Examples) -> SoftmaxFit:
 
 
 def main(rounds: int = 10, clients: int = 8) -> samara.Comparison:
-    """Compare the prior with the built-in fit and the global model, print, and return it."""
+    """Compare the prior with the built-in fit and the global model; print and return the result."""
     samara.register.personalization("prior", prior)
     settings = {
         "rounds": rounds,

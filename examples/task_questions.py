@@ -1,7 +1,7 @@
-"""A task of your own, made by Python: the generated messages, asked about in other words.
+"""A custom task, made in Python: the generated messages with another question.
 
-A task file says the same without Python (docs/reference/tasks.md). An object is for programs that
-make tasks, such as one that tries several questions.
+A task file does the same without Python (docs/reference/tasks.md). A task object is for programs
+that make tasks, such as a program that tries several questions.
 
     python examples/task_questions.py
 """
@@ -16,7 +16,10 @@ QUESTIONS = {
 
 
 def task_with(question: str) -> ClassificationTask:
-    """Return the task of the generated messages, whose name says which data it is about."""
+    """Return the task of the generated messages with a given question.
+
+    The task's name, ``messages``, selects the generated data.
+    """
     return ClassificationTask(
         name="messages",
         text="{text}",
@@ -27,7 +30,7 @@ def task_with(question: str) -> ClassificationTask:
 
 
 def main(rounds: int = 5, clients: int = 4) -> dict[str, float]:
-    """Run with each question, and print and return the accuracy of the base model on it."""
+    """Run with each question, and print and return the base model's accuracy by question."""
     accuracies = {}
     for name, question in QUESTIONS.items():
         samara.register.task(name, task_with(question))

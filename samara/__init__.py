@@ -56,7 +56,7 @@ _MODULES = {
     "simulate": "samara.simulation",
     "tune": "samara.tuning",
 }
-"""Module of each public name, imported when the name is first used."""
+"""Module that defines each public name. The module is imported when the name is first used."""
 
 sys.meta_path.append(OldNameFinder)
 

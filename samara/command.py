@@ -1,4 +1,4 @@
-"""The command ``samara``, which combines the packages' commands and prints errors as messages."""
+"""The command ``samara``, which combines the commands of all packages."""
 
 import errno
 import signal
@@ -33,17 +33,17 @@ _REMEDIES = {
     errno.EEXIST: "give another path",
     errno.ENOTDIR: "a part of the path is a file; give another path",
 }
-"""Remedies for system errors of commands that write files, by errno."""
+"""Remedies for the user after system errors in commands that write files, by errno."""
 
 _DEVICES = "Devices, phones, and rehearsals with them"
-"""Help panel of commands about devices."""
+"""Name of the help panel for commands about devices."""
 _MODELS = "Models of runs, and privacy"
-"""Help panel of commands about models."""
+"""Name of the help panel for commands about models."""
 
 app = typer.Typer(
     cls=CommandLine,
     no_args_is_help=True,
-    suggest_commands=False,  # suggestions come from shared/command_group.py
+    suggest_commands=False,  # shared/command_group.py makes suggestions
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -84,7 +84,7 @@ def samara(
 
 
 def run(commands: typer.Typer) -> None:
-    """Run a command line, and convert an error to a message and an exit status."""
+    """Run the command line; print an error as a message, and set the exit status."""
     try:
         commands()
     except SamaraError as error:
@@ -99,7 +99,7 @@ def run(commands: typer.Typer) -> None:
 
 
 def main() -> None:
-    """Run ``samara``; SIGTERM ends the command and its child processes as Ctrl-C does."""
+    """Run ``samara``. SIGTERM ends the command and its child processes, like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exempt_this_machine()
     run(app)

@@ -20,12 +20,12 @@ def is_shown(progress: bool | None) -> bool:
 
 
 def hide_widget_warning() -> None:
-    """Hide tqdm's warning that ipywidgets is missing, because Samara does not need this package."""
+    """Hide tqdm's warning that ipywidgets is missing; Samara does not need this package."""
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def text_of(show: Callable[[Console], None]) -> str:
-    """Return the console output of a function as plain text."""
+    """Return as plain text whatever a function prints to a console."""
     printed = StringIO()
     show(Console(file=printed, width=_WIDTH, force_jupyter=False, force_terminal=False))
     return printed.getvalue().rstrip()

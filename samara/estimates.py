@@ -1,4 +1,4 @@
-"""The Python function `device_estimate`, which predicts the cost of a run's step on a device."""
+"""The Python function `device_estimate`, which predicts a training step's cost on a device."""
 
 from typing import Any, NamedTuple
 
@@ -10,10 +10,10 @@ from samara.overrides import Scenario, config_of
 
 
 class DeviceEstimate(NamedTuple):
-    """The predicted cost of a run's step on a device.
+    """The predicted cost of a client's training step on a device.
 
     Attributes:
-        step: seconds, bytes and joules of a client's step.
+        step: seconds, bytes and joules of one step.
         target: rounds and seconds until the requested gain in accuracy; None without a request.
     """
 
@@ -30,7 +30,7 @@ def device_estimate(
     target: str | float = 0,
     **settings: Any,
 ) -> DeviceEstimate:
-    """Predict time, memory and energy of a step of a run on a device.
+    """Predict time, memory and energy of a client's training step on a device.
 
     >>> estimate = device_estimate({"adapter.layers": "top:1"}, "orin-nano-8gb")
     >>> estimate.step.fits

@@ -7,7 +7,7 @@ from samara.shared.errors import SamaraError
 
 
 def load_pandas() -> ModuleType:
-    """Return pandas.
+    """Import and return pandas.
 
     Raises:
         SamaraError: if pandas is not installed.

@@ -19,7 +19,7 @@ from samara.simulations.exports.quick_look import LoadedModel, Text
 
 
 class Model:
-    """A model of a finished run: the frozen base model and the trained weights.
+    """A model of a finished run: the frozen base model with the trained weights.
 
     >>> import samara
     >>> run = samara.simulate({"rounds": 1, "steps": 1, "data.clients": 2}, personal={"rounds": 0})
@@ -39,7 +39,7 @@ class Model:
 
     @property
     def numbers(self) -> NDArray[np.float32]:
-        """The weights of the adapter, float32 [elements]."""
+        """Weights of the adapter, float32 [elements]."""
         return self._trained.numbers
 
     def probabilities(self, texts: Text | Sequence[Text]) -> list[dict[str, float]]:
@@ -98,7 +98,7 @@ class Model:
         model = self._trained.config.model
         base = load_base_model(model.path, model.family, model.torch_device, dtype=model.dtype)
         with TemporaryDirectory() as folder, warnings.catch_warnings():
-            # PEFT uses a deprecated interface of transformers
+            # PEFT calls a deprecated interface of transformers
             warnings.simplefilter("ignore", FutureWarning)
             self._trained.write_peft(Path(folder))
             return peft.PeftModel.from_pretrained(base.network, folder)

@@ -1,7 +1,7 @@
 """Old forms of commands, which keep working for one version with a one-line warning.
 
 Old forms are not registered as commands. A command line in an old form is converted to the new form
-before it is parsed. An entry is removed one version after the version that introduced the entry.
+before it is parsed. The version after the first version with an entry removes that entry.
 """
 
 import sys
@@ -28,7 +28,7 @@ COMMANDS = {
     "client unlearn": "client learn --delete",
     "client import": "client move --here",
 }
-"""New first words of command lines, by the old first words."""
+"""First words of command lines in the new form, by first words in the old form."""
 
 _OPTIONS_OF_CLIENT = {
     "--stream": "--set model.stream={}",
@@ -75,16 +75,16 @@ OPTIONS = {
     "tune": _OPTIONS_OF_TUNE,
     "device estimate": _OPTIONS_OF_ESTIMATE,
 }
-"""Replacements of old options, by the command in its new form; {} stands for the option's value."""
+"""Replacements of old options, by command in the new form. {} stands for the option's value."""
 
 
 class CommandLine(TyperGroup):
-    """The group of all commands, which also accepts old forms."""
+    """The group of all commands, which also accepts commands in old forms."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse a command line; print a warning about an old form on standard error."""
+        """Parse a command line, and warn on standard error if it has an old form."""
         words, changes = in_new_form(args)
-        if changes and not ctx.resilient_parsing:  # resilient while a shell asks for completions
+        if changes and not ctx.resilient_parsing:  # true for completions
             print(
                 f"samara: {'; '.join(changes)} (the next version refuses old forms)",
                 file=sys.stderr,
@@ -93,10 +93,10 @@ class CommandLine(TyperGroup):
 
 
 def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the new form of a command line, and a description of each change.
+    """Return a command line in the new form, and a description of each change.
 
     Args:
-        words: command line after ``samara``.
+        words: words of the command line after ``samara``.
     """
     new = list(words)
     changes = []

@@ -1,4 +1,7 @@
-"""Conversion of settings from Python: a scenario, a mapping, or keywords."""
+"""Conversion of settings in Python to settings by dotted key.
+
+Python callers give a scenario, a mapping, or keyword arguments.
+"""
 
 import os
 from collections.abc import Mapping
@@ -12,11 +15,11 @@ from samara.shared.settings.scenarios import read_scenario, scenario_file
 from samara.shared.settings.setting import flattened, refuse_retired
 
 Scenario = RunConfig | Mapping[str, Any] | str | os.PathLike[str]
-"""Settings of a run: a shipped scenario's name, a scenario file, a mapping, or a `RunConfig`."""
+"""Settings of a run: name of a shipped scenario, scenario file, mapping, or `RunConfig`."""
 
 
 def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
-    """Return the settings of a run.
+    """Return a run's settings as a `RunConfig`.
 
     Args:
         scenario: initial settings; a mapping may have nested or dotted keys.
@@ -40,7 +43,7 @@ def config_of(scenario: Scenario, overrides: Mapping[str, Any]) -> RunConfig:
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key.
+    """Return settings as a mapping from dotted keys to values.
 
     Python's keyword arguments have neither hyphens nor dots in their names. Underscores therefore
     replace hyphens, and nested mappings replace sections. Dotted keys are also accepted. Paths

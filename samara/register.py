@@ -1,4 +1,4 @@
-"""Registration of user code that settings can name, such as rules, estimators and objectives.
+"""Registration of user code that settings can name, such as aggregation rules and objectives.
 
 >>> import numpy as np
 >>> import samara
@@ -12,8 +12,8 @@ A registration applies to this process. For the command line, and for clients in
 package declares an entry point with the same name in the group ``samara.aggregation`` (or
 ``samara.estimator``, ``samara.objective``, ``samara.partition``, ``samara.personalization``,
 ``samara.task``). Settings store the name with a hash of the source, which is part of the run id. A
-machine without an object of this name and hash refuses the run, and the message names the object. A
-server can request only code that the owner of the machine has installed for Samara.
+machine without an object of this name and hash refuses the run, with a message that names the
+object. A server can request only code that the machine's owner has installed for Samara.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ PartitionFunction = Callable[[Sequence[Example], int, float, int], NDArray[np.in
 """A function that divides examples among clients.
 
 Its arguments are the examples, the number of clients, `data.alpha` and `data.seed`. It returns the
-client of each example, int64 [examples]; −1 leaves an example out.
+index of each example's client, int64 [examples]; −1 leaves an example out.
 """
 
 
@@ -112,12 +112,12 @@ def objective(name: str, function: Objective, version: str = "") -> None:
 
 
 def partition(name: str, function: PartitionFunction, version: str = "") -> None:
-    """Register a division of the examples for the setting ``data.partition``.
+    """Register a function that divides examples among clients, for ``data.partition``.
 
     Args:
         name: lower-case letters, digits and hyphens.
         function: function of all examples, the number of clients, `data.alpha` and `data.seed`. It
-            returns the client of each example, int64 [examples]; −1 leaves an example out.
+            returns the index of each example's client, int64 [examples]; −1 leaves an example out.
         version: text that identifies this version of the object in place of a hash of its source.
 
     Raises:
@@ -145,7 +145,9 @@ def personalization(name: str, method: Personalization, version: str = "") -> No
 
 
 def task(name: str, task: Task) -> None:
-    """Register a task for the setting ``task``; a task file does the same without Python code.
+    """Register a task for the setting ``task``.
+
+    A task file does the same without Python code.
 
     Args:
         name: lower-case letters, digits and hyphens; not the name of a shipped task.

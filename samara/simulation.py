@@ -1,4 +1,4 @@
-"""The Python function `simulate`, which runs simulated federations, and classes of its results."""
+"""The Python function `simulate`, which runs simulated federations, and its result classes."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Folder = str | os.PathLike[str]
 
 
 class Comparison(_Comparison):
-    """A comparison of finished runs for each client; `print` shows the comparison's tables."""
+    """A comparison of finished runs for each client; `print` shows its tables."""
 
     def __str__(self) -> str:
         from samara.simulations.comparison.tables import render_comparison
@@ -38,9 +38,9 @@ class Comparison(_Comparison):
         return text_of(lambda console: console.print(*parts, sep="\n"))
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a frame with one row per tested difference, in accuracy or in saved bits per byte.
+        """Return a frame with one row per tested difference.
 
-        Accuracies are numbers from 0 to 1.
+        A difference is in accuracy, from 0 to 1, or in saved bits per byte.
 
         Raises:
             SamaraError: if pandas is not installed.
@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def result(self) -> RunResult:
-        """The content of result.json: settings, rounds, evaluations, costs.
+        """Content of result.json: settings, rounds, evaluations, costs.
 
         Raises:
             SamaraError: if the run has not ended, or the file is damaged.
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the run, which `simulate` accepts as a scenario."""
+        """Settings of the run, which `simulate` accepts as a scenario."""
         return RunConfig.of(self.result.config, str(self.folder))
 
     def to_frame(self) -> "pandas.DataFrame":
@@ -151,10 +151,10 @@ class Run:
         return _compared([self, *others])
 
     def global_model(self, client: int | None = None) -> "Model":
-        """Return the federation's model.
+        """Return the federation's model, or the model of one cluster.
 
         Args:
-            client: a client of the cluster whose model is returned, in a run with clusters.
+            client: in a run with clusters, a client of the cluster whose model is returned.
 
         Raises:
             SamaraError: if a ledger is damaged, or the base model cannot be used.
@@ -162,7 +162,7 @@ class Run:
         return self._model(client if self.result.groups else None)
 
     def personal_model(self, client: int | str) -> "Model":
-        """Return the model of one client.
+        """Return the personal model of one client.
 
         Args:
             client: number of the client, or name of the user whose data the client has.
@@ -189,7 +189,7 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs that differ in their seed and, if the data split depends on the seed, in the split.
+    """Finished runs that differ only in their seed, and in a data split that depends on the seed.
 
     >>> settings = {"rounds": 1, "steps": 1, "data.clients": 2, "personal.rounds": 0}
     >>> runs = simulate(settings, seeds=[0, 1])
@@ -226,7 +226,7 @@ class Runs(Sequence[Run]):
         return text_of(lambda console: console.print(table))
 
     def intervals(self) -> dict[str, SeedInterval]:
-        """Return the mean accuracy of every model with a 95 % interval over seeds, by model.
+        """Return each model's mean accuracy with its 95 % confidence interval over seeds.
 
         Raises:
             SamaraError: if no client evaluated on test examples.
@@ -234,7 +234,7 @@ class Runs(Sequence[Run]):
         return seed_intervals([run.result for run in self])
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the frames of all runs as one frame, whose first column is ``seed``.
+        """Return the frames of all runs as one frame, with a first column ``seed``.
 
         Raises:
             SamaraError: as in `Run.to_frame`.
@@ -245,7 +245,11 @@ class Runs(Sequence[Run]):
         )
 
     def compare(self, *others: "Run | Runs | Folder") -> Comparison:
-        """Compare these runs, averaged for each client, with other runs."""
+        """Compare these runs, with each client's results averaged over them, with other runs.
+
+        Args:
+            others: other runs, or their folders.
+        """
         return _compared([self, *others])
 
 

@@ -1,4 +1,4 @@
-"""The Python function `tune`, which tunes one model on one device, and the class of its result."""
+"""The Python function `tune`, which tunes a model on one device, and the class of its result."""
 
 import os
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class TuningRun:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The content of result.json.
+        """Content of result.json.
 
         Raises:
             ConfigError: if the run has not ended, or the file is damaged.
@@ -48,7 +48,7 @@ class TuningRun:
         return read_result(self.folder)
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a frame with one row per validation; a baseline has no rows.
+        """Return a frame with one row per validation; for a baseline, the frame is empty.
 
         Columns: ``step``, ``examples``, ``loss`` and the task's metric.
 
@@ -68,7 +68,7 @@ def tune(
     ['accuracy', 'auc', 'examples', 'loss']
 
     Args:
-        settings: settings of docs/reference/tune.md, with nested or dotted keys.
+        settings: settings from docs/reference/tune.md, with nested or dotted keys.
         progress: whether to show the progress; by default on a terminal and in a notebook.
         more: settings that replace settings in `settings`, for example ``optimizer="lora"``,
             ``learning_rate=0.1`` or ``model={"path": "folder"}``.
@@ -83,4 +83,4 @@ def tune(
 
 
 def _unseen(done: int, steps: int) -> None:
-    """Do nothing; this is the callback of a run without a progress display."""
+    """Do nothing, as the callback of a run without a progress display."""

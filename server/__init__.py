@@ -1,4 +1,4 @@
-"""The server side: strategy, aggregation, sampling and storage, without torch."""
+"""Server-side code: strategy, aggregation, client sampling and storage. It never imports torch."""
 
 if __name__ != "samara.server":
     from samara.shared.old_names import make_way

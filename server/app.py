@@ -85,7 +85,7 @@ def main(grid: Grid, context: Context) -> None:
                 log.warning("%s", result.no_gain)
             log.info("the result is %s", (folder / RESULT_FILE).resolve())
     except SamaraError as error:
-        raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower passes on only the text
+        raise SamaraError(f"{RUN_ERROR}{error}") from error  # Flower forwards only the text
     except Exception as error:
         log.error("the ServerApp failed: %s: %s", type(error).__name__, error)
         raise
@@ -109,7 +109,7 @@ def serve(
         grid: Flower's grid; for a live run, as `prepare_grid` returns it.
         cohorts: cohorts of a recorded run, which this run repeats up to the last recorded round.
         clock: clock of the run; by default the system's clock.
-        meters: sources of additional fields of round events and of the result.
+        meters: objects that add fields to round events and to the result.
         patient: whether the run is live. A live run keeps waiting if no connected client can take
             part. It also samples cohorts by a secret.
         known: additional fields of the result that only a simulation can compute, because they
@@ -208,13 +208,13 @@ def _write_start(config: RunConfig, store: RunStore, model_id: bytes) -> None:
         )
         write_durably(file, start.encode())
     except (SamaraError, OSError) as error:
-        log.warning("%s: is not written, so other runs cannot start from it: %s", file, error)
+        log.warning("%s: cannot be written, so other runs cannot start from it: %s", file, error)
 
 
 def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
     """Return the number of clients that a run waits for before it begins or continues.
 
-    A run that continues does not wait for more clients than there are valid keys.
+    A run that continues waits for at most as many clients as there are valid keys.
     """
     wanted = min(config.cohort.available, config.data.clients)
     if keys and config.out and (Path(config.out) / METRICS_FILE).exists():
@@ -223,10 +223,10 @@ def clients_to_await(config: RunConfig, keys: ClientKeys | None) -> int:
 
 
 def _check_directions(config: RunConfig, layout: Layout) -> None:
-    """Check that `queries` does not exceed the number of trained numbers, for components.
+    """For rounds of components, check that `queries` is at most the number of trained parameters.
 
     Raises:
-        ConfigError: if it does.
+        ConfigError: if it is more.
     """
     if config.differences == "components" and config.queries > layout.size:
         raise ConfigError(
@@ -243,7 +243,7 @@ def _await_layout(
     quorum: Quorum,
     patient: bool,
 ) -> Layout:
-    """Wait until clients have decided layout, base model and number of clients; return the layout.
+    """Wait until hellos have decided layout, base model and number of clients; return the layout.
 
     Raises:
         SamaraError: unless `patient`, if no connected client can take part, or if the hellos decide
@@ -254,7 +254,7 @@ def _await_layout(
     while True:
         nodes = grid.connected_nodes()
         connected = len(nodes)
-        roster.forget_absent(nodes)  # a refused client may return with other settings
+        roster.forget_absent(nodes)  # a refused client may come back with settings that fit
         quorum.is_late = time.monotonic() > end
         if connected >= wanted or (connected and quorum.is_late):
             roster.request_hellos(grid, config.cohort.timeout)
@@ -280,7 +280,7 @@ def _await_layout(
 
 
 def _is_stored(config: RunConfig, identity: RunIdentity) -> bool:
-    """Return whether the operator's folder already holds a run of this identity."""
+    """Return whether the operator's folder already holds a run with this layout and model."""
     if not config.out:
         return False
     config = config.among(identity.client_count) if identity.client_count else config
@@ -333,7 +333,7 @@ def _result(
 
 
 def _names_of(roster: Roster, keys: ClientKeys) -> dict[str, str]:
-    """Return the names of the clients' keys, by client index."""
+    """Return a mapping from client index to the name of the client's key."""
     named = {entry.client: keys.name_of(entry.client) for entry in roster.entries.values()}
     return {str(client): name for client, name in sorted(named.items()) if name}
 

@@ -29,7 +29,7 @@ RunToo = Annotated[Path | None, typer.Option("--run", help="Folder of a run, in 
 @app.callback()
 def server() -> None:
     """Serve, show and check runs."""
-    os.umask(0o077)  # only the owner may read run files, also those that Flower's processes write
+    os.umask(0o077)  # only the owner may read run files, including files of Flower's processes
 
 
 @app.command()
@@ -117,7 +117,7 @@ def up(
         tls = renewal()
     keys_folder = run / KEYS_FOLDER if tls else None
     client_keys = ClientKeys(keys_folder) if keys_folder else None
-    max_bytes = 2 * max_reply_bytes(config)  # a frame, and Flower's message around it
+    max_bytes = 2 * max_reply_bytes(config)  # room for a frame and for Flower's message around it
     superlink = SuperLinkProcess(run / FLOWER_FOLDER, host, port, tls, max_bytes, keys_folder)
     dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
     with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:

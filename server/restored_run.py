@@ -1,4 +1,4 @@
-"""A restored run's record of its backup, a file in the run's folder."""
+"""A file in the folder of a restored run that describes the backup it was restored from."""
 
 import json
 from dataclasses import asdict, dataclass

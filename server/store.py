@@ -1,4 +1,4 @@
-"""The folder of a run: ledger, layout, metrics and result, which survive a crash.
+"""The folder of a run, which holds ledger, layout, metrics and result, and survives a crash.
 
 OUT/ledger/            round deltas (shared/protocol/ledger)
 OUT/layout.json        layout of the trained numbers
@@ -36,7 +36,7 @@ class RunStore:
     Attributes:
         folder: the folder, OUT.
         layout: layout of the adapter.
-        ledger: ledger of the global track, with its state.
+        ledger: open ledger of the global track, with the replayed state.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class RunStore:
             )
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events so far from the disk, one dictionary per round and per evaluation.
+        """Read the events so far from disk, one dictionary per round and per evaluation.
 
-        The events are not kept in memory, because a long run has too many events.
+        The store does not keep them in memory, because a long run has too many.
         """
         return read_events(self.folder / METRICS_FILE)
 
@@ -103,7 +103,7 @@ def ensure_layout(folder: Path, layout: Layout) -> None:
 
 
 def _check_same_run(folder: Path, header: LedgerHeader) -> None:
-    """Refuse to continue a ledger that was begun under another run id.
+    """Check that a ledger, if there is one, has the run id of this run.
 
     Raises:
         LedgerError: if the run ids differ; the message gives the two possible reasons.

@@ -126,7 +126,7 @@ def simulate(
 
 
 def _explain() -> NoReturn:
-    """Show the available scenarios.
+    """Raise an error that lists the available scenarios.
 
     Raises:
         ConfigError: always, because no scenario was given; the message explains how to get one.

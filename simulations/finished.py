@@ -25,7 +25,7 @@ INPUTS_FILE = "inputs.json"
 """Name of the file in a run's folder with the hashes of its task and its data."""
 
 _MOVED_TOO = "task", "data.path"
-"""Settings whose paths are part of a run's identity and may have moved with the run's folder."""
+"""Settings that are paths and part of a run's identity, and may move with the run's folder."""
 
 
 def find_finished(config: RunConfig) -> Path | None:
@@ -75,7 +75,7 @@ def find_finished(config: RunConfig) -> Path | None:
 
 
 def hold_inputs(folder: Path, config: RunConfig, data: ClientDataSource | None = None) -> None:
-    """Record the task and the data with which a run begins.
+    """Record hashes of the task and the data of a run; if there is a record, check that it matches.
 
     Args:
         folder: folder of the run.

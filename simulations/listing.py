@@ -16,7 +16,7 @@ _SHOWN_WORDS = 60
 
 
 _OF_PEERS = ("decomfl", "fedkseed")
-"""Shipped scenarios that reproduce the algorithms of other papers, for comparison."""
+"""Shipped scenarios with the algorithms of other papers, for comparison."""
 
 
 def scenarios_table() -> Table:

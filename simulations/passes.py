@@ -1,7 +1,7 @@
-"""Counts of the rows through the model for each client.
+"""Counters of the rows that went through the model, by client.
 
-A row is an example under one perturbation. Rows of evaluations and of backward passes are not
-counted. The first pass of a readout is counted even if an earlier run has stored its output.
+A row is an example under one perturbation. Rows of evaluations and of backward passes do not count.
+The first pass of a readout counts even if an earlier run has stored its output.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ class PassMeter:
     """A meter that adds each client's rows to events and result, under the key ``passes``.
 
     Args:
-        take_rows: function that returns the rows by client since its previous call.
+        take_rows: function that returns each client's rows since its previous call.
     """
 
     def __init__(self, take_rows: Callable[[], Mapping[int, int]]) -> None:

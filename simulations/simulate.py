@@ -85,7 +85,7 @@ def simulate(
     if homes and not cohorts:
         raise ConfigError("--client: names a live client of a recorded run; add --cohorts-from")
     check_results_folder(config.out)
-    # Flower's clients are processes that may have a GPU; this process does not train
+    # Flower's clients are other processes; this process does not train and needs no GPU
     here = config.with_values({"model.torch-device": "cpu"}) if engine == "flower" else config
     check_torch_device(here.model.torch_device)
     chosen = None if emulated or homes else _chosen_form(here)
@@ -121,7 +121,7 @@ def simulate(
     share_heap()
     give_back_freed_memory()
     threads = loaded.of_client.threads
-    # also limits NumPy's threads, because threads that wait for each other cost 50 % more time
+    # also limits NumPy's threads; threads that wait for each other cost 50 % more time
     with (
         threadpool_limits(threads, "blas"),
         ThreadPoolExecutor(clients_together(config)) as pool,

@@ -77,11 +77,11 @@ Vector = NDArray[np.float32]
 
 
 class Compression(NamedTuple):
-    """A compression of updates.
+    """A compression of model updates.
 
     Attributes:
-        received: function that returns the received update, float32 [d], given the sent one.
-        size: function that returns the bytes of an update.
+        received: function that takes the sent update, float32 [d], and returns the received one.
+        size: function that returns the size of an update in bytes.
     """
 
     received: Callable[[Layout, Vector], Vector]
@@ -89,7 +89,7 @@ class Compression(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Data, model and adapter.
+    """A data set, a model and an adapter that all methods use.
 
     Attributes:
         data_set: a name in `DATA_SETS`.
@@ -110,9 +110,7 @@ _READOUT = {"adapter.layers": "readout:auto"}
 
 
 def _inside(rank: int) -> dict[str, Any]:
-    """Return settings of adapters on all linear layers of MiniLM's last block, 3,456 · rank
-    numbers.
-    """
+    """Return settings of adapters of 3,456 · rank numbers in all linear layers of MiniLM's top."""
     projections = {"adapter.projections": "query,key,value,dense"}
     return {"adapter.layers": "top:1", "adapter.rank": rank, **projections}
 
@@ -156,12 +154,12 @@ def largest_kept(layout: Layout, update: Vector) -> Vector:
 
 
 def kept_count(layout: Layout) -> int:
-    """Return the number of numbers in the largest hundredth of an update."""
+    """Return the number of elements that are kept: a hundredth of an update."""
     return max(1, round(SHARE * layout.size))
 
 
 def sparse_bytes(layout: Layout) -> int:
-    """Return the bytes of the values and indices of an update's largest numbers."""
+    """Return the size in bytes of the values and indices of an update's largest numbers."""
     bits = math.ceil(math.log2(layout.size))
     return 4 * kept_count(layout) + math.ceil(kept_count(layout) * bits / 8)
 
@@ -175,7 +173,7 @@ METHODS = [*SCALARS, *COMPRESSIONS]
 
 
 class FedAvg:
-    """A federation that averages trained numbers.
+    """A federation that averages the trained numbers of its clients.
 
     Args:
         run: model and data.
@@ -200,7 +198,7 @@ class FedAvg:
         return min(RATES, key=loss)
 
     def run(self, rate: float, compression: Compression, rounds: int) -> Iterator[Vector]:
-        """Yield the common numbers after each round, float32 [d].
+        """Yield the averaged numbers after each round, float32 [d].
 
         Args:
             rate: η of the local steps.
@@ -245,7 +243,7 @@ class FedAvg:
 
 
 def split_of(run: LoadedRun, client: int, split: Split) -> LabelledPrompts:
-    """Return a client's examples of a split, as used by evaluations and steps."""
+    """Return a client's examples of a split, prepared for steps or evaluations."""
     data = run.data.share_of(client, CLIENTS)
     found = data.tokenized(split) if split == Split.TRAIN else data.evaluated(split)
     for part in found.parts:
@@ -273,9 +271,7 @@ def test_accuracy(run: LoadedRun, state: NDArray[Any]) -> float:
 
 
 def evaluated_rounds(rounds: int) -> list[int]:
-    """Return the rounds after which a model is evaluated: all rounds, or some at equal ratios if
-    there are many.
-    """
+    """Return the rounds after which a model is evaluated: all, or if many, some at equal ratios."""
     if rounds <= EVALUATED:
         return list(range(1, rounds + 1))
     return sorted({round(rounds ** (part / 8)) for part in range(9)})
@@ -300,11 +296,11 @@ class Bench:
 
     @property
     def start(self) -> float:
-        """The accuracy before the first round."""
+        """Accuracy before the first round."""
         return test_accuracy(self._run, np.zeros(self._run.runtime.layout.size, np.float32))
 
     def measure(self, method: str) -> Row:
-        """Run a method, and return a client's bytes in a round, and the accuracies by bytes."""
+        """Run a method; return a client's bytes per round, and its accuracies by total bytes."""
         begun = time.process_time()
         row = self._scalars(method) if method in SCALARS else self._fed_avg(method)
         row |= {"d": self._run.runtime.layout.size, "start": self.start}
@@ -324,7 +320,7 @@ class Bench:
         result = RunResult.read(folder)
         up = [entry.bytes_up / CLIENTS for entry in result.rounds]
         down = [entry.bytes_down / CLIENTS for entry in result.rounds]
-        down.append(down[-1])  # the message with which clients get the last model
+        down.append(down[-1])  # the last message, which brings the last model to the clients
         points = [
             [step.round, sum(up[: step.round]) + sum(down[: step.round + 1]), accuracy]
             for step in replay_run(folder)
@@ -348,7 +344,7 @@ class Bench:
 
 
 def reached(row: Row, target: float) -> float:
-    """Return the bytes at the first model that reaches a target accuracy; inf if no model does."""
+    """Return the bytes up to the first model with a target accuracy; inf without such a model."""
     return next((size for _, size, accuracy in row["points"] if accuracy >= target), math.inf)
 
 
@@ -360,7 +356,7 @@ def of_level(rows: Rows, level: str) -> dict[str, list[Row]]:
 
 
 def table(rows: Rows) -> str:
-    """Return a Markdown table: a line for each level and method, means over seeds."""
+    """Return a Markdown table of means over seeds, with a line for each level and method."""
     lines = [
         "| level | d | method | seeds | bytes up a round | down | FedAvg's bytes / these | start | "
         "last accuracy | bytes to the target, by seed |",
@@ -388,7 +384,7 @@ def table(rows: Rows) -> str:
 
 
 def write_points(rows: Rows, file: Path) -> None:
-    """Write every evaluated model as a line of CSV."""
+    """Write one line of CSV for each evaluated model."""
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["level", "d", "method", "seed", "round", "bytes", "accuracy"])
@@ -398,7 +394,7 @@ def write_points(rows: Rows, file: Path) -> None:
 
 
 def draw(rows: Rows, file: Path) -> None:
-    """Draw accuracy against bytes, a panel for each level, means over seeds."""
+    """Draw accuracy against bytes, as means over seeds, in one panel for each level."""
     from matplotlib.figure import Figure
 
     levels = [level for level in LEVELS if of_level(rows, level)]
@@ -440,7 +436,7 @@ def draw(rows: Rows, file: Path) -> None:
 
 
 def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Run the missing rows, and write the points, the table and the figure."""
+    """Measure the missing rows, and write the points, the table and the figure."""
     rows = Rows(given.out / "cells.jsonl")
     for seed, level in product(given.seeds, given.levels):
         bench: Bench | None = None

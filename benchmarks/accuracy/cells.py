@@ -28,12 +28,12 @@ from samara.shared.settings.config import TRUNK_CACHES, RunConfig
 from samara.shared.settings.setting import parse_assignment
 
 STRENGTHS = np.logspace(-3, 4, 8)
-"""Values of C for the limit, from strong to weak regularization."""
+"""Values of C for the probe with cross-validation, from strong to weak regularization."""
 CACHE_BYTES = 2**32
 
 
 class Cell(NamedTuple):
-    """The data of a run and its division among clients."""
+    """A data set and its division among clients."""
 
     data_set: str
     clients: int
@@ -92,7 +92,7 @@ def measure_cells(
 
 
 def parse_condition(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and settings of a condition: `NAME` or `NAME:KEY=VALUE,KEY=VALUE`."""
+    """Parse a condition, `NAME` or `NAME:KEY=VALUE,KEY=VALUE`, and return name and settings."""
     name, _, settings = text.partition(":")
     return name, dict(parse_assignment(part) for part in settings.split(",") if part)
 
@@ -142,7 +142,7 @@ def measure_limits(config: RunConfig) -> Row:
     best = LogisticRegressionCV(Cs=STRENGTHS, cv=3, max_iter=1000)
     plain = LogisticRegression(max_iter=1000)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rare labels and solvers that stop early cause warnings
+        warnings.simplefilter("ignore")  # rare labels and early stops cause warnings
         return {
             "examples": len(train[1]),
             "test_examples": len(test[1]),

@@ -22,7 +22,7 @@ from samara.shared.tasks.messages import EMBEDDED_DATA
 Record = dict[str, Any]
 Read = Callable[[Path], dict[str, list[Record]]]
 MOST_TRAINING, MOST_TEST = 3000, 1000
-"""Maximum number of examples in each split; a hash of their content chooses them."""
+"""Maximum number of examples in each split. A hash of their content decides which are kept."""
 # fmt: off
 NOUNS = (
     "woman", "king", "war", "horror", "comedy", "school", "police", "money", "wife", "game", "army",
@@ -58,7 +58,7 @@ class DataSet:
     limit: int = 0
 
     def prepare(self, sources: Path, folder: Path) -> dict[str, object]:
-        """Write the data set unless it exists, and return the settings that name it."""
+        """Write the data set unless it is already written, and return the settings that name it."""
         if self.read is None:
             return {"task": self.task, "data.path": EMBEDDED_DATA}
         own = folder / self.name
@@ -78,9 +78,9 @@ class DataSet:
 
 
 def complete_splits(splits: dict[str, list[Record]]) -> dict[str, list[Record]]:
-    """Return training, validation and test examples, at most as many as the limits.
+    """Return training, validation and test examples within the limits.
 
-    A missing split is cut from the training examples by a hash.
+    A missing split is taken from the training examples by a hash.
     """
     train = sorted(splits["train"], key=_hash)
     test, validation = splits.get("test"), splits.get("validation")
@@ -101,7 +101,10 @@ def _hash(record: Record) -> bytes:
 
 
 def _folder(name: str, **files: str) -> Callable[[Path], dict[str, list[Record]]]:
-    """Return a reader of a folder of JSON lines; `files` are names by split."""
+    """Return a reader of a folder of JSON lines.
+
+    `files` has the names of the files by split.
+    """
     names = files or {"train": "train", "validation": "validation", "test": "test"}
 
     def read(sources: Path) -> dict[str, list[Record]]:
@@ -117,7 +120,7 @@ def _json_lines(path: Path) -> Iterator[Record]:
 
 
 def _ratings(sources: Path) -> dict[str, list[Record]]:
-    """Read the beginnings of film reviews, with their ratings."""
+    """Read film reviews, cut to their beginnings, with their ratings."""
     rows = _json_lines(sources / "imdb" / "train.jsonl.gz")
     whole = sorted(
         ({"text": row["text"][-400:], "label": row["rating"]} for row in rows), key=_hash
@@ -126,7 +129,7 @@ def _ratings(sources: Path) -> dict[str, list[Record]]:
 
 
 def _nouns(count: int, most: int) -> Callable[[Path], dict[str, list[Record]]]:
-    """Return a reader of review sentences in which one of `count` nouns is replaced by a gap."""
+    """Return a reader of review sentences with a gap in place of one of `count` nouns."""
     nouns = set(NOUNS[:count])
 
     def read(sources: Path) -> dict[str, list[Record]]:
@@ -149,7 +152,7 @@ def _nouns(count: int, most: int) -> Callable[[Path], dict[str, list[Record]]]:
 
 
 def _rare(sources: Path) -> dict[str, list[Record]]:
-    """Read film sentences, of which one in ten is positive."""
+    """Read film sentences, of which only one in ten is positive."""
     splits = _folder("sst2_sentences")(sources)
     kept = {}
     for name, records in splits.items():

@@ -26,7 +26,7 @@ INTENTS = {
         *("card_delivery_estimate", "card_linking", "card_not_working"),
     )
 }
-"""The label words of the first 15 of the 77 intents in alphabetical order."""
+"""Label words of the first 15 of the 77 intents in alphabetical order."""
 
 
 def emotion(sources: Path) -> Splits:

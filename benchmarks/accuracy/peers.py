@@ -5,10 +5,10 @@
 
 DATA is a data source of the task sst2. DeComFL and FedKSeed follow the shipped scenarios. They
 train a readout, the default, or an adapter in the top block. FedAvg trains this adapter by SGD on
-true gradients, once with every learning rate. Instead of the scenarios' clients, all rows have
-eight clients of one Dirichlet division, α = 1. All rows have the same number of rounds. FedAvg's
-bytes are 4 per number in each direction. Passes are examples times perturbations, and a backward
-pass counts as two. Finished runs are not repeated.
+true gradients, once with every learning rate. All rows have the same number of rounds, and eight
+clients of one Dirichlet division, α = 1, in place of the scenarios' clients. FedAvg's bytes are 4
+per number in each direction. Passes are examples times perturbations, and a backward pass counts as
+two. Finished runs are not repeated.
 """
 
 import argparse
@@ -36,14 +36,14 @@ ROWS = {
     "DeComFL, top block": ("decomfl", "top:1"),
     "Samara, top block": ("sst2", "top:1"),
 }
-"""Scenario and trained layers of each federation of scalars. FedAvg trains the layers of the
-last.
+"""Scenario and trained layers of each federation of scalars. FedAvg trains the layers of the last
+federation.
 """
 SAME = {"data.clients": 8, "data.partition": "dirichlet", "data.alpha": 1.0, "threads": 1}
 
 
 def simulated(scenario: str, layers: str, seed: int, given: argparse.Namespace) -> Path:
-    """Run a federation, unless it has ended, and return its folder."""
+    """Run a federation unless its run has already ended, and return the run's folder."""
     name = f"{scenario}-{layers.replace(':', '-')}"
     own = SAME | {"seed": seed, "rounds": given.rounds, "evaluate.every": given.rounds}
     own |= {"data.path": given.data, "model.path": given.model, "adapter.layers": layers}

@@ -63,21 +63,21 @@ SETTINGS: dict[str, Any] = {
     "data.partition": "user",
     "threads": 1,
 }
-"""The settings of a run; all other settings have their defaults."""
+"""Settings of a run that differ from the defaults."""
 COLUMNS = (BASE_RATE, ZERO_SHOT, LABEL_BIAS, GLOBAL, INTERCEPT, PERSONALIZED)
-"""The columns of a run that are shown."""
+"""Columns of a run that are shown."""
 ALONE = ("majority", BASE_RATE, ZERO_SHOT, LABEL_BIAS)
-"""The references without other people's texts. The majority label is the only common number."""
+"""References without other people's texts. The only common information is the majority label."""
 POOLED = ("common probe", "base rate + words", "common probe + intercepts")
-"""The references that need all texts in one place."""
+"""References that need all texts in one place."""
 BESIDE = "pooled, then private"
-"""The row of a common model trained on all texts in one place."""
+"""Name of the row of a common model that is trained on all texts in one place."""
 ROWS = (*ALONE, *POOLED, BESIDE, GLOBAL, INTERCEPT, PERSONALIZED)
-"""The rows of a table in order; all other rows come last."""
+"""Names of the first rows of a table, in order. All other rows come after them."""
 
 
 class Cell(NamedTuple):
-    """The people of a set, divided by one rule and seed."""
+    """A set of texts, divided by one rule and seed."""
 
     folder: Path
     split: str
@@ -204,9 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if rows.find(set=folder.name, split=split, seed=seed):
                     continue
                 cell, first = Cell(folder, split, seed), seed == given.seeds[0]
-                with_curves = (
-                    split == "text" and first
-                )  # the curves take as long as all other measurements
+                with_curves = split == "text" and first  # curves take as long as everything else
                 rows.add(measure(cell, given.model, given.out, settings, with_curves))
                 texts.write()
     console, drawn = Console(width=140, highlight=False), {}

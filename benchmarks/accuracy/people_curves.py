@@ -1,4 +1,4 @@
-"""Accuracy by the number of own examples to which a private part is fitted.
+"""Accuracy of private parts by the number of the user's examples to which they are fitted.
 
 The common model is trained on all examples. A curve includes the users with at least as many
 training examples as its last number, so that all its points have the same users.
@@ -20,16 +20,16 @@ from samara.shared.terms.columns import BASE_RATE, INTERCEPT, PERSONALIZED
 from samara.simulations.comparison.statistics import summarize
 
 LEAST_USERS = 10
-"""Minimum number of users of a curve."""
+"""Minimum number of users in a curve."""
 MOST_HAVE = 20
-"""Number of own examples that most users have."""
+"""Number of training examples that most users have."""
 METHODS = (BASE_RATE, INTERCEPT, PERSONALIZED)
 Curves = Mapping[str, Mapping[str, Sequence[float]]]
-"""The accuracy of every user, by method and number of examples; NaN where a user has fewer."""
+"""Accuracy of every user, by method and number of examples; NaN for users with fewer examples."""
 
 
 def curves(people: Sequence[Person]) -> Curves:
-    """Return every user's accuracy when fitted to the first training examples of a random order."""
+    """Return each user's accuracy after fits to the first training examples of a random order."""
     random = np.random.default_rng(0)
     found: dict[str, dict[str, list[float]]] = {
         name: {str(count): [] for count in COUNTS} for name in METHODS
@@ -49,7 +49,7 @@ def groups(found: Curves) -> dict[int, dict[str, NDArray[np.float64]]]:
     """Return a group of curves for each number of examples that enough users have.
 
     Returns:
-        Accuracies by that number and method, float64 [users, numbers of examples up to it].
+        By that number and method, accuracies, float64 [users, numbers of examples up to it].
     """
     counts = sorted(map(int, found[BASE_RATE]))
     by_most = {}
@@ -115,7 +115,7 @@ def draw_curves(found: Mapping[str, Curves], file: Path) -> None:
 
 
 def _accuracies(person: Person, own: Examples) -> dict[str, float]:
-    """Return the accuracy of each method when fitted to a few own examples."""
+    """Return the accuracy of each method after a fit to some of the user's examples."""
     labels = own.offsets.shape[1]
     rows = contrasts_of(own)
     usual = base_rate(own.labels, labels).argmax()

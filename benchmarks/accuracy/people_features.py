@@ -1,4 +1,4 @@
-"""A model's rows of texts, computed once even if several people read a text, and kept in a file."""
+"""A model's rows of texts, computed once per text for all its readers, and kept in a file."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Rows = NDArray[np.float32]
 
 
 class TextRows:
-    """The rows of texts under one model and task.
+    """The scores and features of texts under one model and task, one row per text.
 
     A normal run computes every client's texts separately. The rows here can therefore differ from a
     run's rows in their last bits.
@@ -41,7 +41,7 @@ class TextRows:
         return np.stack([self._rows[key] for key in keys])
 
     def write(self) -> None:
-        """Write the file."""
+        """Write all rows to the file."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         partial = self._file.with_suffix(".partial.npz")
         np.savez(partial, keys=np.array(list(self._rows)), rows=np.stack(list(self._rows.values())))
@@ -53,7 +53,7 @@ _COMPUTE = readout.run_base
 
 @contextmanager
 def remembered_rows(file: Path) -> Iterator[TextRows]:
-    """Read the rows of a readout's texts from a file, and add missing rows to it."""
+    """Provide the rows of a readout's texts from a file, and add missing rows to the file."""
     rows = TextRows(file)
     readout.run_base = rows.of
     try:

@@ -25,14 +25,14 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Values of C for standardized features, from strong to weak regularization."""
 WORD_STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0)
 INTERCEPT = 3.0
-"""Value of the feature that marks a user. A large value weakens the penalty on intercepts."""
+"""Value of a user's indicator feature. A large value weakens the penalty on intercepts."""
 SPLITS = ("train", "validation", "test")
 Labels = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 class Person(NamedTuple):
-    """A user's examples.
+    """A user's texts and examples.
 
     Attributes:
         parts: examples of each of `SPLITS`.
@@ -44,17 +44,17 @@ class Person(NamedTuple):
 
     @property
     def train(self) -> Examples:
-        """The training examples."""
+        """Training examples."""
         return self.parts[0]
 
     @property
     def validation(self) -> Examples:
-        """The validation examples."""
+        """Validation examples."""
         return self.parts[1]
 
     @property
     def test(self) -> Examples:
-        """The test examples."""
+        """Test examples."""
         return self.parts[2]
 
 
@@ -108,11 +108,9 @@ def contrasts_of(examples: Examples) -> Floats:
 def _then_private(
     people: Sequence[Person], users: Sequence[Labels], features: Sequence[Floats], pooled: Any
 ) -> Labels:
-    """Return the predicted labels of test rows by each user's fit on top of common weights."""
+    """Return the labels predicted for test rows by common weights plus each user's fit."""
     offsets = [each @ pooled.coef_[:, len(people) :].T for each in features]
-    if (
-        offsets[0].shape[1] == 1
-    ):  # for two labels, scikit-learn returns only the second label's weights
+    if offsets[0].shape[1] == 1:  # for two labels, scikit-learn has one row
         offsets = [np.hstack([-each / 2, each / 2]) for each in offsets]
     rows = contrasts(offsets[0].shape[1]).astype(np.float64)
     answers = np.zeros(len(users[2]), np.int64)

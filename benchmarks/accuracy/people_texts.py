@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.people_texts chats CHECKOUT --out chats.jsonl [--seed 0]
     python -m benchmarks.accuracy.people_texts news CHECKOUT --out news.jsonl [--seed 0]
 
-`chats` reads lines of #ubuntu with nicknames and times, without those of two bots
+`chats` reads lines of #ubuntu with nicknames and times, without the lines of two bots
 (github.com/jkkummerfeld/irc-disentanglement, Kummerfeld et al., 2019, at 82ed04f9). `news` reads
 the first paragraph of each article (ReutersC50 of github.com/jgscott/STA380 at 691d1b0d), so that
 no article is in two splits. Some of the people with the most texts are drawn. The same number of
@@ -54,7 +54,7 @@ SETS: dict[str, Callable[[Path], Rows]] = {"chats": chats, "news": news}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the file."""
+    """Write the file that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

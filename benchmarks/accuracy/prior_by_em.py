@@ -19,15 +19,15 @@ from samara.client.personal.softmax_fit import FOLDS, Examples
 
 DIRECTIONS = 32
 PSEUDO_USERS = 8
-"""Weight of an isotropic V relative to the users, in numbers of users."""
+"""Weight of an isotropic V relative to the users: the number of users as which it counts."""
 ITERATIONS = 25
 NONE = 1e-9
-"""Variance used instead of 0."""
+"""Smallest variance, in place of 0."""
 Floats = NDArray[np.float64]
 
 
 class Odds(NamedTuple):
-    """A user's examples.
+    """A user's examples as log-odds, labels and inputs.
 
     Attributes:
         offsets: log-odds by the common model, float64 [n].
@@ -96,9 +96,7 @@ def without_slopes(covariance: Floats) -> Floats:
 
 
 def posterior(client: Odds, covariance: Floats) -> tuple[Floats, Floats]:
-    """Return mode and covariance of a client's (b, w), by Newton's method and Laplace's
-    approximation.
-    """
+    """Return mode and covariance of a client's (b, w), by Newton's method and Laplace's method."""
     precision = np.linalg.inv(covariance)
     mode = np.zeros(client.inputs.shape[1])
     for _ in range(ITERATIONS):
@@ -132,7 +130,7 @@ def _odds(offsets: Floats, examples: Examples, directions: _Directions) -> Odds:
 
 
 def _common_scores(people: Sequence[Person]) -> Any:
-    """Return the log-odds of a logistic regression on users' examples, as a function of features.
+    """Return a function from features to log-odds by a logistic regression on users' examples.
 
     The strength of the penalty is chosen by accuracy on these users' validation examples.
     """

@@ -28,7 +28,7 @@ MOST_TEXTS = 1500
 MOST_PEOPLE = 120
 LEAST_ROWS = 30
 DOMAIN = "Elections2020"
-"""The domain that is read from MD-Agreement."""
+"""Domain of the tweets that are read from MD-Agreement."""
 LANGUAGE = "en"
 
 
@@ -54,7 +54,7 @@ class RaterSet(NamedTuple):
     read: Callable[[Path], Iterator[Row]]
 
     def write(self, sources: Path, folder: Path) -> None:
-        """Write the set's folder."""
+        """Write the folder of the set."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(row._asdict()) + "\n" for row in kept(list(self.read(sources)))]
         (folder / "rows.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of a file."""
+    """The measured rows in a file."""
 
     def __init__(self, file: Path) -> None:
         """Read the rows of a file, and create the file's folder if it is missing.

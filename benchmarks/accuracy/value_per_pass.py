@@ -88,7 +88,7 @@ def test_auc(config: RunConfig) -> float:
 
 
 def render_table(rows: Iterable[Row]) -> str:
-    """Return a Markdown table with a line per cell and condition, means over seeds."""
+    """Return a Markdown table of means over seeds, with a line per cell and condition."""
     groups: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         setting = " ".join(f"{key}={value}" for key, value in row["set"].items())

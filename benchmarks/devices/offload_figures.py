@@ -28,8 +28,7 @@ from samara.devices.hardware.offload_estimate import (
 from samara.devices.hardware.profile import load_device
 
 COMPUTE_7B = 0.93 / 1.11
-"""Seconds of a forward and backward pass of Llama-7B. In section 3.1, 0.93 s is 1.11 times this
-time.
+"""Seconds of a forward and backward pass of Llama-7B. In section 3.1, 0.93 s is 1.11 times as long.
 """
 
 
@@ -43,7 +42,7 @@ class Figure(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The row of the table in docs/measurements/lsp.md."""
+        """Row of the table in docs/measurements/lsp.md."""
         error = self.predicted / self.paper - 1
         return (
             f"| {self.what} | {self.where} | {self.paper:.3g} | {self.predicted:.3g} "
@@ -207,7 +206,7 @@ def from_shapes_and_profiles() -> list[Figure]:
 
 
 def _compressed(stages: StageSeconds, shape: ModelShape) -> StageSeconds:
-    """Return the stages with LSP's transfers and updates instead of Zero-Offload's."""
+    """Return stages with the transfers and updates of LSP instead of Zero-Offload."""
     share = trained_parameters(shape, FirstOrderWorkload("lsp")) / (
         shape.block_weights + shape.other_weights
     )
@@ -225,9 +224,7 @@ def _plain() -> float:
 
 
 def _ratio(shape: ModelShape, batch: int) -> float:
-    """Return the ratio of LSP's throughput to Zero-Offload's, at 512 tokens with checkpointing
-    (section 5).
-    """
+    """Return LSP's throughput over Zero-Offload's, at 512 tokens with checkpointing (section 5)."""
     device = LAPTOP if shape.name.startswith("gpt2") else WORKSTATION
     methods: tuple[FirstOrderMethod, ...] = "zero-offload", "lsp"
     zero, lsp = (

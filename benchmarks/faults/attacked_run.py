@@ -16,9 +16,7 @@ PROCESSES = ("samara.server.live.superlink", "flwr-serverapp")
 
 
 class Footprint(NamedTuple):
-    """The memory of a server's own processes, in MiB, and the size of the server's files, in
-    KiB.
-    """
+    """Memory of a server's processes in MiB, and size of its files in KiB."""
 
     memory: dict[str, int]
     database: int
@@ -48,12 +46,12 @@ def attack(
 
     Args:
         folder: empty folder of the run.
-        rounds: rounds of the run.
+        rounds: number of rounds.
         hostile: number of hostile devices.
-        kind: function that makes a hostile device, with the arguments of `Device`.
+        kind: class or function that makes a hostile device, with the arguments of `Device`.
 
     Returns:
-        The footprint of the server at every tenth of the rounds.
+        The footprint of the server after each tenth of the rounds.
 
     Raises:
         AssertionError: if a report of a hostile device was folded, or a server process ended.

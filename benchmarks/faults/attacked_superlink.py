@@ -1,7 +1,7 @@
-"""Attacks by strangers and clients on the SuperLink of a run, as `server up` starts it.
+"""Attacks by strangers and clients on a run's SuperLink, started as by `server up`.
 
-Each attack is a function of a running SuperLink that returns a short description of the outcome.
-`benchmarks.faults.attacks` prints a table of all attacks.
+Each attack is a function that takes a running SuperLink and returns a short description of the
+outcome. `benchmarks.faults.attacks` prints a table of all attacks.
 """
 
 import json
@@ -41,7 +41,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass
 class RunningSuperLink:
-    """A SuperLink over TLS with registered keys.
+    """A SuperLink that serves over TLS, with registered keys.
 
     Attributes:
         process: the SuperLink.
@@ -59,7 +59,7 @@ class RunningSuperLink:
 
     @property
     def address(self) -> str:
-        """The address, host:port."""
+        """Address of the SuperLink, host:port."""
         return f"127.0.0.1:{self.port}"
 
     def private_key(self, name: str = "client") -> ec.EllipticCurvePrivateKey:
@@ -70,9 +70,7 @@ class RunningSuperLink:
         return private
 
     def add_client(self, name: str) -> ec.EllipticCurvePrivateKey:
-        """Register another client, and return its private key once the SuperLink accepts the
-        key.
-        """
+        """Register another client, and return its private key once the SuperLink accepts it."""
         self.keys.create(name)
         private = self.private_key(name)
         begun = time.monotonic()
@@ -85,12 +83,12 @@ class RunningSuperLink:
         return is_refused(self.address, self.tls.authority, private)
 
     def memory(self) -> float:
-        """Return the memory of the SuperLink's own process, in MiB."""
+        """Memory of the SuperLink's process without child processes, in MiB."""
         here = [p for p in psutil.process_iter(["cmdline"]) if self._is_superlink(p)]
         return float(sum(process.memory_full_info().uss for process in here)) / 2**20
 
     def log_bytes(self) -> int:
-        """Return the bytes of all logs of the SuperLink."""
+        """Total size of the SuperLink's logs, in bytes."""
         files = [*self.run.glob("*log*"), *self.run.glob("flower/*log*")]
         return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -103,7 +101,7 @@ class RunningSuperLink:
 
 @contextmanager
 def running_superlink(folder: Path) -> Iterator[RunningSuperLink]:
-    """Run a SuperLink over TLS in a folder until the block ends."""
+    """Run a SuperLink over TLS in a folder inside the context."""
     make_private_folder(folder)
     tls = make_certificates(folder / CERTIFICATES_FOLDER, [])
     keys = ClientKeys(folder / KEYS_FOLDER)
@@ -122,7 +120,7 @@ def running_superlink(folder: Path) -> Iterator[RunningSuperLink]:
 
 
 def flood_of_requests(link: RunningSuperLink) -> str:
-    """Send 100 requests of a stranger that are not messages of Flower."""
+    """Send 100 requests of a stranger that are not Flower messages."""
     before, statuses = link.log_bytes(), set()
     with connect(link.address, link.tls.authority) as http:
         for number in range(100):
@@ -177,7 +175,7 @@ def start_run_through_a_tunnel(link: RunningSuperLink) -> str:
 
 
 def file_modes(link: RunningSuperLink) -> str:
-    """Check the access of other users of the machine to the run's files."""
+    """Check that other users of the machine cannot read the run's files."""
     files = {"folder": link.run, "database": link.run / "flower" / "superlink.db"}
     return ", ".join(
         f"{name} {stat.S_IMODE(file.stat().st_mode):04o}" for name, file in files.items()
@@ -185,7 +183,7 @@ def file_modes(link: RunningSuperLink) -> str:
 
 
 def strict_client(link: RunningSuperLink) -> str:
-    """Shake hands as a client of Python 3.13 does."""
+    """Complete a TLS handshake with the strict checks of Python 3.13."""
     context = ssl.create_default_context(cafile=str(link.tls.authority))
     context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
@@ -199,7 +197,7 @@ def strict_client(link: RunningSuperLink) -> str:
 
 
 def stolen_key(link: RunningSuperLink) -> str:
-    """Use a client's earlier key after the client's key was rotated."""
+    """Use the key that a client had before its key was rotated."""
     stolen = link.private_key()
     assert not link.refuses(stolen), "a registered key is refused"
     client = _index_of(link)
@@ -214,7 +212,7 @@ def stolen_key(link: RunningSuperLink) -> str:
 
 
 def damaged_key_file(link: RunningSuperLink) -> str:
-    """Damage the file of one key; another client must continue."""
+    """Damage the file of one client's key, and check that another client continues."""
     link.keys.create("other")
     file = link.run / KEYS_FOLDER / "other.json"
     file.write_text(json.dumps({"name": "other", "public_key": None})[:-5])
@@ -248,7 +246,7 @@ def _tls_connection(link: RunningSuperLink) -> ssl.SSLSocket:
 
 
 def _send_all(connection: ssl.SSLSocket, data: bytes) -> None:
-    with suppress(OSError):  # the server may end the connection meanwhile
+    with suppress(OSError):  # the server may end the connection first
         connection.sendall(data)
 
 
@@ -256,7 +254,7 @@ def _watch(link: RunningSuperLink, connections: Sequence[socket.socket]) -> tupl
     """Wait until the server has answered or ended all connections.
 
     Returns:
-        Maximum memory of the SuperLink meanwhile, in MiB, and the seconds of the wait.
+        Maximum memory of the SuperLink during the wait, in MiB, and the seconds of the wait.
     """
     begun, most = time.monotonic(), link.memory()
     with ThreadPoolExecutor(1) as pool:
@@ -277,7 +275,7 @@ def _wait_for_ends(connections: Sequence[socket.socket]) -> None:
 
 @contextmanager
 def _forwarder(to: int) -> Iterator[int]:
-    """Forward connections on another port of this machine, as an SSH tunnel does."""
+    """Forward connections to another port of this machine, as an SSH tunnel does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_forward, args=(listener, to), daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""A table of every kind of attack on a run, and of its outcome.
+"""A table of all kinds of attacks on a run, with their outcomes.
 
     python -m benchmarks.faults.attacks [--only WORD …]
 
@@ -38,7 +38,7 @@ from samara.shared.settings.config import RunConfig
 
 
 class Row(NamedTuple):
-    """A row of the table.
+    """A kind of attack, as a row of the table.
 
     Attributes:
         attack: attacker and action.
@@ -51,19 +51,19 @@ class Row(NamedTuple):
 
 
 def in_new_folder(measure: Callable[[Path], str]) -> str:
-    """Measure in an empty folder with a short path, because sockets are created in the folder."""
+    """Measure in an empty folder, whose path is short because sockets are created in it."""
     with tempfile.TemporaryDirectory(prefix="w") as name:
         return measure(Path(name))
 
 
 def gateway(folder: Path) -> str:
-    """Attack as a gateway that answers for a phone without the phone's key."""
+    """Attack as a gateway that answers in the name of a phone, without the phone's key."""
     sound, forged, ways = speak_for_a_phone(folder, 8)
-    return f"{ways.total()} forged answers, in {forged} of {8 - sound} rounds one counts"
+    return f"{ways.total()} forged answers; one was folded in {forged} of {8 - sound} rounds"
 
 
 def malformed(folder: Path) -> str:
-    """Attack with unreadable messages of one of three clients, in four rounds."""
+    """Attack as one of three clients with unreadable messages, in four rounds."""
     MalformedDevice.sent.clear()
     footprints = attack(folder, 4, 1, MalformedDevice)
     database = max(footprint.database for footprint in footprints) / 1024
@@ -74,7 +74,7 @@ def malformed(folder: Path) -> str:
 
 
 def hostile_hello(name: str, folder: Path) -> str:
-    """Attack with a wrong hello of one of four clients."""
+    """Attack as one of four clients with a wrong hello."""
     settings = {"out": str(folder / "run"), "rounds": 2, "steps": 1, "queries": 2}
     settings |= {"learning-rate": 0.001, "data.clients": CLIENTS, "personal.rounds": 0}
     settings |= {"evaluate.every": 0, "cohort.timeout": 0.05}
@@ -86,7 +86,7 @@ def hostile_hello(name: str, folder: Path) -> str:
 
 
 def half_a_line(folder: Path) -> str:
-    """Continue a run whose server was killed while it wrote a step's observation."""
+    """Continue a run whose server was killed in the middle of a line of `step_size.jsonl`."""
     file, steps = folder / "step_size.jsonl", 5
     record = RecordedStepSize(StepSize(100), file)
     for _ in range(steps):
@@ -98,7 +98,7 @@ def half_a_line(folder: Path) -> str:
 
 
 def rows(link: RunningSuperLink) -> list[Row]:
-    """Return all rows, given a SuperLink to attack."""
+    """Return all rows of the table, given a SuperLink to attack."""
 
     def on(attack: Callable[[RunningSuperLink], str]) -> Callable[[], str]:
         return partial(attack, link)
@@ -107,7 +107,7 @@ def rows(link: RunningSuperLink) -> list[Row]:
         return partial(in_new_folder, measure)
 
     return [
-        Row("a gateway with a sound key answers for a phone whose key is deleted", new(gateway)),
+        Row("a gateway with a valid key answers for a phone whose key is deleted", new(gateway)),
         Row(
             "a client's replies without their parts, pushes as the SuperLink, 20,000 objects",
             new(malformed),
@@ -126,8 +126,8 @@ def rows(link: RunningSuperLink) -> list[Row]:
 
 
 def table(words: list[str]) -> Iterator[str]:
-    """Measure row by row; yield the lines of a Markdown table."""
-    yield "| attack | what comes of it |"
+    """Carry out the attacks one by one, and yield the lines of a Markdown table."""
+    yield "| attack | outcome |"
     yield "|---|---|"
     with tempfile.TemporaryDirectory(prefix="w") as name, running_superlink(Path(name)) as link:
         for row in rows(link):

@@ -28,10 +28,10 @@ FLOOD_BYTES = 10 * 2**20
 
 
 class HostileDevice(Device):
-    """A device that sends a valid hello, and forges every report.
+    """A device that sends a valid hello and forges every report.
 
     Attributes:
-        ways: number of forged reports by kind; shared by all hostile devices.
+        ways: number of forged reports by kind, for all hostile devices together.
     """
 
     ways: ClassVar[Counter[str]] = Counter()
@@ -43,7 +43,7 @@ class HostileDevice(Device):
         self._old: list[bytes] = []
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return the device's reply."""
+        """Return a valid hello, or a forged report."""
         reply = super().reply(message, context)
         if message.metadata.message_type != "train":
             return reply
@@ -57,9 +57,7 @@ class HostileDevice(Device):
         return reply
 
     def _forged(self, frame: bytes) -> tuple[str, bytes]:
-        """Return a kind of forgery and a forged frame, which always differs from the given
-        frame.
-        """
+        """Return a kind of forgery and a forged frame, which differs from the given frame."""
         chance = self._rng.random()
         if chance < 0.1:
             return "ten_megabytes", frame + self._rng.bytes(FLOOD_BYTES)

@@ -4,7 +4,7 @@
 
 Valid answers are damaged, mixed up, replayed or invented. Most get a valid checksum again, so that
 more of the code reads them. Half of the frames go to the decoders alone. The other half go to a
-real run, as reports of 49 devices. Frames may only cause errors of Samara with messages. No frame
+real run, as reports of 49 devices. A frame may cause only Samara errors with a message. No frame
 may be folded, and memory must not grow.
 """
 
@@ -47,7 +47,7 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
 
 
 def resealed(frame: bytes) -> bytes:
-    """Return the frame with a valid checksum."""
+    """Return a frame with a valid checksum."""
     if len(frame) < 8:
         return frame
     checksum = zlib.crc32(frame[8:], zlib.crc32(frame[:4]))
@@ -79,12 +79,12 @@ def sealed_noise(frame: bytes, others: list[bytes], rng: np.random.Generator) ->
 
 
 def of_another(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Return a valid frame of another kind, round or device."""
+    """Return another valid frame: of another kind, round or device."""
     return others[rng.integers(len(others))]
 
 
 def count_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Return a frame whose steps and queries contradict the number of scalars or the request."""
+    """Return a frame whose numbers of steps and queries contradict its length or the request."""
     return resealed(frame[:24] + rng.bytes(4) + frame[28:])
 
 
@@ -104,10 +104,10 @@ def device_changed(frame: bytes, others: list[bytes], rng: np.random.Generator) 
 
 
 def of_newer_kind(frame: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Replace a report by a refusal, a blob part or a blob receipt; damage half of these."""
+    """Return a refusal, a blob part or a blob receipt in place of a report; half are damaged."""
     token, device = frame[8:16].ljust(8, b"\0"), int(rng.integers(CLIENTS))
     start, numbers = int(rng.integers(2**20)), tuple(map(int, rng.integers(2**32, size=2)))
-    # A refusal that names a missing blob ends the sender's part in the run, and so the attack.
+    # A refusal about a missing blob would end the sender's part in the run, and so the attack.
     code = int(rng.integers(RefusalCode.MISSING_BLOB))
     made = (
         Refusal(token, device, int(rng.integers(2**32)), code, (numbers[0], numbers[1])).encode(),
@@ -128,7 +128,7 @@ WAYS = (
 
 
 class Hostile(InProcessGrid):
-    """A grid on which every device except the first is hostile, in every round."""
+    """A grid on which all devices except the first are hostile in every round."""
 
     def __init__(self, config: RunConfig, rng: np.random.Generator, frames: int) -> None:
         super().__init__(app, CLIENTS, config.flat())
@@ -137,14 +137,14 @@ class Hostile(InProcessGrid):
         self.ways: Counter[str] = Counter()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return replies, most of them forged."""
+        """Return replies, which are forged for all devices except the first."""
         replies = sorted(
             super().pull_messages(message_ids), key=lambda reply: reply.metadata.src_node_id
         )
         if not replies or replies[0].metadata.message_type != "train":
             return replies
         frames = [bytes(r.content.config_records[RECORD]["frame"]) for r in replies]  # type: ignore[arg-type]
-        # frames of other devices in this round, and all frames of the previous round
+        # valid frames: one of this round, and all of the previous round
         others = self._sound + frames[:1]
         for reply, frame in zip(replies[1:], frames[1:], strict=True):
             way = WAYS[self._rng.integers(len(WAYS))]
@@ -158,7 +158,7 @@ class Hostile(InProcessGrid):
         return replies
 
     def _put(self, reply: Message, frame: bytes) -> None:
-        """Put a frame into a sound or a malformed record."""
+        """Put a frame into a valid or a malformed record of a reply."""
         chance = self._rng.random()
         if chance < 0.02:
             reply.content = RecordDict()
@@ -171,12 +171,12 @@ class Hostile(InProcessGrid):
 
 
 def attack_decoders(frames: int, seed: int) -> Counter[str]:
-    """Give frames to every decoder, and return the numbers of refused and decoded frames.
+    """Pass frames to every decoder, and return the numbers of refused and decoded frames.
 
     A damaged frame may still be valid, for example with another loss or device.
 
     Raises:
-        Exception: any error of a decoder that is not a `SamaraError`.
+        Exception: any error of a decoder other than a `SamaraError`.
     """
     rng = np.random.default_rng(seed)
     gradients = rng.normal(size=(1, 4)).astype(np.float32)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.faults.hostile_gateway [--rounds 12]
 
-`samara server up` over TLS with keys, two honest toy devices, and a gateway in this process that
-follows Flower's protocol. One phone is attached to it at first and reports as it should. After a
-quarter of the rounds the phone's private key is deleted, and from then on the gateway answers for
-the phone: with the hellos and reports that the phone has signed before, with new ones that the
-gateway signs itself, with the phone's signature under another frame, and as if the phone were one
-of the honest devices. None of these answers may be folded, and rounds must continue.
+The run is `samara server up` over TLS with keys, two honest toy devices, and a gateway in this
+process that follows Flower's protocol. A phone is attached to the gateway and first reports as it
+should. After a quarter of the rounds, the phone's private key is deleted, and the gateway answers
+for the phone. It uses old hellos and reports that the phone has signed, new frames with the
+gateway's signature, new frames with an old signature of the phone, and frames in the name of an
+honest device. None of these answers may be folded, and rounds must continue.
 """
 
 import logging
@@ -43,7 +43,7 @@ WAYS = (OLD, OLD_SIGNATURE, OWN, AS_ANOTHER)
 
 
 class HostileGateway(Device):
-    """A gateway with one phone; the gateway itself answers for the phone after the phone is gone.
+    """A gateway with one phone, which later answers in the phone's name by itself.
 
     Args:
         superlink: address, host:port.
@@ -54,7 +54,7 @@ class HostileGateway(Device):
         other: client index of a device that the gateway sometimes claims the phone to be.
 
     Attributes:
-        ways: number of forged answers by way and kind of frame.
+        ways: number of forged answers by kind of forgery and kind of frame.
     """
 
     def __init__(
@@ -66,14 +66,12 @@ class HostileGateway(Device):
         self._public = self._phone.public
         self._toy = ToyPhone(read_client_index(phone_key), HONEST + 1)
         self._last_sound, self._other = last_sound, other
-        self._signed: dict[Kind, tuple[bytes, bytes]] = {}  # the phone's last frame of each kind
+        self._signed: dict[Kind, tuple[bytes, bytes]] = {}  # the phone's last frame by kind
         self._rng = np.random.default_rng(0)
         self.ways: Counter[str] = Counter()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return a gateway's reply with one answer, from the phone or forged in the phone's
-        name.
-        """
+        """Return the gateway's reply with one answer, by the phone or forged."""
         record = message.content.config_records[RECORD]
         instruction, snapshot, tail = (
             bytes(record[name])  # type: ignore[arg-type]
@@ -101,7 +99,7 @@ class HostileGateway(Device):
         return Message(RecordDict({RECORD: ConfigRecord(lists)}), reply_to=message)  # type: ignore[arg-type]
 
     def _forged(self, instruction: bytes, frame: bytes) -> tuple[bytes, bytes]:
-        """Return a frame in the phone's name and a signature, both without the phone's key."""
+        """Return a frame in the phone's name and a signature, made without the phone's key."""
         kind = kind_of(frame)
         old, way = self._signed.get(kind, (frame, b"")), WAYS[self._rng.integers(len(WAYS))]
         self.ways[f"{kind.name.lower()}: {way}"] += 1
@@ -120,11 +118,11 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
 
     Args:
         folder: empty folder of the run.
-        rounds: rounds of the run, at least 4.
+        rounds: number of rounds, at least 4.
 
     Returns:
         Number of rounds with a report in the phone's name while the phone had its key, number of
-        such rounds afterwards, and number of forged answers by way.
+        such rounds afterwards, and number of forged answers by kind.
 
     Raises:
         AssertionError: if the run does not continue.

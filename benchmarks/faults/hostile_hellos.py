@@ -42,7 +42,7 @@ HELLOS: dict[str, Change] = {
 
 
 class HostileGrid(InProcessGrid):
-    """A grid on which some clients send false hellos, and other clients connect later."""
+    """A grid on which some clients send false hellos, and some clients connect later."""
 
     def __init__(
         self, config: RunConfig, changes: dict[int, Change], first: Iterable[int] | None = None
@@ -53,7 +53,7 @@ class HostileGrid(InProcessGrid):
         self._looks = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the connected nodes; at first, only the early nodes are connected."""
+        """Return the nodes that are connected; at first, these are only the early nodes."""
         nodes = list(super().get_node_ids())
         self._looks += 1
         return nodes if self._first is None or self._looks > 6 else sorted(self._first)

@@ -1,4 +1,4 @@
-"""Invalid requests to `samara client serve`, by kind, and valid requests."""
+"""Kinds of invalid requests to `samara client serve`, and valid requests."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 from samara.devices.live.owner.http_requests import MAX_BODY_BYTES
 
 TOKEN = "a-token-of-a-benchmark"
-"""The token that a request must contain."""
+"""Token that a request must contain."""
 _POSTS: dict[str, dict[str, Any]] = {
     "/classify": {"text": "a day", "model": "personal"},
     "/feedback": {"text": "a day", "label": "no label of the task"},
@@ -26,11 +26,11 @@ _VALUES: list[Any] = [
     *([], [""], [[]], [None], {}, {"a": "b"}, {"": {}}, [{"role": "user", "content": "a"}]),
 ]
 BROKEN = frozenset({400})
-"""Statuses of an invalid request."""
+"""Allowed statuses of an answer to an invalid request."""
 
 
 class Hostile(NamedTuple):
-    """A request and its allowed responses.
+    """A request and the allowed answers to it.
 
     Attributes:
         content: bytes of the request.
@@ -53,7 +53,7 @@ def request(
     kind: str = "application/json",
     authorization: str = f"Bearer {TOKEN}",
 ) -> bytes:
-    """Return the bytes of a request with a body of known length."""
+    """Return the bytes of a request, with its body's length in the headers."""
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
         f"Authorization: {authorization}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
@@ -78,7 +78,7 @@ def _cut_off(rng: np.random.Generator) -> Hostile:
 
 
 def _other_values(rng: np.random.Generator) -> Hostile:
-    """Return a valid body with another value in one place; some of these values are also valid."""
+    """Return a valid body with one value replaced; some of the new values are also valid."""
     path = _path(rng)
     name = rng.choice(list(_POSTS[path]))
     body = _POSTS[path] | {name: _VALUES[rng.integers(len(_VALUES))]}
@@ -110,9 +110,7 @@ def _large(rng: np.random.Generator) -> Hostile:
 
 
 def _long_text(rng: np.random.Generator) -> Hostile:
-    """Return a body within the size limit whose text exceeds a model's or a question's length
-    limit.
-    """
+    """Return a body within the size limit with a text too long for the model or a question."""
     size = int(rng.integers(2**18, 2**19))
     body = json.dumps({"text": "ab " * (size // 3)}).encode()
     return Hostile(request(body), frozenset({200, 400}))
@@ -136,7 +134,7 @@ def _other_path(rng: np.random.Generator) -> Hostile:
 
 
 def _headers(rng: np.random.Generator) -> Hostile:
-    """Return headers that are not HTTP."""
+    """Return headers that are invalid HTTP."""
     lines = [
         *(b"Content-Length: -1", b"Content-Length: 99", b"Content-Length: 1e3", b"no colon"),
         *(b"a b: c", b": empty", b"x: \0", b"x: a\rb", b"Host: a.example"),
@@ -147,15 +145,16 @@ def _headers(rng: np.random.Generator) -> Hostile:
 
 
 def _large_headers(rng: np.random.Generator) -> Hostile:
-    """Return more headers than the server reads. The unread bytes may break the connection before
-    the answer.
+    """Return more headers than the server reads.
+
+    The unread bytes may break the connection before the answer.
     """
     line = b"x: " + b"y" * int(rng.integers(100_000, 300_000)) + b"\r\n"
     return Hostile(request(b'{"text": "a"}', more=line))
 
 
 def _odd_headers(rng: np.random.Generator) -> Hostile:
-    """Return unusual headers that are valid HTTP."""
+    """Return headers that are unusual but valid HTTP."""
     lines = [
         b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x",
         b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
@@ -194,14 +193,14 @@ def _wrong_token(rng: np.random.Generator) -> Hostile:
 
 
 def _half(rng: np.random.Generator) -> Hostile:
-    """Return the beginning of a valid request, after which the connection is closed."""
+    """Return the first part of a valid request, after which the connection is closed."""
     path = _path(rng)
     content = request(json.dumps(_POSTS[path]).encode(), path)
     return Hostile(content[: rng.integers(1, len(content))], ends=True)
 
 
 def _unread(rng: np.random.Generator) -> Hostile:
-    """Return a request for a stream whose answer nobody reads."""
+    """Return a request for a stream, whose answer the sender does not read."""
     path = list(_POSTS)[2 + rng.integers(2)]
     body = _POSTS[path] | {"max_tokens": 50, "stream": True}
     return Hostile(request(json.dumps(body).encode(), path), ends=True)
@@ -219,7 +218,7 @@ def _no_http(rng: np.random.Generator) -> Hostile:
 
 
 def _broken_chunks(rng: np.random.Generator) -> Hostile:
-    """Return a request with damaged body chunks, which may be answered with or without its body."""
+    """Return a request with damaged body chunks, whose answer may or may not use the body."""
     parts = [
         b"zz\r\n",
         b"5\r\nabcdefgh\r\n",
@@ -232,9 +231,7 @@ def _broken_chunks(rng: np.random.Generator) -> Hostile:
 
 
 def _pipelined(rng: np.random.Generator) -> Hostile:
-    """Return a valid request followed directly by other requests; the first must be answered
-    first.
-    """
+    """Return a valid request directly followed by others; the first must be answered first."""
     first = request(b'{"text": "a"}').replace(b"Connection: close\r\n", b"")
     behind = (request(b"{}"), rng.bytes(50), first + first)[rng.integers(3)]
     return Hostile(first + behind, frozenset({200}))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.faults.hostile_questions_http [--requests 10000] [--seed 0]
 
-A real process serves the embedded model on loopback, with a token. Invalid requests of every kind,
-drawn from a seed, arrive over sockets, with valid questions between them. Every valid question must
-be answered. Every complete invalid request must get the status of its kind, and an error in
+A real process serves the embedded model on loopback, with a token. It receives invalid requests of
+every kind, chosen by a seed, over sockets, with valid questions between them. Every valid question
+must be answered. Every complete invalid request must get the status of its kind, and an error in
 OpenAI's format. The process must not end, must write no traceback, and must use little more memory
 than before.
 """
@@ -33,7 +33,7 @@ _WARM_UP = 300
 def send(port: int, hostile: Hostile) -> tuple[int, bytes] | None:
     """Return status and body of the answer to a request; None without an answer."""
     with socket.create_connection(("127.0.0.1", port), _WAIT_SECONDS) as connection:
-        with suppress(ConnectionError):  # a request that is refused early cannot be sent completely
+        with suppress(ConnectionError):  # a request may be refused before all is sent
             connection.sendall(hostile.content)
         if hostile.ends:
             with suppress(OSError):
@@ -49,7 +49,7 @@ def send(port: int, hostile: Hostile) -> tuple[int, bytes] | None:
 
 
 def check(name: str, hostile: Hostile, answer: tuple[int, bytes] | None) -> str:
-    """Return the outcome of a request.
+    """Return the outcome of a request, after checking it.
 
     Raises:
         AssertionError: if the request does not allow this outcome.
@@ -69,7 +69,7 @@ def check(name: str, hostile: Hostile, answer: tuple[int, bytes] | None) -> str:
 
 
 def attack(place: Path, requests: int, seed: int) -> tuple[Counter[str], float, float, str]:
-    """Send hostile requests to a process that serves.
+    """Send hostile requests to a serving process.
 
     Args:
         place: empty folder with a short path.
@@ -102,7 +102,7 @@ def attack(place: Path, requests: int, seed: int) -> tuple[Counter[str], float, 
 
 
 def main() -> None:
-    """Print the outcomes."""
+    """Attack, and print the outcomes."""
     given = arguments(__doc__, requests=10_000, seed=0)
     os.umask(0o077)
     with tempfile.TemporaryDirectory(prefix="w") as name:

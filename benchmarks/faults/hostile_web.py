@@ -4,10 +4,10 @@
 
 A gateway serves a page over TLS in a separate process, in front of a server that answers requests
 about invitations. One admitted phone is attached by WebSocket, and answers a task after each tenth
-of the hostile connections. These connections take turns among the kinds below. Then, twice, slow
-connections are held open together; they send and read little or nothing. The program prints the
-ends of each kind, the number of slow connections that were closed, and the gateway's resident
-memory.
+of the hostile connections. The hostile connections are of each kind below in turn. Then, twice,
+slow connections are held open at the same time; they send and read little or nothing. The program
+prints how connections of each kind ended, how many slow connections were closed, and the gateway's
+resident memory.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ from samara.shared.protocol.frames.refusal import Refusal
 from samara.shared.protocol.signing import answer_bytes, proof_bytes, public_pem, sign
 
 LARGE = 64 * 2**20
-"""Bytes of the file that slow readers request."""
+"""Size in bytes of the file that slow readers request."""
 AT_ONCE = 50
 UNREAD_SECONDS = 90.0
-"""Seconds for which a requested file is not read."""
+"""Seconds for which slow readers do not read the file."""
 WAVES = 2
 MOST_SLOW_SECONDS = 240.0
 """Seconds after which a connection counts as not closed by the gateway."""
@@ -72,7 +72,7 @@ SLOW = "no TLS", "half a request", "half a body", "half a proof", "file not read
 
 
 def serve(folder: Path, phone: bytes, pipe: Connection) -> None:
-    """Serve a page and invitations, in a separate process, until the pipe says to stop."""
+    """Serve a page and invitations in a separate process, until the pipe receives a message."""
     asyncio.run(_serve(folder, phone, pipe))
 
 
@@ -106,7 +106,7 @@ class Stranger:
     Args:
         port: port of the page server.
         tls: certificate of its authority.
-        used: body of a request to join by a used invitation, with another key.
+        used: body of a request to join with a used invitation and another key.
     """
 
     def __init__(self, port: int, tls: TlsFiles, used: bytes) -> None:
@@ -115,7 +115,7 @@ class Stranger:
         self._origin = f"https://127.0.0.1:{port}"
 
     def stream(self, origin: str | None = "") -> Any:
-        """Return an unopened WebSocket."""
+        """Return a WebSocket that is not yet opened."""
         return connect(
             f"wss://127.0.0.1:{self._port}/stream",
             ssl=self._context,
@@ -128,12 +128,12 @@ class Stranger:
         )
 
     async def connect(self, tls: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a plain connection without a WebSocket."""
+        """Open a connection without a WebSocket, over TLS or TCP."""
         context = self._context if tls else None
         return await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
 
     async def be(self, kind: str) -> str:
-        """Make a hostile connection of a kind, and return a description of its end."""
+        """Make a hostile connection of a kind, and return a description of how it ended."""
         try:
             if kind in REQUESTS:
                 return await self._request(kind)
@@ -178,7 +178,7 @@ class Stranger:
         return line.split()[1].decode() if line else "ended"
 
     async def hold(self, kind: str) -> bool:
-        """Hold a connection open; return whether the gateway has ended it."""
+        """Hold a slow connection of a kind open, and return whether the gateway has closed it."""
         asked = "GET /large.bin" if kind == "file not read" else f"POST {JOIN_PATH}"
         length = "Content-Length: 1000\r\n\r\n" if kind == "half a body" else "\r\n"
         head = f"{asked} HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}".encode()
@@ -192,7 +192,7 @@ class Stranger:
                 reader, writer = await self.connect(tls=kind != "no TLS")
                 writer.write(said)
                 if kind == "file not read":
-                    await asyncio.sleep(UNREAD_SECONDS)  # asyncio reads little during this time
+                    await asyncio.sleep(UNREAD_SECONDS)  # asyncio buffers little meanwhile
                 received = 0
                 while piece := await reader.read(2**16):
                     received += len(piece)
@@ -224,7 +224,7 @@ async def answer(stranger: Stranger, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def used_invitation(run: Path, tls: TlsFiles) -> bytes:
-    """Return a request to join by an invitation that another key has used."""
+    """Return a request to join with an invitation that another key has already used."""
     end = datetime.now(UTC) + timedelta(hours=1)
     code = invite_client(run, "anna", tls.authority, None, end)
 
@@ -238,12 +238,12 @@ def used_invitation(run: Path, tls: TlsFiles) -> bytes:
 
 
 async def attack(folder: Path, connections: int, slow: int) -> dict[str, Any]:
-    """Make hostile connections to a gateway; see the module.
+    """Make hostile connections to a gateway, as described at the top of the module.
 
     Args:
         folder: empty folder.
-        connections: number of hostile connections, which take turns among all kinds.
-        slow: number of connections held open at the same time, which take turns among all kinds.
+        connections: number of hostile connections, divided evenly among all kinds.
+        slow: number of connections held open at the same time, divided evenly among all kinds.
 
     Returns:
         The outcomes, by name.

@@ -1,7 +1,7 @@
-"""A live run in real processes (`samara server up`, `client up`), for scripts that disturb the run.
+"""A live run in real processes (`samara server up`, `client up`), for programs that disturb it.
 
-Every process may run behind another command, for example in a network namespace, and ends with the
-run. The output of a process goes to a file with its name and the suffix ".said".
+Every process may be started by another command, for example in a network namespace, and ends with
+the run. The output of a process goes to a file with its name and the suffix ".said".
 """
 
 import json
@@ -33,21 +33,21 @@ _END_SECONDS = 60.0
 
 @dataclass
 class Place:
-    """The surroundings of a process: a command before its own, and environment variables."""
+    """The environment of a process: a command that starts it, and environment variables."""
 
     behind: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class LiveRun:
-    """A server, its clients, and their outputs so far; a context manager.
+    """A context manager for a live run: a server, its clients, and their outputs.
 
     Args:
         folder: folder of all files; its path must be short, because it contains sockets.
         settings: settings of the run, by dotted key.
         names: names of the clients; each client gets a key.
         address: address at which clients reach the server, host:port.
-        server: surroundings of the server's process.
+        server: environment of the server's process.
         run: folder of the run; by default in `folder`.
     """
 
@@ -79,7 +79,7 @@ class LiveRun:
         self.devices = {key.name: key.client for key in keys.read_all()}
 
     def __enter__(self) -> Self:
-        """Return the run, which is not started yet."""
+        """Return the run, before any process is started."""
         return self
 
     def __exit__(
@@ -104,7 +104,7 @@ class LiveRun:
     def start_server(self, *options: str) -> None:
         """Start `samara server up`, or start it again."""
         host, port = self.address.rsplit(":", 1)
-        # in a network namespace, clients and the server's own processes use different addresses
+        # in a network namespace, clients and the server's child processes use different addresses
         listen = "127.0.0.1" if is_loopback(host) else "0.0.0.0"
         command = ["server", "up", "--run", str(self.run), "--host", listen, "--port", port]
         command += ["--name", host]
@@ -113,7 +113,7 @@ class LiveRun:
         self.server = self._launched([*command, *options], self._place, "server")
 
     def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
-        """Start `samara client up`, or start it again; the client's folder is `home`.
+        """Start `samara client up`, or start it again, with the client's folder `home`.
 
         The client uses the key of its name, unless the options name another key.
         """
@@ -126,7 +126,7 @@ class LiveRun:
         self.start(name, command, place)
 
     def start(self, name: str, command: Sequence[str], place: Place | None = None) -> None:
-        """Start another long-running command of samara, under a name."""
+        """Start another long-running samara command for a client."""
         self.clients[name] = self._launched(command, place or Place(), name)
 
     def home(self, name: str) -> Path:
@@ -138,7 +138,7 @@ class LiveRun:
         return self.run / KEYS_FOLDER / f"{name}.key"
 
     def revoke(self, name: str) -> None:
-        """Revoke the key of a client, like the operator's command."""
+        """Revoke the key of a client, as the operator's command does."""
         ClientKeys(self.run / KEYS_FOLDER).revoke(name)
 
     def said(self, who: str = "server") -> str:
@@ -146,7 +146,7 @@ class LiveRun:
         return (self.folder / f"{who}.said").read_text(errors="replace")
 
     def process(self, of: "subprocess.Popen[bytes]", part: str) -> psutil.Process | None:
-        """Return a child of a process, found by a part of the child's command line."""
+        """Return a child process whose command line contains a text, or None."""
         try:
             family = psutil.Process(of.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -160,19 +160,19 @@ class LiveRun:
         return None
 
     def last(self) -> int:
-        """Return the last acknowledged round."""
+        """Return the number of the last acknowledged round."""
         for event in self._metrics.read_new():
             if event["event"] == "round":
                 self.rounds[event["round"]] = event
         return max(self.rounds, default=0)
 
     def reporters(self, number: int) -> set[str]:
-        """Return the names of the clients whose reports are in a round."""
+        """Return the names of the clients that reported in a round."""
         names = {str(device): name for name, device in self.devices.items()}
         return {names[device] for device in self.rounds[number]["clients"]}
 
     def wait(self, ready: Callable[[], object], what: str, seconds: float = 600) -> float:
-        """Wait until a condition holds, and return the seconds of the wait.
+        """Wait until a condition is true, and return the seconds of the wait.
 
         Raises:
             AssertionError: if nothing happens in the run for the given number of seconds.
@@ -188,8 +188,9 @@ class LiveRun:
         return time.monotonic() - begun
 
     def _work_done(self) -> dict[Path, int]:
-        """Return the times at which sessions, ledgers and evaluations changed. Logs also grow
-        without progress, and are left out.
+        """Return the modification times of sessions, ledgers and evaluations.
+
+        Logs are left out, because they also grow without progress.
         """
         places = [self.run, *map(self.home, self.names)]
         names = "session", "*.seg", PERSONALIZATIONS_FILE, METRICS_FILE
@@ -201,7 +202,7 @@ class LiveRun:
         return self.wait(lambda: self.last() >= number, f"round {number}", seconds)
 
     def wait_for_report(self, name: str, seconds: float = 600) -> float:
-        """Wait until a client's report is in a round that ends from now on."""
+        """Wait until a round that ends from now on contains a client's report."""
         after = self.last()
 
         def reported() -> bool:
@@ -211,19 +212,19 @@ class LiveRun:
         return self.wait(reported, f"a report of {name}", seconds)
 
     def end_server(self) -> int:
-        """End the server by a signal, run `check`, and return its result."""
+        """End the server by a signal, and return the result of `check`."""
         assert self.server is not None, "the server was started before"
         self.server.terminate()
         self.server.wait()
         return self.check()
 
     def digests(self) -> dict[int, str]:
-        """Return the digest after every round of the ledger; replay proves each digest."""
+        """Return the digest after every round of the ledger, as proven by replay."""
         layout = read_layout(self.run)
         return {s.round: digest(layout.hash, s.state).hex() for s in replay_run(self.run)}
 
     def positions(self) -> dict[str, tuple[int, str]]:
-        """Return the round and the digest of every client's session on disk."""
+        """Return the round and the digest in every client's session on disk."""
         found = {}
         for name in self.names:
             for file in self.home(name).glob("runs/*/session"):
@@ -232,8 +233,7 @@ class LiveRun:
         return found
 
     def check(self) -> int:
-        """Check that the ledger has every acknowledged round, and that every client has a state of
-        it.
+        """Check that the ledger has all acknowledged rounds, and that clients agree with it.
 
         Rounds before the ledger's oldest snapshot cannot be checked.
 
@@ -245,7 +245,7 @@ class LiveRun:
         """
         self.last()
         digests = self.digests()
-        first = min(digests)  # earlier rounds may have been compacted away
+        first = min(digests)  # earlier rounds may be compacted
         for number, event in self.rounds.items():
             kept = number < first or digests.get(number) == event["digest"]
             assert kept, f"round {number} is lost or differs"

@@ -41,11 +41,11 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.wire import RECORD
 
 PUSHES = 20
-"""Number of messages that a hostile device sends in addition to each reply."""
+"""Number of further messages that a hostile device sends with each reply."""
 
 
 class Reply(NamedTuple):
-    """A reply in the form that a node pushes: metadata, the ids of its objects, and the objects."""
+    """A reply as pushed by a node: metadata, ids of its objects, and the objects."""
 
     metadata: Any
     tree: ObjectTree
@@ -58,7 +58,7 @@ def object_of(kind: str, children: list[str], body: bytes) -> bytes:
 
 
 def reply_of(message: Message) -> Reply:
-    """Return a reply in the form that an honest node pushes."""
+    """Return a reply as an honest node pushes it."""
     set_message_id(message, message.object_id)
     objects = {i: part.deflate() for i, part in get_all_nested_objects(message).items()}
     metadata = message_to_proto(message)
@@ -69,7 +69,7 @@ def reply_of(message: Message) -> Reply:
 
 
 def made_of(sound: Reply, root: bytes) -> Reply:
-    """Return a reply whose only object has the given bytes."""
+    """Return a reply that consists of one object with the given bytes."""
     name = hashlib.sha256(root).hexdigest()
     sound.metadata.metadata.message_id = name
     return Reply(sound.metadata, ObjectTree(object_id=name), {name: root})
@@ -105,7 +105,7 @@ class MalformedDevice(Device):
     Attributes:
         sent: number of messages by kind, of all hostile devices together.
         statuses: number of answers by HTTP status.
-        victim: node id that the device claims to be.
+        victim: id of the node that the device claims to be.
     """
 
     sent: ClassVar[Counter[str]] = Counter()
@@ -124,16 +124,14 @@ class MalformedDevice(Device):
         self._http.close()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return the device's reply; after a malformed reply to an instruction, send all other
-        messages.
-        """
+        """Return a reply; after a malformed reply, also send all other kinds of messages."""
         sound = super().reply(message, context)
         if message.metadata.message_type != MessageType.TRAIN:
             return sound
         node, run = context.node_id, context.run_id
         self._asked.append(message.metadata.message_id)
         beside = [reply_of(sound) for _ in range(PUSHES)]
-        way = len(self._asked) % (len(BROKEN) + 2) - 1  # beginning with the first
+        way = len(self._asked) % (len(BROKEN) + 2) - 1  # from the first on
         if way == len(BROKEN):
             self._count("forged_sender")
             frame = sound.content.config_records[RECORD]["frame"]
@@ -156,12 +154,12 @@ class MalformedDevice(Device):
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "again"), reply_to=message)
 
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: Any) -> None:
-        """Answer a message; an error of the SuperLink does not end the device."""
+        """Answer a message, and ignore errors of the SuperLink."""
         with suppress(Exception):
             super()._answer(node, message, tree, connection)
 
     def _push_reply(self, node: int, run: int, reply: Reply, reply_to: str) -> None:
-        """Announce a reply and send its objects."""
+        """Announce a reply, and send its objects."""
         metadata = reply.metadata.metadata
         metadata.src_node_id = node
         metadata.reply_to_message_id = reply_to or metadata.reply_to_message_id
@@ -170,7 +168,7 @@ class MalformedDevice(Device):
             self._store(node, run, name, content)
 
     def _push_beside(self, node: int, sound: Reply) -> None:
-        """Send messages that do not answer an instruction."""
+        """Send messages that do not belong to an instruction."""
         metadata, run = sound.metadata.metadata, sound.metadata.metadata.run_id
         way = int(self._rng.integers(9))
         name = self._rng.bytes(32).hex()
@@ -198,7 +196,7 @@ class MalformedDevice(Device):
             return
         elif way == 6:
             self._count("twenty_megabytes")
-            with suppress(httpx.TransportError):  # the server may cut the request off
+            with suppress(httpx.TransportError):  # the server may end the request early
                 self._send("push-object", bytes(20 * 2**20))
             return
         elif way == 7 and len(self._asked) > 1:
@@ -226,7 +224,7 @@ class MalformedDevice(Device):
         self._send("push-object", request.SerializeToString())
 
     def _send(self, path: str, body: bytes) -> None:
-        """Send a request as Flower does, signed with the device's key."""
+        """Send a request in Flower's format, signed with the device's key."""
         assert self._keys is not None, "these devices have keys"
         self.statuses[send_signed(self._http, self._keys[0], path, body)] += 1
 

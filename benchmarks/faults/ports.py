@@ -1,18 +1,17 @@
-"""Ports of this machine that no other measurement or test uses at the same time."""
+"""Free ports of this machine, of which each is used by only one measurement or test at a time."""
 
 import socket
 from contextlib import suppress
 
 _FIRST, _END = 20_000, 32_000
-"""End of the range, below the ports that Linux gives to outgoing connections."""
+"""End of the range of ports. Linux gives higher ports to outgoing connections."""
 _claims: list[socket.socket] = []
 
 
 def free_port() -> int:
     """Return a port on which no process listens, and claim it until this process ends.
 
-    The claim is an abstract Unix socket named after the port. Other processes therefore claim other
-    ports.
+    The claim is an abstract Unix socket named after the port, which other processes cannot claim.
 
     Raises:
         RuntimeError: if all ports are in use.
@@ -29,5 +28,5 @@ def free_port() -> int:
 
 
 def free_address() -> str:
-    """Return host:port of this machine's loopback, with a free port."""
+    """Return the address host:port of a free port on loopback."""
     return f"127.0.0.1:{free_port()}"

@@ -5,7 +5,7 @@
 The first part tests strategy and store. A process serves toy devices in process, some of which are
 absent in some rounds, and gets `kill -9` at random moments. The second part uses real processes:
 `samara server up` over TLS with device keys, and toy devices that connect to it. The seed decides
-whether the command, Flower's SuperLink, its SuperExec or the ServerApp gets `kill -9`.
+which process gets `kill -9`: the command, Flower's SuperLink, its SuperExec or the ServerApp.
 
 Every acknowledged round must be in the ledger with its digest. The run must end like an undisturbed
 run with the same cohorts.
@@ -47,13 +47,13 @@ class Absences(InProcessGrid):
     """A grid that loses one reply in eight."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are not lost; losses are random."""
+        """Return the replies without one in eight, which is lost at random."""
         replies = super().pull_messages(message_ids)
         return [r for r in replies if r.metadata.message_type != "train" or os.urandom(1)[0] >= 32]
 
 
 class _Acknowledging(logging.Handler):
-    """A log handler that reports every round once it is in the ledger."""
+    """A log handler that sends number and digest of every stored round through a pipe."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(logging.INFO)
@@ -66,7 +66,7 @@ class _Acknowledging(logging.Handler):
 
 
 def serve_and_tell(settings: dict[str, Scalar], pipe: Connection) -> None:
-    """Serve toy devices in this process, and report every round through a pipe."""
+    """Serve toy devices in this process, and report every stored round through a pipe."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logger = logging.getLogger("samara.server")
     logger.addHandler(_Acknowledging(pipe))
@@ -95,7 +95,7 @@ def kill_in_process(kills: int, seed: int, folder: Path) -> str:
         _collect(ours, acknowledged, wanted)
         if done < kills and server.is_alive():
             for _ in range(int(rng.integers(200_000))):
-                pass  # anywhere within the next round
+                pass  # at any moment of the next round
             server.kill()
             done += 1
         server.join()

@@ -1,4 +1,4 @@
-"""Requests to a SuperLink's fleet API that are signed with a key, as a SuperNode signs them."""
+"""Requests to a SuperLink's fleet API with a key's signature, as a SuperNode makes them."""
 
 import ssl
 from base64 import b64encode
@@ -14,15 +14,13 @@ _SECONDS = 60.0
 
 
 def connect(superlink: str, ca: Path) -> httpx.Client:
-    """Return an HTTP client for a SuperLink (host:port) that trusts a certificate authority
-    (PEM).
-    """
+    """Return an HTTP client for a SuperLink (host:port) that trusts an authority's certificate."""
     trusted = ssl.create_default_context(cafile=str(ca))
     return httpx.Client(base_url=f"https://{superlink}", verify=trusted, timeout=_SECONDS)
 
 
 def signed_headers(private: ec.EllipticCurvePrivateKey) -> dict[str, str]:
-    """Return the headers of a request that is signed with a key at the present time."""
+    """Return the headers of a request that is signed with a key now."""
     timestamp = datetime.now(UTC).isoformat()
     signature = private.sign(timestamp.encode(), ec.ECDSA(SHA256()))
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -46,7 +44,7 @@ def is_refused(superlink: str, ca: Path, private: ec.EllipticCurvePrivateKey) ->
     """Return whether a SuperLink refuses a key before it reads the request's body.
 
     Raises:
-        AssertionError: if it refuses neither the key nor the body, which is not a message.
+        AssertionError: if the SuperLink refuses neither the key nor the body, which is invalid.
     """
     with connect(superlink, ca) as http:
         status = send_signed(http, private, "push-messages", b"\xff")

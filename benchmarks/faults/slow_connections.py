@@ -1,7 +1,7 @@
 """Slow connections to a gateway ("slow loris"), which send a byte now and then, or nothing.
 
-Each kind of connection stops at another point: before TLS, before HTTP/2, within a frame, after the
-settings, or within the proof.
+The kinds of connections stop at different points: before TLS, before HTTP/2, within a frame, after
+the settings, or within the proof.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _CALL = {
     "te": "trailers",
 }
 _MESSAGE = struct.pack(">BI", 0, 1000)
-"""Head of a message of 1,000 bytes."""
+"""Head of a gRPC message of 1,000 bytes."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -34,7 +34,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def literal(name: str, value: str) -> bytes:
-    """Return a header field without indexing (RFC 7541, section 6.2.2).
+    """Return an HTTP/2 header field without indexing (RFC 7541, section 6.2.2).
 
     Name and value must be shorter than 127 bytes.
     """
@@ -42,14 +42,12 @@ def literal(name: str, value: str) -> bytes:
 
 
 def call_frame(stream: int) -> bytes:
-    """Return the frame that opens a stream to the gateway's service; the stream's number must be
-    odd.
-    """
+    """Return the frame that opens a stream, with an odd number, to the gateway's service."""
     return frame(_HEADERS, _END_HEADERS, stream, b"".join(literal(*f) for f in _CALL.items()))
 
 
 HELLO = _PREFACE + frame(_SETTINGS, 0, 0, b"")
-"""First bytes of a client's connection."""
+"""First bytes of a client's HTTP/2 connection."""
 _CALLED = HELLO + call_frame(1)
 KINDS: dict[str, tuple[bool, bytes, bytes]] = {
     "no TLS": (False, b"\x16\x03\x01\x02\x00", b"\1"),
@@ -58,15 +56,12 @@ KINDS: dict[str, tuple[bool, bytes, bytes]] = {
     "no call": (True, HELLO, b""),
     "half a proof": (True, _CALLED + frame(_DATA, 0, 1, _MESSAGE), frame(_DATA, 0, 1, b"\0")),
 }
-"""Kinds of connections by name: whether TLS is used, the first bytes, and the bytes sent each
-second.
+"""Kinds of connections by name. Each has whether TLS is used, first bytes, and bytes each second.
 """
 
 
 async def held(port: int, kind: str, authority: Path) -> float | None:
-    """Hold a connection open, and return the seconds until the gateway ended it; None if it never
-    did.
-    """
+    """Hold a connection open, and return the seconds until the gateway ended it, or None."""
     tls, first, then = KINDS[kind]
     context = ssl.create_default_context(cafile=str(authority)) if tls else None
     if context:
@@ -99,7 +94,7 @@ async def _trickled(writer: asyncio.StreamWriter, some: bytes) -> None:
 
 
 async def all_held(port: int, count: int, authority: Path) -> dict[str, list[float | None]]:
-    """Hold connections open together, and return the results of `held` by kind."""
+    """Hold connections of all kinds open at once, and return the results of `held` by kind."""
     kinds = [list(KINDS)[n % len(KINDS)] for n in range(count)]
     ended = await asyncio.gather(*(held(port, kind, authority) for kind in kinds))
     found: dict[str, list[float | None]] = {}

@@ -1,10 +1,10 @@
-"""A device without a model. Its loss is a quadratic function of 2,000 elements with its own
-minimum.
+"""A device without a model, whose loss is a quadratic function of 2,000 elements.
 
 The device uses all of Samara's frames, catches up by replay, checks every digest, and answers in
-milliseconds. Scripts about servers therefore spend their time on servers. As on a real device, its
-projected gradients are a function of state, seeds and device. `app` runs in the in-process engine;
-`serve` connects it to a real SuperLink as one process per device.
+milliseconds. Programs about servers therefore spend their time on servers. As on a real device, its
+projected gradients are a function of state, seeds and device, since each device has a different
+minimum. `app` runs in the in-process engine. `serve` connects it to a real SuperLink, with one
+process per device.
 """
 
 import json
@@ -71,9 +71,7 @@ def hello_of(
 def report_of(
     instruction: TrainInstruction, session: Session, device: int, layout: Layout = LAYOUT
 ) -> Report:
-    """Return the report of a toy client: ⟨z, x − m⟩ for every direction z, with the client's
-    minimum m.
-    """
+    """Return a toy client's report: ⟨z, x − m⟩ for every direction z, with its minimum m."""
     minimum = np.random.default_rng(device).normal(size=layout.size)
     slope = to_float32(session.state).astype(float) - minimum
     seeds = instruction.seeds(device)
@@ -90,7 +88,7 @@ def answer(
     known: Session | None,
     layout: Layout = LAYOUT,
 ) -> tuple[bytes, Session | None]:
-    """Return the answer of a toy client to an instruction, and its session after it."""
+    """Return a toy client's answer to an instruction, and its session afterwards."""
     try:
         asked = kind.decode(frame)
         header = LedgerHeader(asked.track, asked.run_id, asked.layout_hash)

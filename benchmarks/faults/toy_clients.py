@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.3
 
 
 class Device(threading.Thread):
-    """A device, which ends with the process or on request."""
+    """A thread with one device, which ends with the process or on request."""
 
     def __init__(
         self, number: int, devices: int, superlink: str, ca: Path | None, key: Path | None
@@ -60,12 +60,12 @@ class Device(threading.Thread):
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """Leave after the message under way."""
+        """End the device after the current message."""
         self._ended.set()
         self.join()
 
     def run(self) -> None:
-        """Answer messages until the run is finished; if the SuperLink dies, try again."""
+        """Answer messages until the run is finished, and try again while the SuperLink is down."""
         host, port = self._superlink.rsplit(":", 1)
         while not _listens(host, int(port)):
             if self._ended.wait(_POLL_SECONDS):
@@ -85,14 +85,14 @@ class Device(threading.Thread):
             except (httpx.HTTPError, ObjectPullError, RunNotRunningException) as error:
                 if isinstance(error, httpx.HTTPStatusError) and _is_finished(error.response):
                     break
-                # the SuperLink is gone for now, or the run of the message is over
+                # the SuperLink is down, or the run of the message is over
                 logging.warning("device %d: %r", self._number, error)
             self._ended.wait(_POLL_SECONDS)
-        with suppress(httpx.HTTPError):  # the SuperLink may be gone permanently
+        with suppress(httpx.HTTPError):  # the SuperLink may stay down
             stack.close()
 
     def reply(self, message: Message, context: Context) -> Message:
-        """Return its reply."""
+        """Return the device's reply to a message."""
         return app(message, context)
 
     def _answer(self, node: int, message: Message, tree: ObjectTree, connection: tuple) -> None:  # type: ignore[type-arg]
@@ -119,10 +119,10 @@ class Device(threading.Thread):
 
 @contextmanager
 def heartbeats_end_with_the_run() -> Iterator[None]:
-    """Let devices of this process end while one of their heartbeats is in transit.
+    """Hide errors of heartbeats that are in transit when the run is finished.
 
-    Flower sends heartbeats in a thread, which raises an error when the run is finished. This
-    function hides that error. Other errors of threads go to the earlier hook.
+    Flower sends heartbeats in a thread, which raises an error at the end of the run. Other errors
+    of threads go to the earlier hook.
     """
     before = threading.excepthook
 

@@ -1,4 +1,4 @@
-"""A phone without a model, for scripts about gateways: the toy client's answers, as frames."""
+"""A phone without a model, for programs about gateways, with the toy client's answers."""
 
 from benchmarks.faults.toy_client import answer, hello_of
 from samara.client.protocol.session import Session
@@ -31,9 +31,7 @@ class ToyPhone:
         self._client, self._clients = client, clients
 
     def answer(self, task: Task) -> bytes:
-        """Return the phone's hello, report or evaluation. Return a refusal for a part of a blob,
-        and a notice itself for a notice.
-        """
+        """Return the phone's hello, report or evaluation; refuse blob parts, echo notices."""
         match task.kind:
             case TaskKind.HELLO:
                 return hello_of(self._client, self.session, self._clients)

@@ -1,4 +1,4 @@
-"""A run of toy clients: its settings, and the checks at its end."""
+"""Settings of a run of toy clients, and checks at the end of the run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,15 +42,17 @@ def check(
     what: str,
     nodes: Sequence[UserConfig] = (),
 ) -> str:
-    """Prove the ledger by replay, and compare it with acknowledged rounds and with an undisturbed
-    run.
+    """Prove the ledger by replay, and compare it with acknowledged and undisturbed rounds.
 
     Args:
         folder: folder with the run, finished or not, in the subfolder `run`.
         settings: settings of the run.
         acknowledged: digest of every acknowledged round.
         what: description of the run's disturbances for the returned text.
-        nodes: node configuration of each client; by default of toy clients 0 to 3.
+        nodes: node config of each client; by default of toy clients 0 to 3.
+
+    Returns:
+        A sentence about the outcome.
 
     Raises:
         AssertionError: if an acknowledged round is lost or differs, or the final digests differ.

@@ -1,1 +1,1 @@
-"""All measurements that need a GPU, in parts, by one command."""
+"""All measurements that need a GPU, divided into parts and started by one command."""

@@ -3,8 +3,8 @@
     make gpu GPU="--minutes 9 --out runs/gpu"
     python -m benchmarks.gpu [--rehearse] [--minutes N] [--only PART] [--again PART] [--out FOLDER]
 
-Each part runs in a separate process with its own time limit. Results are appended cell by cell to
-`results.jsonl`, and `gpu.md` is written anew after each part. After an interruption, the same
+Each part runs in a separate process with its time limit. Results are appended cell by cell to
+`results.jsonl`, and `gpu.md` is written again after each part. After an interruption, the same
 command continues. Nothing is downloaded or installed. If a library is missing, the cells that need
 it fail with that reason, and the next call tries them again. With `--rehearse`, sizes are tiny, and
 `tests/accelerator.py` emulates the GPU.
@@ -58,7 +58,7 @@ class Found:
 
     @property
     def state(self) -> str:
-        """The state at the end of the last call; empty without a call."""
+        """State of the part at the end of the last call; empty without a call."""
         return self.ends[-1]["state"] if self.ends else ""
 
 
@@ -82,9 +82,7 @@ def read_results(out: Path) -> dict[str, Found]:
 
 
 def measure(part: Part, given: Given) -> None:
-    """Measure the cells of a part that have no rows yet, in this process, and store each cell at
-    once.
-    """
+    """Measure the cells of a part that have no rows yet in this process, storing each at once."""
     before, file = read_results(given.out)[part.name].cells, given.out / RESULTS
 
     def keep(cell: str, **event: Any) -> None:
@@ -100,7 +98,7 @@ def measure(part: Part, given: Given) -> None:
                     traceback.print_exc()
                     keep(cell, error=_reason(error))
                 _free_memory()
-    except Exception as error:  # an error in the preparation for all cells
+    except Exception as error:  # an error in the preparation of all cells
         traceback.print_exc()
         keep(ALL_CELLS, error=_reason(error))
 
@@ -127,7 +125,7 @@ def run_part(
         command: command of the process.
         environment: environment variables of the process.
         out: folder of the results.
-        most: remaining seconds for all parts.
+        most: seconds that remain for all parts.
     """
     begun, limit = time.monotonic(), min(60 * part.minutes, most)
     with (out / f"{part.name}.log").open("a", encoding="utf-8") as log:
@@ -167,7 +165,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_page(out: Path, rehearse: bool) -> None:
-    """Write the page of all results so far."""
+    """Write the page with all results so far."""
     found = read_results(out)
     lines = ["# On a GPU", ""]
     if rehearse:
@@ -208,7 +206,7 @@ def _line(cells: Iterable[object]) -> str:
 
 @contextmanager
 def rehearsed(out: Path) -> Iterator[Given]:
-    """Emulate a GPU inside the context, and yield the arguments of the parts, with a tiny model."""
+    """Emulate a GPU inside the context, and yield the parts' arguments, with a tiny model."""
     from accelerator import pretended_gpus  # type: ignore[import-not-found]
     from tiny_models import BAD, GOOD, save_model  # type: ignore[import-not-found]
 
@@ -227,7 +225,7 @@ def rehearsed(out: Path) -> Iterator[Given]:
 
 
 def _environment(rehearse: bool, wheels: Path | None, temporary: str) -> dict[str, str]:
-    """Return the environment of the parts, in which given wheels are installed."""
+    """Return the environment variables of the parts, after installing wheels if given."""
     folders = [str(ROOT), *([str(ROOT / "tests")] if rehearse else [])]
     if wheels:
         if not (files := sorted(map(str, wheels.glob("*.whl")))):
@@ -240,7 +238,7 @@ def _environment(rehearse: bool, wheels: Path | None, temporary: str) -> dict[st
     path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     if rehearse:
-        # Triton's interpreter is slow; parts about Triton load it themselves
+        # Triton's interpreter is slow, so only parts about Triton load it
         own |= {"TRITON_INTERPRET": "1", "SAMARA_REPLAY_BACKEND": "numba", "ON": "a pretended GPU"}
         return os.environ | own
     asked = "import torch; print(torch.cuda.get_device_name() + ', torch ' + torch.__version__)"
@@ -291,7 +289,7 @@ def main() -> None:
         append_event(out / RESULTS, {"part": name, "again": True})
     found = read_results(out)
     chosen = [part for part in PARTS if part.name in (asked.only or NAMES)]
-    if asked.rehearse:  # its seconds have no meaning
+    if asked.rehearse:  # seconds mean nothing here
         chosen = [replace(part, minutes=10) for part in chosen]
     open_parts = [part for part in chosen if found[part.name].state not in DONE]
     open_parts.sort(key=lambda part: found[part.name].state == FAILED)

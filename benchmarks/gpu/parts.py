@@ -44,19 +44,19 @@ class Given:
 
     @property
     def turns(self) -> range:
-        """The repetitions of a measurement, whose median counts."""
+        """Repetitions of a measurement, the median of which counts."""
         return range(1 if self.rehearse else 3)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part, which runs in a separate process.
+    """A part of the measurements, which runs in a separate process.
 
     Attributes:
         name: name of the part on the command line.
         minutes: time limit of the part.
         tells: short statement of the question that the part answers.
-        cells: function that yields a name and the work of each cell.
+        cells: function that yields the name and the work of each cell.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Part:
 
 
 def digests(given: Given) -> Iterator[Cell]:
-    """Yield comparisons of replay and directions on the GPU with the CPU's results."""
+    """Yield cells that compare replay and directions on the GPU with the CPU's results."""
     import numpy as np
 
     from samara.shared.protocol.directions import Distribution
@@ -100,7 +100,7 @@ def digests(given: Given) -> Iterator[Cell]:
 
 
 def replay(given: Given) -> Iterator[Cell]:
-    """Yield elements per second of replay and directions, and bytes per second of copies."""
+    """Yield cells about the rates of replay, directions and copies, in elements/s and bytes/s."""
     import numpy as np
     import torch
 
@@ -145,7 +145,7 @@ def replay(given: Given) -> Iterator[Cell]:
 
 
 def gpu_tests(given: Given) -> Iterator[Cell]:
-    """Yield the tests that need a GPU."""
+    """Yield a cell with the tests that need a GPU."""
 
     def run() -> Iterator[Row]:
         files = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -186,7 +186,7 @@ def steps(
     batches: tuple[int, ...] = (4,),
     lengths: tuple[int, ...] = (64, 256),
 ) -> Callable[[Given], Iterator[Cell]]:
-    """Return cells that compare P-RGE steps, in every grouping, with MeZO's loop.
+    """Return a part's cells, which compare P-RGE steps in every grouping with MeZO's loop.
 
     Args:
         shape: shape of the model.
@@ -227,7 +227,7 @@ def steps(
 
 
 class _StreamedModel:
-    """A model on the GPU with random blocks in page-locked host memory."""
+    """A model on the GPU, with random blocks in page-locked host memory."""
 
     def __init__(self, shape: str, dtype: Any) -> None:
         import torch
@@ -245,7 +245,7 @@ class _StreamedModel:
         return ((n, p) for n, p in self.base.network.named_parameters() if not p.is_meta)
 
     def begin_anew(self) -> tuple[Any, Any]:
-        """Reset all weights to their initial values, and return model and store."""
+        """Reset all weights to their initial values, and return the model and the store."""
         for name, parameter in self._parameters():
             parameter.copy_(self._resident[name])
         for block in range(len(self.store.packed_blocks)):
@@ -257,7 +257,7 @@ class _StreamedModel:
 def _mezo_step(
     base: Any, store: Any, variant: str, batch: int, tokens: int
 ) -> Iterator[Callable[[], float]]:
-    """Yield a MeZO step in place on a model; the model is streamed if a store is given."""
+    """Yield a MeZO step in place on a model, which is streamed if a store is given."""
     import torch
 
     from benchmarks.speed.shapes import TASK
@@ -294,8 +294,7 @@ def zo2(
         "no efficient update",
     ),
 ) -> Callable[[Given], Iterator[Cell]]:
-    """Return the cells of MeZO steps in place on all parameters, resident and streamed from the
-    host.
+    """Return cells of MeZO steps in place on all parameters, resident and streamed from the host.
 
     Args:
         shape: shape of the model.
@@ -344,7 +343,7 @@ def zo2(
 
 
 def streams(given: Given) -> Iterator[Cell]:
-    """Yield the work of ZO2's three streams in one step, by torch's profiler."""
+    """Yield a cell with the work of ZO2's three streams in one step, by torch's profiler."""
 
     def profile(variant: str) -> Iterator[Row]:
         import torch
@@ -377,7 +376,7 @@ def streams(given: Given) -> Iterator[Cell]:
 
 
 def offload(given: Given) -> Iterator[Cell]:
-    """Yield LSP-Offload and Zero-Offload over the machine's link, beside Adam on the GPU."""
+    """Yield cells with LSP-Offload and Zero-Offload over the link, and with Adam on the GPU."""
     import torch
 
     from benchmarks.speed import offload as emulated
@@ -439,7 +438,7 @@ def offload(given: Given) -> Iterator[Cell]:
 
 
 def training(task: str, most: int, seeds: int) -> Callable[[Given], Iterator[Cell]]:
-    """Return the cells of P-RGE runs with adapters inside the model, by `samara tune`.
+    """Return cells of P-RGE runs with adapters inside the model, by `samara tune`.
 
     Args:
         task: name of the task.

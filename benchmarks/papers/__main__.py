@@ -64,9 +64,7 @@ Found = dict[str, dict[str, list[Figures]]]
 def settings_of(
     row: Row, task: str, seed: int, arguments: argparse.Namespace
 ) -> list[TuneSettings]:
-    """Return the settings of a row's runs: one run, or with `--paper` one run per point of the
-    grid.
-    """
+    """Return the settings of a row's runs: one, or with `--paper` one per point of the grid."""
     settings, hyperparameters = row.on(task)
     if not (arguments.paper and hyperparameters):
         return [_settings_of(row, settings, task, seed, arguments)]
@@ -94,7 +92,7 @@ def _settings_of(
 
 
 def _given_for(row: Row, assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that the command line gives for one row."""
+    """Return the settings for one row that the command line gives."""
     named = (assignment.partition(":") for assignment in assignments)
     return dict(parse_assignment(setting) for name, _, setting in named if name == row.name)
 
@@ -103,7 +101,7 @@ def check(table: PaperTable, arguments: argparse.Namespace) -> None:
     """Check that the table has the requested rows and tasks, and that the settings can be combined.
 
     Raises:
-    ConfigError: if the check fails; the message names the option and its possible values.
+        ConfigError: if the check fails; the message names the option and its possible values.
     """
     columns, names = list(map(str, table.columns)), [row.name for row in table.rows]
     for option, given, known in (
@@ -139,7 +137,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def measure(table: PaperTable, arguments: argparse.Namespace, console: Console) -> Found:
-    """Train all trainable rows, seed by seed, and return all results, also after Ctrl-C."""
+    """Train all trainable rows, seed by seed, and return all results so far, even after Ctrl-C."""
     found: Found = {}
     try:
         for seed in arguments.seeds:
@@ -160,7 +158,7 @@ def _measure_cell(
     console.print(f"{task}, seed {seed}: {row.name}", highlight=False)
     try:
         results = [read_result(tune(run)) for run in settings_of(row, task, seed, arguments)]
-    except (ModelError, TaskError) as error:  # for example, an encoder has no in-context learning
+    except (ModelError, TaskError) as error:  # such as in-context learning of an encoder
         console.print(f"  left out: {error}", markup=False)
         return
     result = max(results, key=_on_validation)
@@ -177,14 +175,12 @@ def _on_validation(result: dict[str, Any]) -> float:
 
 
 def predicted(prediction: Prediction, table: PaperTable) -> list[tuple[float, bool]]:
-    """Return the prediction for every column, in the unit of its quantity, and whether the step
-    fits.
-    """
+    """Return every column's prediction, in the unit of its quantity, and whether the step fits."""
     return [_predict(prediction, table.vary, column) for column in table.columns]
 
 
 def _predict(prediction: Prediction, vary: str, column: str | int) -> tuple[float, bool]:
-    # The papers go beyond the positions of the released models.
+    # The papers use longer sequences than the released models support.
     shape = model_shape(prediction.model.format(str(column).lower()))
     shape, device = replace(shape, context=None), load_device(prediction.device)
     work = prediction.work | ({} if vary == "model" else {vary: column})
@@ -261,7 +257,7 @@ def _mean_losses(cell: Sequence[Figures]) -> str:
 
 
 def differences(table: PaperTable, arguments: argparse.Namespace) -> list[str]:
-    """Return sentences about the differences from the paper."""
+    """Return sentences about the differences between the paper and these measurements."""
     lines = [f"The paper has {table.model}."]
     if any(row.predict and row.predict.fitted for row in table.rows):
         lines.append("* the model of time and memory was fitted to this cell")

@@ -44,7 +44,7 @@ class Prediction(_Part):
 
 
 class Hyperparameters(_Part):
-    """The settings and the grid with which a paper trained rows.
+    """The settings and the grid with which a paper trained some rows.
 
     Attributes:
         source: paper and table.
@@ -61,9 +61,7 @@ class Hyperparameters(_Part):
     tasks: dict[str, dict[str, list[Any]]] = Field(default_factory=dict)
 
     def trials(self, task: str) -> list[dict[str, Any]]:
-        """Return the settings of every point of the grid, including the settings that were not
-        searched.
-        """
+        """Return the settings of every point of the grid, including settings not searched."""
         grid = self.grid | self.tasks.get(task, {})
         return [
             {**self.settings, **some, **dict(zip(grid, point, strict=True))}
@@ -72,14 +70,14 @@ class Hyperparameters(_Part):
         ]
 
     def values(self, task: str) -> dict[str, list[Any]]:
-        """Return the paper's values of each setting."""
+        """Return all of the paper's values of each setting for a task."""
         trials = self.trials(task)
         keys = {key: None for trial in trials for key in trial}
         return {key: list(dict.fromkeys(trial[key] for trial in trials)) for key in keys}
 
 
 class OnTask(_Part):
-    """The settings of a row on one task, if they differ from the row's.
+    """The settings of a row on a task, if they differ from the row's settings.
 
     Attributes:
         settings: settings of `samara tune` in addition to the row's.

@@ -45,19 +45,19 @@ from samara.shared.settings.config import RunConfig
 
 ROUNDS, QUERIES, CANARIES = 10, 256, 2048
 GUESSED = 0.2
-"""Share of the canaries with a guess: half of them guessed as present, half as absent."""
+"""Share of the canaries about which the attacker guesses: half as present, half as absent."""
 CONFIDENCE = 0.95
 NOISES: dict[str, Noise] = {
     "as reported": sample_noise,
     "a quarter": lambda count, sigma: sample_noise(count, max(1, sigma // 4)),
     "none": lambda count, sigma: np.zeros(count, object),
 }
-"""Name of a run's noise."""
+"""Name of a run's noise level."""
 
 
 @dataclass(frozen=True)
 class _Ledger:
-    """A state of one number instead of a ledger on disk."""
+    """A state of one number, in place of a ledger on disk."""
 
     state: NDArray[np.int64] = field(default_factory=lambda: zero_state(1))
 
@@ -68,7 +68,7 @@ class _Ledger:
 
 @dataclass(frozen=True)
 class _Store:
-    """The parts of a run's store that a private aggregator uses."""
+    """Substitute for the parts of a run's store that a private aggregator uses."""
 
     folder: Path
     ledger: _Ledger = field(default_factory=_Ledger)
@@ -80,8 +80,8 @@ def chance_of_guesses(
     """Return the largest probability of at least `right` right guesses in an (ε, δ)-private run.
 
     Steinke, Nasr, Jagielski (2023), Theorem 5.2: with δ = 0, a binomial of the probability e^ε/(1 +
-    e^ε) dominates the number of right guesses. δ adds at most 2·m·δ times the largest mean of that
-    binomial's probabilities over the i values below `right`.
+    e^ε) dominates the number of right guesses. With δ > 0, the probability grows by at most
+    2·m·δ·max pᵢ/i, where pᵢ is the binomial's probability of the i values below `right`.
 
     Args:
         canaries: number of canaries, m.
@@ -104,7 +104,7 @@ def chance_of_guesses(
 def lower_bound(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the largest ε that the guesses rule out at a confidence; 0 if they rule out no ε.
+    """Return the largest ε that the guesses rule out with some confidence; 0 if there is none.
 
     Args:
         canaries, guesses, right, delta: as in `chance_of_guesses`.
@@ -123,7 +123,7 @@ def lower_bound(
 
 
 def guess(scores: NDArray[np.float64], share: float = GUESSED) -> NDArray[np.int8]:
-    """Return 1 for the highest scores, −1 for the lowest, and 0 for scores without a guess."""
+    """Return 1 for the highest scores, −1 for the lowest, and 0 (no guess) for the others."""
     each = int(len(scores) * share / 2)
     order = np.argsort(scores, kind="stable")
     guesses = np.zeros(len(scores), np.int8)
@@ -139,9 +139,9 @@ def audit(
     Args:
         epsilon: ε of the run.
         seed: seed of the coins.
-        noise: noise of the run.
+        noise: noise level of the run.
         canaries: number of canaries, a multiple of `QUERIES`; each canary has one scalar.
-        rounds: rounds of the run.
+        rounds: number of rounds.
     """
     settings: dict[str, Any] = {"method": "global", "seed-policy": "shared", "seed": seed}
     settings |= {"privacy.mode": "central", "privacy.epsilon": epsilon, "aggregation.rule": "mean"}
@@ -183,7 +183,7 @@ def audit(
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return the bounds of all seeds per ε and noise, as Markdown."""
+    """Return a Markdown table of the bounds of all seeds, by ε and noise."""
     groups: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["noise"], row["epsilon"]), []).append(row)

@@ -1,8 +1,8 @@
-"""A gateway with many phones, a fifth of which vanish, and with hostile streams.
+"""A gateway with many phones, a fifth of which disappear, and with hostile streams.
 
     python -m benchmarks.scale.fake_phones --phones 200 --rounds 20
 
-Phones are streams of this process over TLS, each with its own key; they answer at once. The gateway
+Phones are streams of this process over TLS, each with its key; they answer at once. The gateway
 is a separate process. Its memory is measured after every tenth of the rounds and of the hostile
 streams, and while strangers hold connections open (`benchmarks.faults.slow_connections`). All
 random choices come from --seed.
@@ -43,7 +43,7 @@ PORT_LINE = "port "
 
 
 async def hosted() -> None:
-    """Run the gateway's process: send a request for every input line, and print its answers."""
+    """Run the gateway's process: for every input line, send a request and print its answer."""
     folder = Path(sys.argv[2])
     admitted = {file.read_bytes() for file in folder.glob("*.pem")}
     gateway = Gateway(admitted.__contains__)
@@ -62,7 +62,7 @@ async def hosted() -> None:
 
 
 class Host:
-    """The gateway's process, as controlled by this process."""
+    """A proxy for the gateway's process."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         command = [sys.executable, "-m", "benchmarks.scale.fake_phones"]
@@ -75,7 +75,7 @@ class Host:
         self.authority = folder / CERTIFICATES_FOLDER / "ca.pem"
 
     def ask(self, instruction: str) -> Any:
-        """Send one line to the process, and return the answer in its next output line."""
+        """Send one line to the process, and return the answer in the next line of its output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(instruction + "\n")
@@ -83,7 +83,7 @@ class Host:
         return json.loads(self._process.stdout.readline())
 
     def channel(self) -> Any:
-        """Return a channel with a separate connection."""
+        """Return a gRPC channel with a separate connection."""
         credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
         return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials, CHANNEL_OPTIONS)
 
@@ -100,12 +100,12 @@ class Host:
 
     def kill(self) -> None:
         """Kill the process with SIGKILL."""
-        with self._process:  # closes the pipes, and waits for the process
+        with self._process:  # closes pipes, waits for the process
             self._process.kill()
 
 
 async def fake(key: SigningKey, host: Host, dice: random.Random, vanishing: float) -> None:
-    """Run a phone that answers, or vanishes and returns, until the task is cancelled."""
+    """Run a phone that answers, or disappears and returns, until the task is cancelled."""
     device = client_index_of_key(key.public)
     while True:
         try:
@@ -162,9 +162,7 @@ async def hostile(keys: list[SigningKey], stranger: SigningKey, host: Host, turn
 async def tried(
     phones: int, rounds: int, streams: int, strangers: int, vanishing: float, seed: int
 ) -> dict[str, Any]:
-    """Measure rounds with vanishing phones, hostile streams, slow strangers, and a killed
-    gateway.
-    """
+    """Measure rounds with disappearing phones, hostile streams, slow strangers and a kill."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -233,7 +231,7 @@ async def tried(
 
 
 def tenth(of: str, number: int, count: int, host: Host) -> dict[str, float]:
-    """Return the memory if another tenth is complete, else an empty mapping."""
+    """Return the memory after each tenth of some work; otherwise an empty mapping."""
     done = 10 * number // count
     return {f"{of}, {done}/10": host.memory} if done > 10 * (number - 1) // count else {}
 

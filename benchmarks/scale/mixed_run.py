@@ -1,4 +1,4 @@
-"""Building blocks of live runs with boards and phones behind a gateway, with the embedded model."""
+"""Parts of live runs with boards, and phones behind a gateway, on the embedded model."""
 
 import json
 import os
@@ -21,7 +21,7 @@ GATEWAY, EVERYBODY = "gateway", "everybody"
 OPEN = "phones attach at port"
 """The gateway's log line when phones can attach."""
 MODEL = str(find_embedded_model())
-"""Path of the embedded model. Its name would select generated messages."""
+"""Path of the embedded model; its name alone would select generated messages as the data."""
 TASK = str(files("samara.shared.tasks") / "prompts" / "messages.toml")
 SHAPE = ("--queries", "8", "--batch", "16", "--seq", "32")
 
@@ -30,7 +30,7 @@ def samara(folder: Path, *command: str) -> str:
     """Run a command to its end, and return its output.
 
     Raises:
-        subprocess.CalledProcessError: if it fails.
+        subprocess.CalledProcessError: if the command fails.
     """
     done = subprocess.run(
         [sys.executable, "-m", "samara", *command],
@@ -44,9 +44,7 @@ def samara(folder: Path, *command: str) -> str:
 
 
 def write_messages(folder: Path, seed: int) -> dict[str, Path]:
-    """Write a folder of training, validation and test messages for each participant, and one for
-    all.
-    """
+    """Write a folder of messages in three splits for each participant, and one for all together."""
     names = [*BOARDS, *PHONES]
     folders = {name: folder / f"data-{name}" for name in [*names, EVERYBODY]}
     if (written := folder / "messages.written").exists():

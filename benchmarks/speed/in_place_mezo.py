@@ -1,4 +1,4 @@
-"""MeZO as published: parameters are perturbed in place, with one forward pass after another.
+"""MeZO as published: parameters are perturbed in place, one forward pass after another.
 
 Malladi et al., "Fine-tuning language models with just forward passes" (2023), in the form with q
 queries that P-RGE restates as its Algorithm 2. P-RGE is measured against this code. Only here are
@@ -40,9 +40,7 @@ class InPlaceMeZO:
         return gradients
 
     def step(self, seeds: Sequence[int], epsilon: float, learning_rate: float) -> list[float]:
-        """Estimate the projected gradients, descend along every seed, and return the projected
-        gradients.
-        """
+        """Estimate the projected gradients, descend along every seed, and return the gradients."""
         gradients = self.estimate(seeds, epsilon)
         for seed, gradient in zip(seeds, gradients, strict=True):
             self.perturb(seed, -learning_rate * gradient / len(seeds))
@@ -57,11 +55,11 @@ class InPlaceMeZO:
 
 
 def lora_parameters(base: BaseModel, perturbations: Perturbations) -> list[Tensor]:
-    """Return A and B of every adapted layer, as trained by plain LoRA. They are views, not copies.
+    """Return views of A and B of every adapted layer, the tensors that plain LoRA trains.
 
     Args:
         base: model with adapters.
-        points: the single point that passes are evaluated at; its center holds the B's.
+        perturbations: the single perturbation under which passes run; it holds the B's.
     """
     parameters = []
     for layer in base.body.modules():
@@ -78,15 +76,14 @@ def whole_network_loss(
     mask: Tensor,
     labels: Tensor,
 ) -> Tensor:
-    """Return the cross-entropy of the token after each sequence, from the network's plain forward
-    pass.
+    """Return the cross-entropy of the token after each sequence, by the network's forward pass.
 
     The result has a graph if gradients are enabled.
 
     Args:
         base: causal LM with adapters.
         adapter: the adapters of the model.
-        points: a single point.
+        perturbations: a single perturbation.
         ids: int64 [B, S], padded on the right.
         mask: int64 [B, S].
         labels: int64 [B], token ids.

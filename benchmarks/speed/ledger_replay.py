@@ -36,9 +36,7 @@ def opened(folder: Path, layout: Layout) -> Ledger:
 
 
 def write(folder: Path, rounds: int, clients: int, seeds: int, layout: Layout) -> None:
-    """Extend a ledger to a number of rounds, each with the given number of seeds of every
-    client.
-    """
+    """Extend a ledger to a number of rounds, each with a number of seeds of every client."""
     ledger = opened(folder, layout)
     for number in range(ledger.position.round + 1, rounds + 1):
         coefficients = np.random.default_rng(number).normal(scale=1e-4, size=(clients, seeds))
@@ -54,7 +52,7 @@ def write(folder: Path, rounds: int, clients: int, seeds: int, layout: Layout) -
 
 
 def peak_bytes() -> int:
-    """Return the process's peak memory since the last `forget_peak`, or since its start."""
+    """Return the peak memory of the process since the last `forget_peak`, or since its start."""
     try:
         status = Path("/proc/self/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -65,7 +63,7 @@ def peak_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Reset the process's peak memory, if the kernel supports it."""
+    """Reset the peak memory of the process, if the kernel supports it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 class Rig:
-    """A model and a batch.
+    """A model and a batch for the measurements.
 
     Attributes:
         weights: bytes of the model's parameters.
@@ -59,7 +59,7 @@ class Rig:
         self.weights = sum(parameter.nbytes for parameter in self.base.network.parameters())
 
     def step(self, method: str) -> Callable[[], object]:
-        """Return a function that takes a step of a method, with all its allocations."""
+        """Return a function that takes a complete step of a method, with all its allocations."""
         match method:
             case "inference":
                 return lambda: self._scores(self._no_adapters)

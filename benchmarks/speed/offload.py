@@ -1,4 +1,4 @@
-"""First-order training with an optimizer on the host, on models with random weights."""
+"""First-order training steps with an optimizer on the host, on models with random weights."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def new_network(shape: str, device: torch.device = CPU) -> Any:
 def scheduled(
     layers: list[ScheduledLayer], accelerator: Accelerator, order: Order | None, most: int | None
 ) -> Iterator[UpdateSchedule]:
-    """Let backward passes inside the context update the layers, and yield the schedule.
+    """Yield a schedule by which backward passes inside the context update the layers.
 
     Args:
         layers: layers in the order of the forward pass.
@@ -55,8 +55,9 @@ def scheduled(
 
 
 def scheduled_layers(network: Any, subspace: int | None) -> list[ScheduledLayer]:
-    """Return all layers or, with a subspace, the blocks' matrices, in the order of the forward
-    pass.
+    """Return the layers to train, in the order of the forward pass.
+
+    With a subspace these are only the matrices of the blocks.
     """
     model, layers = network.model, []
     if subspace is None:
@@ -84,7 +85,7 @@ def scheduled_layers(network: Any, subspace: int | None) -> list[ScheduledLayer]
 def training_step(
     network: Any, accelerator: Accelerator, batch: int, length: int = SEQUENCE
 ) -> Callable[[], None]:
-    """Return a function that does a forward and backward pass over random tokens."""
+    """Return a function that runs a forward and a backward pass over random tokens."""
     tokens = torch.randint(2, network.config.vocab_size, (batch, length)).to(network.device)
 
     def step() -> None:

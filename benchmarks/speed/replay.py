@@ -1,4 +1,4 @@
-"""The speed of drawing and replaying directions, compared with MeZO's loop.
+"""The speed of computing and replaying directions, compared with MeZO's loop.
 
 MeZO's loop (Malladi et al., 2023) is this: for every seed, reset torch's generator, draw a
 float32 normal for every tensor, and add a multiple of it. Measurements are interleaved, repetition
@@ -31,13 +31,13 @@ ADAPTERS: dict[str, Shapes] = {
     "tinyllama": [(2048, 16), (256, 16)] * 22,
     "llama2-7b": [(4096, 16)] * 64,
 }
-"""Shapes of the matrices B on query and value projections."""
+"""Shapes of the matrices B on query and value projections, by name of the model."""
 
 PEER_LOOP = "peer loop"
 
 
 class _Subject(NamedTuple):
-    """A measurement: backend, work, and number of elements."""
+    """A measurement of some work on a backend, with its number of elements."""
 
     work: str
     backend: str
@@ -76,7 +76,7 @@ def measured(
         size = sum(rows * columns for rows, columns in shapes)
         subjects = _subjects(shapes, size, seeds, threads)
         for subject in subjects:
-            subject.run()  # the first call compiles, and allocates memory
+            subject.run()  # compiles, and allocates memory
         works = {subject: subject.run for subject in subjects}
         seconds = interleaved(works, repetitions, lambda run: timed(run, torch.device("cpu")))
         peer = next(seconds[subject] for subject in subjects if subject.work == PEER_LOOP)
@@ -97,7 +97,7 @@ def measured(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return rows as a table."""
+    """Return the rows as a table."""
     first = rows[0]
     threads = f"{first['threads']} thread{'s' * (first['threads'] > 1)}"
     shown = Table(title=f"{first['seeds']} seeds on {threads}; million elements of directions/s")

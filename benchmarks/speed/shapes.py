@@ -49,7 +49,7 @@ SHAPES: dict[str, dict[str, int]] = {
     },
     **BUILT_IN,
 }
-"""Sizes by name."""
+"""Dimensions of models by name."""
 _CONTEXT = 2_048
 _DEVIATION = 0.02
 
@@ -94,12 +94,12 @@ def random_base(
     device: torch.device,
     without_blocks: bool = False,
 ) -> BaseModel:
-    """Return a model that is created in its final form, layer by layer, on its device.
+    """Return a model with random weights, created in its final form on its device.
 
     Args:
         shape: a name in `SHAPES`.
         quantization: quantization of the linear layers in the blocks of a Llama.
-        dtype: type of the other weights.
+        dtype: dtype of the other weights.
         device: torch device of the model, where the random numbers are drawn.
         without_blocks: whether the blocks keep their placeholders on the meta device.
     """
@@ -174,7 +174,7 @@ def _shards(
 
 
 def _random(name: str, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return ones for a norm, otherwise normal numbers that depend only on name and device."""
+    """Return ones for a norm, else normal numbers that depend only on the name and the device."""
     if parameter.ndim == 1:
         return torch.full(parameter.shape, float(not name.endswith("bias")), dtype=dtype).to(device)
     generator = torch.Generator(device).manual_seed(sum(name.encode()))
@@ -183,7 +183,7 @@ def _random(name: str, parameter: Tensor, dtype: torch.dtype, device: torch.devi
 
 
 class RandomStore(BlockStore):
-    """A store of a model's blocks with the weights of `random_base`, drawn when fetched.
+    """A store of a model's blocks, which draws the weights of `random_base` when they are fetched.
 
     Args:
         base: model whose blocks are placeholders.
@@ -207,7 +207,7 @@ class RandomStore(BlockStore):
 
     @property
     def in_memory(self) -> bool:
-        """Return False, because blocks do not exist before they are fetched."""
+        """False, because blocks do not exist before they are fetched."""
         return False
 
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
@@ -216,18 +216,18 @@ class RandomStore(BlockStore):
         return staging_buffer[: self.packed_blocks[block].bytes]
 
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Draw a block."""
+        """Draw the weights of a block."""
         for name, view in self.packed_blocks[block].views(host_buffer).items():
             full_name = self._names[block][name]
             view.copy_(_random(full_name, view, view.dtype, self._device))
 
     def write_back(self, block: int, host_buffer: Tensor) -> None:
-        """Raise an error, because random blocks are only read."""
+        """Raise an error, because random blocks are read-only."""
         raise AssertionError("random blocks are only read")
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of some work, until the device has finished the work."""
+    """Return the seconds until the device has finished some work."""
     import time
 
     if device.type == "cuda":

@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class StepBench:
-    """The settings of the measurement, which are the options of the command."""
+    """Settings of the measurement, as given by the options of the command."""
 
     shape: str
     quantization: Quantization
@@ -71,7 +71,7 @@ class StepBench:
 
 
 class Bench:
-    """A model with adapters, and the steps to time on it."""
+    """A model with adapters, and the steps that are timed on it."""
 
     def __init__(self, settings: StepBench) -> None:
         keep_freed_memory()
@@ -90,13 +90,13 @@ class Bench:
         self._seed = 0
 
     def prompts(self, batch: int, length: int) -> list[Prompt]:
-        """Return random sequences, each read at its last token."""
+        """Return prompts of random tokens, each read at its last token."""
         vocabulary = self.base.network.config.vocab_size
         ids = np.random.default_rng(batch * length).integers(12, vocabulary, (batch, length))
         return [Prompt((tuple(row),), ((length - 1,),)) for row in ids.tolist()]
 
     def p_rge(self, prompts: list[Prompt], schedule: Schedule) -> Callable[[], None]:
-        """Return a P-RGE step that uses a master copy of the adapter."""
+        """Return a P-RGE step, which computes from a master copy of the adapter."""
         labels = np.arange(len(prompts)) % 2
         center = torch.zeros(self.layout.size, device=self.device)
 
@@ -110,7 +110,7 @@ class Bench:
         return step
 
     def algorithm_1(self, prompts: list[Prompt]) -> Callable[[], None]:
-        """Return a step of Algorithm 1, which keeps all perturbed adapters, in one pass."""
+        """Return a step of P-RGE's Algorithm 1, which keeps all perturbed adapters, in one pass."""
         labels = np.arange(len(prompts)) % 2
         center = np.zeros(self.layout.size, np.float32)
         first = self._directions().cpu().numpy()
@@ -126,9 +126,9 @@ class Bench:
         return step
 
     def others(self, prompts: list[Prompt]) -> dict[str, Callable[[], object]]:
-        """Return steps of MeZO in place on LoRA and on all parameters, and first-order steps.
+        """Return steps of MeZO in place, on LoRA and on all parameters, and first-order steps.
 
-        No step trains quantized parameters.
+        Steps that would train quantized parameters are left out.
         """
         ids = torch.tensor([prompt.sequences[0] for prompt in prompts], device=self.device)
         mask = torch.ones_like(ids)
@@ -152,7 +152,7 @@ class Bench:
         return steps
 
     def auto(self, prompts: list[Prompt]) -> Schedule:
-        """Return the choice of ``grouping = auto``."""
+        """Return the schedule that ``grouping = auto`` chooses."""
         settings = self.settings
         config = RunConfig.of(
             {
@@ -180,7 +180,7 @@ class Bench:
         )
 
     def rows(self, batch: int, length: int, first_order: bool = True) -> list[Row]:
-        """Measure every way to take a step on one shape of batch.
+        """Measure all kinds of steps on one shape of batch.
 
         Args:
             batch: number of examples.
@@ -200,7 +200,7 @@ class Bench:
         peaks = {}
         for name, step in steps.items():
             if not name.startswith(tuple(OPTIMIZERS)):
-                step()  # the first step of an optimizer allocates its states
+                step()  # the first step allocates an optimizer's states
             with measure_peak_memory(self.device) as peak:
                 step()
             peaks[name] = peak.bytes
@@ -227,7 +227,7 @@ class Bench:
 
 
 def run(settings: StepBench, file: Path | None = None) -> None:
-    """Measure, print a table, and write all rows with the machine's facts as JSON.
+    """Measure, print a table, and write all rows with facts about the machine as JSON.
 
     Results are printed and written after each size, and are kept if Ctrl-C ends the measurement.
 
@@ -247,7 +247,7 @@ def run(settings: StepBench, file: Path | None = None) -> None:
     console.print(f"making {settings.shape}")
     bench, rows = Bench(settings), list[Row]()
     sizes = [(batch, length) for batch in settings.batches for length in settings.lengths]
-    _write(file, settings, bench, rows)  # reports a missing folder at once
+    _write(file, settings, bench, rows)  # reports a missing folder early
     try:
         for number, (batch, length) in enumerate(sizes, 1):
             console.print(f"size {number} of {len(sizes)}: {batch} examples of {length} tokens")
@@ -274,7 +274,7 @@ def run(settings: StepBench, file: Path | None = None) -> None:
 
 
 def _write(file: Path | None, settings: StepBench, bench: Bench, rows: list[Row]) -> None:
-    """Write the rows so far; nothing without a file."""
+    """Write the rows so far; without a file, do nothing."""
     if file is None:
         return
     content = {"settings": asdict(settings), "machine": _machine(bench.device), "rows": rows}

@@ -1,4 +1,4 @@
-"""MeZO steps on streamed parameters, each time without one of ZO2's parts (ZO2, table 4).
+"""MeZO steps on streamed parameters, each variant without one optimization of ZO2 (ZO2, table 4).
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.streamed_ablations [--shape llama-34m] [--turns 3]
 
@@ -49,7 +49,7 @@ Step = Callable[[], object]
 
 
 def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
-    """Return a step on one example, resident or streamed from the disk.
+    """Return a function that takes a step on one example, resident or streamed from the disk.
 
     Args:
         folder: model folder.
@@ -77,7 +77,7 @@ def make_step(folder: Path, blocks: Path, variant: str, tokens: int) -> Step:
 def mezo_step(
     space: Space, forward: ResidentForward, batch: int, tokens: int
 ) -> Callable[[], float]:
-    """Return a step along one direction on random tokens, which returns its projected gradient.
+    """Return a function that takes a step on random tokens, and returns its projected gradient.
 
     Args:
         space: space of the trained parameters.

@@ -1,7 +1,7 @@
 """Steps of other methods on the same rows: MeZO in place on all parameters, and first order.
 
-Between steps, gradients are freed, but an optimizer's moments are kept. The first step of an
-optimizer therefore allocates all the memory that the method needs.
+Between steps, gradients are freed, but an optimizer's moments are kept. An optimizer's first step
+therefore allocates all the memory that the method needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
 def mezo_step(
     parameters: Sequence[Tensor], loss: Loss, queries: int, epsilon: float, learning_rate: float
 ) -> Callable[[], object]:
-    """Return a MeZO step on parameters in place, which needs the memory of inference.
+    """Return a function that takes a MeZO step on parameters in place, with inference's memory.
 
     Args:
         parameters: parameters to perturb and update.
@@ -39,7 +39,9 @@ def mezo_step(
 def first_order_step(
     parameters: Sequence[Tensor], loss: Loss, optimizer: str, learning_rate: float
 ) -> Callable[[], object]:
-    """Return a step along the true gradient; the parameters require gradients only during the step.
+    """Return a function that takes a step along the true gradient.
+
+    The parameters require gradients only during the step.
 
     Args:
         parameters: leaf tensors to update.

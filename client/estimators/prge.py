@@ -57,8 +57,8 @@ class GradientEstimate:
 Estimator = Generator[LossRequest, NDArray[np.float64], GradientEstimate]
 """A generator that yields loss requests, receives their losses, and returns an estimate."""
 EstimatorFunction = Callable[[NDArray[np.uint64], NDArray[np.int64], float], Estimator]
-"""A function from a step's seeds, uint64 [q], batch, int64 [B], and ε to its estimator. All clients
-of a step yield equally many requests."""
+"""A function that takes a step's seeds, uint64 [q], its batch, int64 [B], and ε, and returns the
+step's estimator. The estimators of all clients yield equally many requests in a step."""
 
 
 def prge_estimator(
@@ -130,7 +130,8 @@ def run_estimators(
 
     Args:
         estimators: generators that have not been started and yield equally many requests.
-        losses_of: function that takes one request per estimator and returns the losses of each.
+        losses_of: function that takes one request per estimator and returns the losses of each
+            request, as in `run_estimator`.
     """
     requests = [next(estimator) for estimator in estimators]
     results: list[GradientEstimate] = []

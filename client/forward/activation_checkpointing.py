@@ -16,11 +16,11 @@ def checkpointing(
     blocks: Sequence[nn.Module],
     recomputing: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Make forward passes inside the context keep only each block's inputs.
+    """Make forward passes inside the context keep only the inputs of each block.
 
-    For each block, the backward pass repeats the forward pass first, with the same bits (Chen et
-    al., "Training deep nets with sublinear memory cost", 2016). The last block keeps its
-    activations: the backward pass begins there, so recomputing them would save no memory.
+    The backward pass recomputes a block's activations, with the same bits, when it reaches the
+    block (Chen et al., "Training deep nets with sublinear memory cost", 2016). The last block keeps
+    its activations: the backward pass begins there, so recomputing them would save no memory.
 
     Args:
         blocks: blocks of the model, lowest first; dropout must be off.

@@ -1,4 +1,4 @@
-"""Losses of perturbations when the objective is a metric of decoded answers."""
+"""Losses for an objective that is a metric of decoded answers."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def answer_losses(
     accepted: Sequence[Sequence[str]],
     micro_batch: int = 0,
 ) -> NDArray[np.float32]:
-    """Return the negated metric of the answers decoded under each perturbation.
+    """Return the loss of each perturbation: the negated metric of the answers decoded under it.
 
     Args:
         forward: forward engine.

@@ -1,4 +1,4 @@
-"""A model's body under several perturbations, which share computations with equal results.
+"""A model's body under several perturbations, which share equal intermediate results.
 
 Blocks below the lowest adapter (the trunk) give the same output under every perturbation. They run
 once per example, on that example alone, and their outputs are cached under a byte budget. The
@@ -37,11 +37,11 @@ from samara.shared.model.layer_selection import is_linear
 from samara.shared.model.loading import BaseModel
 
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""Errors raised by models that do not accept inputs in a changed form."""
+"""Errors that models raise if they do not accept inputs in a changed form."""
 
 
 class PerturbedBody(ProvenBody):
-    """A base model's body, run on sequences under several perturbations that share the trunk.
+    """A base model's body, which runs sequences under several perturbations that share the trunk.
 
     Args:
         base: model, with or without adapters.
@@ -67,7 +67,7 @@ class PerturbedBody(ProvenBody):
             self._way = self._known_way(packs)
 
     def _prepare(self, way: Way, packs: bool) -> None:
-        """Choose the treatment of the body's parts for a given way to compute the body."""
+        """Decide which shortcuts the body takes when it is computed in a given way."""
         by_block = way is Way.BY_BLOCK
         self._way = way
         if by_block:
@@ -82,7 +82,7 @@ class PerturbedBody(ProvenBody):
         self._repeats_late = (
             by_block
             and self._first_block == len(self._blocks) - 1
-            and has_adapters([self._blocks[-1]])  # otherwise it is unknown where rows differ
+            and has_adapters([self._blocks[-1]])  # else it is unknown where rows differ
             and not has_adapters(full_input_parts)
         )
 
@@ -129,7 +129,7 @@ class PerturbedBody(ProvenBody):
         return self._restore_positions(hidden, supervised, perturbations, rows)
 
     def continue_texts(self, tokens: Sequence[Ids], cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the hidden states at the ends of a causal model's texts, and their KV cache.
+        """Return the hidden states of the last tokens of a causal model's texts, and the KV cache.
 
         Args:
             tokens: tokens of m texts of equal length; with a cache, only the tokens not yet in it.
@@ -146,7 +146,7 @@ class PerturbedBody(ProvenBody):
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
 
     def _caching_is_exact(self) -> bool:
-        """Return whether a pass from a cache gives the states of a pass over the whole text."""
+        """Return whether continuing from a KV cache gives the same states as a whole pass."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = torch.arange(1, 1 + length, device=self._base.network.device).expand(2, length)
         try:
@@ -158,12 +158,12 @@ class PerturbedBody(ProvenBody):
         return cache is not None and differ_by_rounding(last[:, -1], expected)
 
     def _continue(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the hidden states of the tokens after a cache, and the extended cache."""
+        """Return the hidden states of the tokens that follow a KV cache, and the extended cache."""
         output = self._base.body(input_ids=ids, past_key_values=cache, use_cache=True)
         return output.last_hidden_state, getattr(output, "past_key_values", None)
 
     def read_prefix(self, prefix: Ids) -> Any:
-        """Return the keys and values of a common prefix of texts, for `continue_prefix`.
+        """Return the KV cache of a common prefix of texts, for `continue_prefix`.
 
         Returns:
             A KV cache; None if states computed with it differ from those of whole texts.
@@ -190,7 +190,7 @@ class PerturbedBody(ProvenBody):
         return self._continue(ids, own)[0]
 
     def _sharing_is_exact(self) -> bool:
-        """Return whether passes after a cached prefix give the same states as whole texts."""
+        """Return whether continuing from a shared prefix gives the same states as whole texts."""
         length = min(PROBE_TOKENS, self._base.context)
         whole = tuple(range(1, 1 + length))
         prefix, rest = whole[: length // 2], whole[length // 2 :]
@@ -231,7 +231,10 @@ class PerturbedBody(ProvenBody):
         return self(sequences, perturbations, read)
 
     def _run_whole(self, sequences: Sequence[Ids], perturbations: int) -> Tensor:
-        """Run the whole model over repeated rows: all at once, or one length at a time."""
+        """Run the whole model over rows repeated for every perturbation.
+
+        Depending on the way, all rows run together, or the rows of one length at a time.
+        """
         lengths = [len(sequence) for sequence in sequences]
         groups = [list(range(len(sequences)))]
         if self._way is Way.BY_LENGTH:
@@ -252,7 +255,7 @@ class PerturbedBody(ProvenBody):
     def _rows(
         self, sequences: Sequence[Ids], supervised: Sequence[Sequence[int]] | None, pack: bool
     ) -> Rows:
-        """Return the rows of a pass, packed if that is requested and exact."""
+        """Return the rows of a pass, packed if the caller asks for it and packing is exact."""
         packed = pack and self._can_pack and supervised is not None
         return Rows.of(self._base, sequences, packed)
 
@@ -295,10 +298,10 @@ class PerturbedBody(ProvenBody):
     def _perturbations_before_last(
         self, perturbations: int, supervised: Sequence[Sequence[int]] | None
     ) -> int:
-        """Return the number of copies of each row before the last block, one per perturbation.
+        """Return how many copies of each row enter the last block: one, or one per perturbation.
 
-        If perturbations differ only after the attention of the last block, rows are repeated after
-        the attention, and only rows that are read.
+        One copy is enough if perturbations differ only after the attention of the last block. Then
+        only the positions that are read are repeated, after the attention.
         """
         return 1 if self._repeats_late and supervised is not None else perturbations
 
@@ -306,7 +309,7 @@ class PerturbedBody(ProvenBody):
     def _last_block_at(
         self, supervised: Sequence[Sequence[int]], perturbations: int, rows: Rows
     ) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Limit parts of the last block that need only supervised positions to these positions.
+        """Limit the last block to supervised positions, except for parts that need all positions.
 
         Yields:
             A function that selects these positions in the block's input.
@@ -329,11 +332,11 @@ class PerturbedBody(ProvenBody):
         perturbations: int,
         rows: Rows,
     ) -> Tensor:
-        """Put hidden states back at the positions of their sequences, [P·m, S, hidden]."""
+        """Return hidden states at the positions of their sequences, [P·m, S, hidden]."""
         if supervised is None or not (self._can_select or rows.are_packed):
             return hidden
         one_each = all(len(positions) == 1 for positions in supervised)
-        if one_each and not rows.are_packed:  # the other positions may hold anything
+        if one_each and not rows.are_packed:  # unsupervised positions are arbitrary
             return hidden.expand(-1, rows.ids.shape[1], -1)
         read = hidden[:, 0] if self._can_select else hidden[rows.indices(supervised, perturbations)]
         shape = perturbations * len(supervised), rows.ids.shape[1], hidden.shape[2]
@@ -358,8 +361,9 @@ class PerturbedBody(ProvenBody):
         """Find the parts of the last block that contain linear layers and need all positions.
 
         `find_position_wise_modules` has shown that the other parts need only supervised positions.
-        This function compares the block's outputs with all and with only these positions selected.
-        The comparison confirms that hidden states take the expected path through the block.
+        This function selects these positions in the last block, and compares the output with the
+        output without selection. Equal outputs confirm that hidden states take the expected path
+        through the block.
 
         Returns:
             The parts, or None if selecting positions does not give the right output.
@@ -384,12 +388,12 @@ class PerturbedBody(ProvenBody):
         return selector.full_input_parts if differ_by_rounding(selected, expected) else None
 
     def _packing_is_exact(self) -> bool:
-        """Return whether packed sequences have the same hidden states as unpacked ones.
+        """Return whether packing sequences into shared rows leaves their hidden states unchanged.
 
         Some models have blocks of several kinds, so one block of each kind is tried.
         """
         length = min(PROBE_TOKENS, self._base.context)
-        begins = 0, length // 2, length // 2 + 1  # the last two fit into one row
+        begins = 0, length // 2, length // 2 + 1  # the last two share one row
         sequences = [tuple(range(begin, length)) for begin in begins]
         rows = Rows.of(self._base, sequences, packed=True)
         with self._one_block_of_each_kind():

@@ -7,9 +7,9 @@ A step scores B examples under 2·q perturbations: both signs of q queries. The 
 - `outer`: 2 passes, each with all queries of a sign
 - `both`: one pass of 2·q·B rows
 
-E = q·B is the effective batch size of P-RGE: steps of equal E cost the same. A pass can be divided
-further into micro-batches of examples. All groupings give the same projected gradients up to
-rounding. The fastest grouping depends on the device and the shapes.
+E = q·B is the effective batch size of P-RGE: steps with the same E cost the same. A pass can be
+divided further into micro-batches of examples. All groupings give the same projected gradients up
+to rounding. The fastest grouping depends on the device and the shapes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ Grouping = Literal["sequential", "inner", "outer", "both"]
 GROUPINGS: tuple[Grouping, ...] = ("sequential", "inner", "outer", "both")
 
 _RETIMING_FACTOR = 1.25
-"""Candidates within this factor of the shortest time are timed again."""
+"""A candidate is timed again if its time is within this factor of the shortest time."""
 _RETIMINGS = 3
 
 
@@ -34,7 +34,7 @@ class Schedule:
     """The division of a step into forward passes.
 
     Attributes:
-        grouping: rule for the perturbations that share a pass.
+        grouping: rule that decides which perturbations share a pass.
         micro_batch: maximum number of examples in a pass; 0 for no limit.
     """
 
@@ -45,14 +45,14 @@ class Schedule:
 def split_by_grouping(
     perturbations: PerturbedAdapters, grouping: Grouping
 ) -> Iterator[tuple[NDArray[np.int64], PerturbedAdapters]]:
-    """Split a step's perturbations into the groups that share a pass.
+    """Split a step's perturbations into groups, each of which shares a pass.
 
     Args:
         perturbations: both signs of q directions, or a single perturbation.
-        grouping: rule for the perturbations that share a pass.
+        grouping: rule that decides which perturbations share a pass.
 
     Yields:
-        Indices of a pass's perturbations, and the perturbations themselves.
+        Indices of a pass's perturbations, int64, and the perturbations themselves.
     """
     if grouping == "both" or not perturbations.queries:
         yield np.arange(perturbations.count), perturbations
@@ -74,7 +74,10 @@ def perturbations_per_pass(grouping: Grouping, queries: int) -> int:
 
 
 def distinct_groupings(queries: int) -> tuple[Grouping, ...]:
-    """Return the distinct groupings: with one query, `outer` equals `sequential`."""
+    """Return the groupings that differ for a number of queries.
+
+    With one query, `outer` equals `sequential`, and `both` equals `inner`.
+    """
     return GROUPINGS if queries > 1 else ("sequential", "inner")
 
 
@@ -102,7 +105,7 @@ def find_largest_micro_batch(peak_bytes: Callable[[int], int], budget: int, most
 
 
 def candidate_micro_batches(largest: int) -> Iterator[int]:
-    """Yield the micro-batch sizes to time: the largest, then halves of it down to one example."""
+    """Yield the micro-batch sizes to time: the largest, its half, and so on down to one example."""
     while largest > 0:
         yield largest
         largest = 0 if largest == 1 else -(-largest // 2)
@@ -111,7 +114,7 @@ def candidate_micro_batches(largest: int) -> Iterator[int]:
 def choose_fastest(
     candidates: Iterable[Schedule], seconds: Callable[[Schedule], float]
 ) -> tuple[Schedule, dict[Schedule, float]]:
-    """Choose the fastest schedule; candidates with close times are timed several times in turn.
+    """Choose the fastest schedule, and time schedules with close times several times in turn.
 
     Args:
         candidates: schedules to time, at least one.

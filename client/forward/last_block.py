@@ -27,7 +27,7 @@ class PositionSelector:
             rows are already repeated.
 
     Attributes:
-        full_input_parts: parts of the block that have linear layers and received all positions.
+        full_input_parts: parts of the block with linear layers whose input had all positions.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class PositionSelector:
         self.full_input_parts: list[nn.Module] = []
 
     def select(self, hidden: Tensor) -> Tensor:
-        """Return a block's input [R, S, hidden] at the chosen positions, [repeats·n, 1, hidden]."""
+        """Return the chosen positions of a block's input [R, S, hidden], [repeats·n, 1, hidden]."""
         self._whole, self._selected = hidden, self._reduce(hidden)
         return self._selected
 
     @contextmanager
     def applied_to(self, block: nn.Module) -> Iterator[None]:
-        """Make a block compute its output at the chosen positions from the reduced input."""
+        """Make a block reduce its input to the chosen positions after its attention."""
         with ExitStack() as stack:
             for part in block.children():
                 stack.enter_context(replace_forward(part, self._wrap(part, part.forward)))

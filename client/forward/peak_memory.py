@@ -9,18 +9,18 @@ import torch
 from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
-"""Parameters of glibc's mallopt."""
+"""Numbers of parameters of glibc's function mallopt."""
 _SMALL = 2**20
 _LARGEST = 2**25
-"""Largest threshold that glibc chooses by itself on 64-bit systems."""
+"""Largest mmap threshold in bytes that glibc chooses by itself on 64-bit systems."""
 
 
 def keep_freed_memory() -> None:
     """Make the C library reuse the memory freed by a step for the next step.
 
     By default glibc returns a freed large tensor's memory to the system at once, and the system has
-    to map new pages for the next tensor. With this function, passes of different lengths leave
-    holes in the kept memory. There are fewer holes if PyTorch puts large tensors into huge pages
+    to map new pages for the next tensor. Kept memory has a cost: passes of different lengths leave
+    holes in it. There are fewer holes if PyTorch puts large tensors into huge pages
     (`samara.shared.machine.process.HUGE_PAGES`). Without glibc this does nothing.
     """
     _mallopt(_M_MMAP_MAX, 0)
@@ -31,9 +31,9 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> Iterator[None]:
     """Make the C library return the memory of freed large tensors to the system at once.
 
-    By default glibc puts tensors of up to 32 MiB into its heap. While a model is quantized, tensors
-    that stay then alternate with tensors that are freed, and the freed memory remains in the heap.
-    Without glibc this does nothing.
+    By default glibc puts tensors of up to 32 MiB into its heap. While a model is quantized, freed
+    tensors and tensors that stay alternate in the heap. The heap then cannot shrink, and the freed
+    memory is not returned. Without glibc this does nothing.
     """
     _mallopt(_M_MMAP_THRESHOLD, _SMALL)
     try:
@@ -43,7 +43,7 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def share_heap() -> None:
-    """Make threads started from now on share one heap of the C library.
+    """Make all threads that start from now on share one heap of the C library.
 
     By default each thread has a separate heap, and other threads cannot reuse its freed memory.
     Without glibc this does nothing.
@@ -72,7 +72,7 @@ class PeakMemory:
     """The result of `measure_peak_memory`.
 
     Attributes:
-        bytes: peak size in bytes of the tensors created inside the context.
+        bytes: peak size in bytes of the tensors created inside the context; set at its end.
     """
 
     bytes: int = 0

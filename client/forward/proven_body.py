@@ -35,7 +35,7 @@ _Found = TypeVar("_Found")
 
 
 class Way(Enum):
-    """The ways to compute a model's body, in the order in which they are tried."""
+    """Ways to compute a model's body, in the order in which they are tried."""
 
     BY_BLOCK = "rows are repeated at the first adapted block, and read positions selected"
     WHOLE = "rows are repeated before the model"
@@ -47,7 +47,7 @@ class _FirstBlockDoneError(Exception):
 
 
 class ProvenBody(ABC):
-    """A body of blocks, computed in the first way whose output equals the network's output."""
+    """A model's body, computed in the first way that reproduces the network's output."""
 
     ways, remedy = tuple(Way), ""
 
@@ -59,14 +59,17 @@ class ProvenBody(ABC):
 
     @abstractmethod
     def _prepare(self, way: Way, packs: bool) -> None:
-        """Choose the treatment of the body's parts for a given way to compute the body."""
+        """Decide which shortcuts the body takes when it is computed in a given way."""
 
     @abstractmethod
     def _hidden_states(self, rows: Rows) -> Tensor:
-        """Return the body's output for unmodified rows."""
+        """Return the output of the model's body for rows, without any shortcut."""
 
     def _known_way(self, packs: bool) -> Way:
-        """Return the way to compute this model, and prepare the body; the search runs only once."""
+        """Return the way to compute this model, and prepare the body for it.
+
+        The search for the way runs only once per model.
+        """
         key = type(self), self._first_block, self._cache is None, self._kinds()
         verdicts = self._base.verdicts
         if key not in verdicts:
@@ -80,7 +83,7 @@ class ProvenBody(ABC):
         return tuple(type(module) for module in self._base.network.modules())
 
     def _find_once(self, what: str, find: Callable[[], _Found]) -> _Found:
-        """Return the stored result of a probe of this model, after running the probe once."""
+        """Return a probe's result for this model; the probe runs at the first call only."""
         key, verdicts = (what, type(self), self._kinds()), self._base.verdicts
         if key not in verdicts:
             verdicts[key] = find()
@@ -119,13 +122,13 @@ class ProvenBody(ABC):
         return found[0]
 
     def _cannot(self, not_a_chain: str) -> str:
-        """Return the reason why no way can work; empty if the ways are worth trying."""
+        """Return the reason why no way can work, or an empty text if the ways are worth trying."""
         return ""
 
     def _difference(
         self, sequences: Sequence[Ids], expected: Sequence[Tensor], pair: PerturbedPair | None
     ) -> str:
-        """Return the reason why the outputs of body and network differ; empty if they are equal.
+        """Return how the outputs of body and network differ, or an empty text if they are equal.
 
         Args:
             sequences: sequences of different lengths.
@@ -159,12 +162,12 @@ class ProvenBody(ABC):
         expected: Sequence[Sequence[Tensor]],
         read: Sequence[Sequence[int]] | None,
     ) -> bool:
-        """Return whether a pass gives the expected hidden states.
+        """Return whether the body's hidden states equal expected hidden states up to rounding.
 
         Args:
             sequences: m token sequences.
             expected: hidden states of each sequence under each of P perturbations.
-            read: positions to read in each sequence; None for all.
+            read: positions to compare in each sequence; None for all.
         """
         cache = self._cache
         self._cache = None if cache is None else MemoryCache(_CHECK_CACHE_BYTES)
@@ -187,10 +190,13 @@ class ProvenBody(ABC):
         perturbations: int,
         read: Sequence[Sequence[int]] | None,
     ) -> Tensor:
-        """Run the pass that `_gives` checks, and return its hidden states."""
+        """Return the body's hidden states for `_gives`, [P·m, S, hidden]."""
 
     def _find_position_wise(self) -> list[nn.Module]:
-        """Return the last block's parts that need only supervised positions, searched for once."""
+        """Return the last block's parts that need only supervised positions.
+
+        The search for these parts runs only once per model.
+        """
 
         def run() -> Tensor:
             with self._skipping_blocks(0, len(self._blocks) - 1):
@@ -204,7 +210,7 @@ class ProvenBody(ABC):
         return [block.get_submodule(name) for name in verdicts[key]]
 
     def _count_block_outputs(self) -> int:
-        """Return the length of the tuple returned by blocks; 0 if they return a tensor."""
+        """Return the length of the tuple that a block returns; 0 if it returns a tensor."""
         count = 0
 
         def record(_: nn.Module, __: Any, output: Any) -> None:
@@ -221,12 +227,15 @@ class ProvenBody(ABC):
         return count
 
     def _as_block_output(self, hidden: Tensor) -> Any:
-        """Return hidden states in the form of a block's output, with None for other outputs."""
+        """Return hidden states in the form that blocks return, with None for further outputs."""
         others = [None] * (self._outputs_of_block - 1)
         return (hidden, *others) if self._outputs_of_block else hidden
 
     def _difference_from_a_chain(self) -> str:
-        """Return the reason why the blocks are not a simple chain; empty if they are one."""
+        """Return how the blocks differ from a chain, or an empty text if they are one.
+
+        In a chain, every block runs once, on the output of the previous block.
+        """
         self._outputs_of_block = self._count_block_outputs()
         ran: list[int] = []
         given: list[Tensor] = []
@@ -251,7 +260,7 @@ class ProvenBody(ABC):
 
     @contextmanager
     def _one_block_of_each_kind(self) -> Iterator[None]:
-        """Skip blocks inside the context so that one of each kind runs.
+        """Skip blocks inside the context, so that only one block of each kind runs.
 
         The first adapted block and the last block always run.
         """
@@ -268,7 +277,7 @@ class ProvenBody(ABC):
 
     @contextmanager
     def _skipping_blocks(self, start: int, stop: int) -> Iterator[None]:
-        """Make blocks start … stop − 1 return their input."""
+        """Make blocks start … stop − 1 return their input unchanged inside the context."""
 
         def identity(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -281,7 +290,7 @@ class ProvenBody(ABC):
 
 
 def _kind(block: nn.Module) -> list[object]:
-    """Return the types and settings of a block's modules, equal for all blocks of one kind."""
+    """Return the types and settings of a block's modules, which define the block's kind."""
     return [
         (
             type(module),
@@ -292,14 +301,14 @@ def _kind(block: nn.Module) -> list[object]:
 
 
 def differ_by_rounding(one: Tensor, other: Tensor) -> bool:
-    """Return whether two results differ only by rounding."""
+    """Return whether the difference of two results is small enough to come from rounding."""
     error = (one - other).abs().max() / other.abs().max()
     tolerance = _TOLERANCE if one.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
     return float(error) <= tolerance
 
 
 def has_adapters(parts: Sequence[nn.Module] | None) -> bool:
-    """Return whether any of these parts has adapters; True if the parts are unknown."""
+    """Return whether any of these parts has adapters; True for None, which means unknown parts."""
     if parts is None:
         return True
     return any(isinstance(module, LoRAFALinear) for part in parts for module in part.modules())

@@ -1,10 +1,11 @@
 """The forward engine for adapters that are only a readout: the model runs once per example.
 
-Nothing inside the model is trained, so an example's scores under the base model and its
-representation never change. They are computed once and stored. A query is then a small matrix
-product. The last bits of a forward pass depend on the examples that share the pass. So a split's
-examples are always divided into passes in the same way, regardless of the stored results and of the
-examples in a step.
+Nothing inside the model is trained, so an example's base model scores and its representation never
+change. They are computed once and stored. A query is then a small matrix product.
+
+The last bits of a forward pass depend on the examples that share the pass. A split's examples are
+therefore always divided into passes in the same way. The division does not depend on the stored
+results, nor on the examples in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,13 +44,14 @@ from samara.shared.tasks.rows import Example
 UNIT = 256
 """Number of examples computed and stored on disk together."""
 DAMPING_MICRO_BATCH = 16
-"""Number of random texts in a forward pass; fixed, because all settings share one damping."""
+"""Number of random texts in a forward pass that measures the damping. The number is fixed, because
+all settings share one damping."""
 SCORES_BYTES = 64 * 2**20
-"""Largest size of a matrix product's scores, in bytes."""
+"""Maximum size in bytes of the scores computed by one matrix product."""
 
 
 class RepresentationScorer(Scorer):
-    """A scorer that returns another scorer's scores, followed by the representation.
+    """A scorer that appends the representation to the scores of another scorer.
 
     Args:
         scorer: the other scorer.
@@ -60,11 +62,11 @@ class RepresentationScorer(Scorer):
         self.base, self.max_length = scorer.base, scorer.max_length
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example as the other scorer does."""
+        """Return the prompt of an example, as tokenized by the other scorer."""
         return self._scorer.prompt(text, answers, cut)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Return the scores and the representation, float32 [P, n, labels + features]."""
+        """Return the scores followed by the representation, float32 [P, n, labels + features]."""
         scores = self._scorer.scores(hidden, lengths, prompts)
         return torch.cat([scores, representations(self._scorer, hidden, lengths, prompts)], dim=2)
 
@@ -100,7 +102,7 @@ class ReadoutForward:
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """Compute a split's representations, and use them for its examples from now on.
 
-        Call this method with all examples of a split before requesting some of them.
+        Call this method with all examples of a split before any other call with some of them.
         """
         if prompts:
             self._numbers_of(self._store.split(prompts))
@@ -118,7 +120,7 @@ class ReadoutForward:
         return self._readout.texts_to_measure()
 
     def run_pass(self, prompts: Sequence[Prompt]) -> None:
-        """Run the model once over prompts for a measurement, and discard the results."""
+        """Run the model once over prompts to measure time or memory, and discard the results."""
         run_base(self._engine, prompts, 0)
 
     @torch.inference_mode()
@@ -131,7 +133,7 @@ class ReadoutForward:
     ) -> NDArray[np.float32]:
         """Return the scores of every prompt under every perturbation.
 
-        Prompts that no split contains are stored as a new split.
+        If a prompt belongs to no split, the given prompts are stored as a new split.
 
         Args:
             perturbations: P perturbations of each of C clients.
@@ -156,7 +158,10 @@ class ReadoutForward:
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> NDArray[np.float32]:
-        """Return the scores of prompts outside the data; see `ResidentForward.score_question`."""
+        """Return the scores of prompts that are not in the client's data, float32 [n, labels].
+
+        See `ResidentForward.score_question`.
+        """
         damping = self._readout.load_damping()
         raw = self._engine.score_question(empty_adapter()[1], prompts)
         numbers = torch.from_numpy(raw).to(damping.mean.device)
@@ -168,7 +173,10 @@ class ReadoutForward:
     def next_logits(
         self, perturbation: PerturbedAdapters, texts: Sequence[Ids], cache: Any = None
     ) -> tuple[NDArray[np.float32], Any]:
-        """Return the logits of the base model, which a readout does not change."""
+        """Return the base model's logits for the next token; a readout does not change them.
+
+        See `ResidentForward.next_logits`.
+        """
         return self._engine.next_logits(empty_adapter()[1], texts, cache)
 
     def score_pass(self, perturbations: PerturbedAdapters, prompts: Sequence[Prompt]) -> Tensor:
@@ -224,7 +232,12 @@ class ReadoutForward:
         return losses.detach().cpu().numpy() + penalties, gradients
 
     def _score(self, perturbations: PerturbedAdapters, numbers: Tensor) -> Tensor:
-        """Return the scores of rows [C, n, labels + features], float32 [P, C, n, labels]."""
+        """Return the scores of examples under perturbations, float32 [P, C, n, labels].
+
+        Args:
+            perturbations: P perturbations of each of C clients.
+            numbers: base model's scores and features of each example, [C, n, labels + features].
+        """
         count, clients, rows = perturbations.count, *numbers.shape[:2]
         features = numbers[..., self._labels :].reshape(clients * rows, -1)
         added = self._readout.added_scores(perturbations, features)
@@ -251,13 +264,16 @@ class ReadoutForward:
 
     @torch.no_grad()  # not inference mode, because exact gradients use these numbers
     def _compute(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Return a split's numbers, computed in units of examples sorted by length."""
+        """Return a split's base model scores and features, float32 [n, labels + features].
+
+        The model runs over units of examples sorted by length.
+        """
         order = sorted(range(len(prompts)), key=lambda i: max(map(len, prompts[i].sequences)))
         damping = self._readout.load_damping()
         numbers = torch.empty(
             len(prompts), self._labels + len(damping.mean), device=damping.mean.device
         )
-        # the longest first, so that later passes reuse the memory of earlier ones
+        # long examples first, so that later passes reuse the memory of earlier passes
         for start in reversed(range(0, len(prompts), UNIT)):
             chosen = order[start : start + UNIT]
             raw = self._raw([prompts[index] for index in chosen]).to(numbers.device)
@@ -266,7 +282,7 @@ class ReadoutForward:
         return numbers
 
     def _raw(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Return scores and representations of a unit, float32 [n, labels + features]."""
+        """Return a unit's scores and undamped representations, float32 [n, labels + features]."""
         size, disk = self._micro_batch(), self._store.disk
         key = _unit_key(prompts, size)
         if disk is not None and (kept := disk.get(key)) is not None:
@@ -277,7 +293,7 @@ class ReadoutForward:
 
 
 def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> ResidentForward:
-    """Make an engine for a model's scores and representations without adapters."""
+    """Return an engine that computes scores and representations of a model without adapters."""
     adapter, _ = empty_adapter()
     return make_forward_engine(base, adapter, RepresentationScorer(scorer), streamed)
 
@@ -285,9 +301,9 @@ def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> Residen
 def run_base(
     engine: ResidentForward, prompts: Sequence[Prompt], micro_batch: int
 ) -> NDArray[np.float32]:
-    """Return an engine's scores of prompts without adapters, float32 [n, width]."""
+    """Return an engine's scores of prompts without adapters, float32 [n, scores per prompt]."""
     _, no_adapters = empty_adapter()
-    if engine.base.depth:  # an example's other sequences are not read
+    if engine.base.depth:  # other sequences of an example are not read
         prompts = [prompt.only(0) for prompt in prompts]
     scores: NDArray[np.float32] = engine.scores(
         no_adapters, prompts, Schedule("both", micro_batch)
@@ -303,7 +319,7 @@ def make_readout(
     tokenize: Callable[[Example], Prompt],
     streamed: bool = False,
 ) -> Readout:
-    """Make the readout of a model and a task; the damping is loaded or measured on first use.
+    """Return the readout of a model and a task, which loads or measures its damping on first use.
 
     Args:
         base: the model.
@@ -332,7 +348,7 @@ def make_readout(
 
 
 def _unit_key(prompts: Sequence[Prompt], micro_batch: int) -> Ids:
-    """Return the content of prompts and their division into passes as one tuple of numbers."""
+    """Return a unit's key in the disk cache: micro-batch size, tokens and positions."""
     numbers = [micro_batch]
     for prompt in prompts:
         for ids, positions, targets in zip(

@@ -24,7 +24,7 @@ Division = tuple[int, int]
 
 @dataclass(eq=False)
 class SplitRows:
-    """Examples that share forward passes.
+    """The examples of a split, which share forward passes, and the numbers computed from them.
 
     Attributes:
         prompts: the examples. They stay referenced here, because they are found by Python id.
@@ -62,12 +62,12 @@ class RepresentationStore:
         self._kept: OrderedDict[int, SplitRows] = OrderedDict()
 
     def split(self, prompts: Sequence[Prompt], lasting: bool = True) -> SplitRows:
-        """Return the split of exactly these examples.
+        """Return the split that consists of exactly these examples, after adding it if it is new.
 
         Args:
             prompts: the examples.
-            lasting: whether later requests for an example that several splits contain use this
-                split.
+            lasting: whether this split serves later requests for examples that are also in other
+                splits.
         """
         ids = tuple(map(id, prompts))
         with self._lock:
@@ -85,7 +85,7 @@ class RepresentationStore:
             return split
 
     def whole(self, prompts: Sequence[Prompt]) -> SplitRows | None:
-        """Return the split whose tuple `prompts` is the given object; None without such a split."""
+        """Return the split whose attribute `prompts` is the given object, or None."""
         with self._lock:
             split = self._by_sequence.get(id(prompts))
         return split if split is not None and split.prompts is prompts else None
@@ -94,7 +94,7 @@ class RepresentationStore:
         """Return the splits that contain the given examples; None if an example has no split.
 
         Returns:
-            The distinct splits, and each example's row in their concatenated numbers, int64 [n].
+            The splits, each once, and each example's row in their concatenated numbers, int64 [n].
         """
         with self._lock:
             indices = list(map(self._index_of.get, map(id, prompts)))
@@ -111,7 +111,7 @@ class RepresentationStore:
         return used, rows + (starts - firsts)[which]
 
     def keep_only(self, splits: Sequence[Sequence[Prompt]]) -> None:
-        """Discard all splits except these."""
+        """Discard all splits that do not consist of exactly one of the given groups of examples."""
         with self._lock:
             kept = {tuple(map(id, prompts)) for prompts in splits}
             for ids in self._splits.keys() - kept:
@@ -128,7 +128,16 @@ class RepresentationStore:
         division: Division,
         compute: Callable[[Sequence[Prompt]], Tensor],
     ) -> Tensor:
-        """Return a split's numbers; compute them unless memory has them for the same division."""
+        """Return a split's base model scores and features, computing them if necessary.
+
+        Numbers in memory are used if they were computed with the same division into passes.
+
+        Args:
+            split: the split.
+            division: number of examples in a forward pass, and number of torch threads.
+            compute: function that computes the numbers of n examples, float32 [n, labels +
+                features].
+        """
         with split.computing:
             numbers = split.numbers
             if numbers is None or split.division != division:

@@ -1,4 +1,4 @@
-"""The forward engine for a model that is entirely in memory."""
+"""The forward engine for a model that stays entirely in memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class PassBatch:
 
 
 class ResidentForward:
-    """A forward engine for scoring prompts under perturbations.
+    """A forward engine, which scores prompts under perturbations.
 
     Args:
         adapter: adapters in the model.
@@ -96,11 +96,11 @@ class ResidentForward:
         if clients > 1 and not have_equal_row_counts(prompts, clients):
             raise ValueError(f"the examples of {clients} clients have different numbers of rows")
         if self._readout is not None:
-            self._readout.load_damping()  # loading may run separate forward passes
+            self._readout.load_damping()  # loading may itself run forward passes
         self.passes += perturbations.count * len(prompts)
         shape = perturbations.count, len(prompts), self._scorer.width(prompts)
         scores = np.full(shape, -np.inf, np.float32)
-        # the longest first, so that later passes reuse the memory of the first
+        # long examples first, so that later passes reuse the memory of earlier passes
         micro_batches = reversed(list(_micro_batches(prompts, clients, schedule.micro_batch)))
         batches = [
             PassBatch(indices, group, chosen, [prompts[index] for index in chosen], whole)
@@ -120,7 +120,7 @@ class ResidentForward:
         prompts: Sequence[Prompt],
         micro_batch: int,
     ) -> NDArray[np.float32] | None:
-        """Return the scores of prompts with a common prefix, which runs only once.
+        """Return the scores of prompts with a common prefix, which the model reads only once.
 
         The last bits differ from those of `scores`.
 
@@ -132,7 +132,7 @@ class ResidentForward:
 
         Returns:
             float32 [n, width of the rows], −∞ where a row has fewer scores than other rows; None if
-                there is no prefix, or the model cannot continue one.
+            there is no prefix, or if the model cannot continue a prefix.
         """
         if not prefix:
             return None
@@ -155,7 +155,7 @@ class ResidentForward:
     def decode_answers(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:
-        """Decode the model's answers greedily, taking the most likely token each time.
+        """Decode the model's answers greedily: each token is the most likely token.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
@@ -188,10 +188,10 @@ class ResidentForward:
         sequences: Sequence[Ids],
         size: int,
     ) -> list[list[int]]:
-        """Return the most likely tokens after sequences; tokens after the answer's end may follow.
+        """Return the most likely tokens after each sequence; text after an answer's end may follow.
 
-        Sequences of equal length run together, so there is no padding. Each token after the first
-        needs a pass of one token.
+        Sequences of equal length run together, so there is no padding. With a KV cache, each token
+        after the first needs a pass over one token only.
         """
         written: list[list[int]] = [[] for _ in sequences]
         for group in _of_one_length(sequences, size):
@@ -239,15 +239,15 @@ class ResidentForward:
         return self._score_hidden(hidden, perturbations, prompts, whole)
 
     def _may_pack(self, perturbations: PerturbedAdapters) -> bool:
-        """Return whether sequences of a pass may share rows."""
+        """Return whether sequences of a pass may share rows under these perturbations."""
         return self._adapter.packs and perturbations.clients == 1
 
     def score_question(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt]
     ) -> NDArray[np.float32]:
-        """Return the scores of prompts outside the data, in one forward pass.
+        """Return the scores of prompts that are not in the client's data, in one forward pass.
 
-        Nothing about the prompts is stored in memory or on disk. They do not count as passes.
+        Nothing about the prompts is stored in memory or on disk. They do not count in `passes`.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
@@ -286,7 +286,7 @@ class ResidentForward:
     def answer_logits(
         self, perturbation: PerturbedAdapters, prompt: Prompt
     ) -> Iterator[NDArray[np.float32]]:
-        """Yield the logits at the tokens of a text's answer, in one forward pass.
+        """Yield the logits for the tokens of a given answer, computed in one forward pass.
 
         Args:
             perturbation: a single perturbation, or the unperturbed adapter.
@@ -300,7 +300,7 @@ class ResidentForward:
             hidden = self._body(prompt.sequences, 1, prompt.supervised)
         tiles = tiled_logits(self._scorer.base, hidden[0, list(prompt.supervised[0])])
         while True:
-            with forward_pass():  # the head does not take a turn itself
+            with forward_pass():  # the head takes no turn by itself
                 logits = next(tiles, None)
             if logits is None:
                 return
@@ -368,7 +368,7 @@ class ResidentForward:
         prompts: Sequence[Prompt],
         whole: bool = False,
     ) -> Tensor:
-        """Return scores from hidden states [P·m, S, hidden] of the prompts' sequences."""
+        """Return the scores of prompts from their sequences' hidden states, [P·m, S, hidden]."""
         lengths = torch.tensor([len(sequence) for p in prompts for sequence in p.sequences])
         score = self._scorer.whole_scores if whole else self._scorer.scores
         scores = score(hidden, lengths, prompts)
@@ -386,7 +386,7 @@ class ResidentForward:
         return scores
 
     def _run_passes(self, batches: Sequence[PassBatch]) -> Iterator[NDArray[np.float32]]:
-        """Yield the scores of each pass, float32 [its perturbations, its prompts, width]."""
+        """Yield the scores of each pass, float32 [perturbations, prompts, width of the rows]."""
         for batch in batches:
             with forward_pass():
                 with torch.inference_mode():
@@ -405,7 +405,8 @@ def _micro_batches(
     Args:
         prompts: C · n prompts, client by client.
         clients: number C of clients.
-        micro_batch: maximum number of a client's examples in a pass; 0 puts all into one.
+        micro_batch: maximum number of a client's examples in a pass; 0 puts all examples into one
+            pass.
     """
     per_client = len(prompts) // clients
     by_length = [
@@ -421,7 +422,7 @@ def _micro_batches(
 
 
 def have_equal_row_counts(prompts: Sequence[Prompt], clients: int) -> bool:
-    """Return whether all prompts have equally many rows, so that clients can share passes.
+    """Return whether all prompts consist of equally many rows, so that clients can share passes.
 
     Args:
         prompts: prompts, client by client.

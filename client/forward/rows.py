@@ -32,7 +32,9 @@ class Place(NamedTuple):
 
 
 def pack(lengths: Sequence[int]) -> list[Place]:
-    """Pack sequences into rows as long as the longest sequence, by first fit, longest first.
+    """Pack sequences into rows as long as the longest sequence.
+
+    The method is first fit, in order of decreasing length.
 
     Args:
         lengths: number of tokens of each sequence, at least one.
@@ -54,7 +56,7 @@ def pack(lengths: Sequence[int]) -> list[Place]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a pass, and the places of its m sequences.
+    """The rows of a pass, and the places of its m sequences in them.
 
     Attributes:
         ids: token ids, int64 [R, S], padded on the right; S is the length of the longest sequence.
@@ -107,7 +109,7 @@ class Rows:
         )
 
     def repeat(self, times: int) -> "Rows":
-        """Return several copies of all rows: the first copy of every row, then the second, …."""
+        """Return these rows repeated a number of times, one complete copy after another."""
         inputs = {name: value.repeat(times, 1) for name, value in self.inputs.items()}
         return replace(self, ids=self.ids.repeat(times, 1), inputs=inputs)
 
@@ -138,7 +140,7 @@ class Rows:
     def indices(
         self, supervised: Sequence[Sequence[int]], perturbations: int
     ) -> tuple[Tensor, Tensor]:
-        """Return rows and positions of the tokens to read, int64 [n] each.
+        """Return the row and position of each token to read, int64 [n] each.
 
         Args:
             supervised: positions to read in each sequence.
@@ -149,7 +151,12 @@ class Rows:
     def own_indices(
         self, supervised: Sequence[Sequence[int]], perturbations: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the result of `indices` as if every sequence had a separate row."""
+        """Return the row and position of each token to read if no sequences shared rows.
+
+        Args:
+            supervised: positions to read in each sequence.
+            perturbations: number P of copies of all rows.
+        """
         own = [Place(row, 0) for row in range(len(self.places))]
         return self._indices(own, len(own), supervised, perturbations)
 

@@ -1,4 +1,4 @@
-"""A check before training that a model's outputs equal those of transformers.
+"""A check before training that a `PerturbedBody` computes the same outputs as transformers.
 
 A few short sequences go through the unmodified network, one at a time. The same sequences go
 together through a `PerturbedBody`: padded, with repeated rows, and with perturbed adapters if there
@@ -26,13 +26,14 @@ from samara.shared.protocol.directions import DIRECTION_BITS
 TOKENS = 7
 """Maximum number of tokens in a sequence of the check."""
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
-"""Largest accepted norm of a difference, relative to the norm of the expected tensor."""
+"""Largest accepted norm of a difference, relative to the norm of the expected tensor; for float32
+and for half precision."""
 _VISIBLE = 0.02
-"""Smallest relative norm of an adapter's effect that rounding cannot hide."""
+"""Smallest relative norm of an adapter's effect that is clearly larger than rounding errors."""
 _MAGNITUDES = 0.1, 1.0, 10.0
 """Magnitudes of the adapters' values, tried until their effect is visible."""
 _HEAD = "head"
-"""Key of the verdict on a model's head."""
+"""Key under which the result of the check of a model's head is stored."""
 
 
 class _BodyDoneError(Exception):
@@ -54,7 +55,7 @@ class PerturbedPair(NamedTuple):
 
 
 def reason_from(function: Callable[[], str]) -> str:
-    """Return the reason that a function returns, or the text of the error that it raises.
+    """Return the reason that a function returns, or the text of an error that it raises.
 
     Models of transformers may raise any error for inputs in an unexpected form. Samara's errors and
     out-of-memory errors are raised again.
@@ -99,7 +100,7 @@ def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
 
 
 def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
-    """Return the reason why a network's head does not match its family; empty if it matches.
+    """Return how a network's head differs from its family, or an empty text if it matches.
 
     A match is stored, so a model is checked once.
 
@@ -149,7 +150,7 @@ def _run_network(base: BaseModel, sequence: Ids) -> Any:
 
 @contextmanager
 def _recording(body: nn.Module) -> Iterator[list[Tensor]]:
-    """Record a body's hidden states, and end the pass after the body."""
+    """Record the hidden states of a body inside the context, and end the pass after the body."""
     recorded: list[Tensor] = []
 
     def record(_: nn.Module, __: Any, output: Any) -> None:
@@ -223,10 +224,10 @@ def are_equal(base: BaseModel, one: Tensor, other: Tensor) -> bool:
 
 
 def relative_length(one: Tensor, other: Tensor) -> float:
-    """Return the norm of the difference of two tensors, relative to the second tensor's norm.
+    """Return the norm of the difference of two tensors, divided by the second tensor's norm.
 
-    The norm is robust to a single token that a mixture of experts routes differently after
-    rounding.
+    After rounding, a mixture of experts may route a single token differently. Such a token changes
+    the norm only a little.
     """
     difference, whole = float((one.float() - other.float()).norm()), float(other.float().norm())
     return difference / whole if whole else difference

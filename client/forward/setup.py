@@ -18,7 +18,7 @@ from samara.shared.tasks.kinds import Task
 from samara.shared.tasks.rows import Example
 
 EVALUATION_MICRO_BATCH = 16
-"""Number of examples in a forward pass of an evaluation."""
+"""Default number of examples in a forward pass of an evaluation."""
 
 ForwardEngine = ResidentForward | ReadoutForward
 """An engine that scores prompts under perturbations.
@@ -28,14 +28,14 @@ ForwardEngine = ResidentForward | ReadoutForward
 
 
 def make_scorer(base: BaseModel, task: Task, max_length: int, compares: bool = False) -> Scorer:
-    """Make the scorer for a model without adapters and a task.
+    """Return the scorer for a model without adapters and a task.
 
     Args:
         base: the model.
         task: the task.
         max_length: maximum number of tokens in a sequence.
-        compares: whether a row's scores are only compared with each other. A language model's head
-            is then computed only for the label words.
+        compares: whether the scores of a row are only compared with each other. A language model's
+            head is then computed only for the label words.
 
     Raises:
         SamaraError: if the model cannot answer the task.
@@ -59,7 +59,7 @@ def make_forward(
     store: RepresentationStore | None = None,
     micro_batch: Callable[[], int] = lambda: EVALUATION_MICRO_BATCH,
 ) -> ForwardEngine:
-    """Make the forward engine of a model with an adapter, which may be only a readout.
+    """Return the forward engine of a model with an adapter, which may be only a readout.
 
     Args:
         base: model with the adapter.

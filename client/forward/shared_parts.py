@@ -1,8 +1,8 @@
 """Parts of the first adapted block that are computed once for all perturbations.
 
-At the block's input, a pass consists of repeated copies of one perturbation's rows. The copies
-differ only from the first adapted layer on. If only feed-forward layers have adapters, the whole
-attention comes before that layer.
+At the block's input, a pass consists of one copy of its rows per perturbation. The copies are equal
+until the first adapted layer. If only feed-forward layers have adapters, the whole attention comes
+before that layer, and one copy is enough for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ from samara.shared.model.lora_fa import LoRAFALinear
 
 
 def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
-    """Find the largest parts of a block with linear layers but no adapted layers.
+    """Find the largest parts of a block with linear layers but without adapted layers.
 
-    Returns an empty list if no layer of the block is adapted, because it is then unknown where
+    The list is empty if no layer of the block is adapted, because it is then unknown where
     perturbations begin to differ.
     """
 
@@ -38,12 +38,12 @@ def find_parts_without_adapters(block: nn.Module) -> list[nn.Module]:
 def share_across_perturbations(
     block: nn.Module, parts: list[nn.Module], perturbations: int, shape: tuple[int, int]
 ) -> Iterator[None]:
-    """Make parts before the first adapted layer compute only one perturbation's rows.
+    """Make the parts before the first adapted layer compute one copy of the rows for all.
 
     Args:
         block: the first adapted block.
-        parts: parts of it, from `find_parts_without_adapters`.
-        perturbations: number P of perturbations, by which a pass's rows are ordered.
+        parts: parts of the block, from `find_parts_without_adapters`.
+        perturbations: number P of perturbations; a pass has one copy of its rows for each.
         shape: (rows, tokens) of a pass.
     """
     rows, length = shape

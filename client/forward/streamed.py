@@ -1,4 +1,4 @@
-"""The forward engine for streamed blocks: a loaded block computes all passes of a step.
+"""The forward engine for streamed blocks, which computes all passes of a step block by block.
 
 ZO2 (Wang et al., section 4) computes both forward passes of a perturbation with a block while the
 block is loaded. Here a loaded block computes all passes of a step: every perturbation and
@@ -34,7 +34,7 @@ from samara.shared.model.readout import Readout
 from samara.shared.model.scorers import GenerationScorer, Prompt, Scorer
 
 BEFORE_BLOCKS = -1
-"""Number of the stage before the blocks. Block i is stage i, and one stage follows the blocks."""
+"""Number of the stage before the blocks. Block i is stage i. The last stage follows the blocks."""
 HIDDEN_STATES_BYTES = 128 * 2**20
 """Maximum total size of the hidden states of passes that are computed together, in bytes."""
 
@@ -89,7 +89,7 @@ class StreamedBody(PerturbedBody):
         supervised: Sequence[Sequence[int]] | None = None,
         pack: bool = False,
     ) -> StagedPass[Tensor]:
-        """Return `PerturbedBody.__call__` with the same arguments as a pass in stages."""
+        """Return a pass in stages that computes the result of `PerturbedBody.__call__`."""
         yield BEFORE_BLOCKS
         rows = self._rows(sequences, supervised, pack)
         trunk, first = None, 0
@@ -118,7 +118,7 @@ class StreamedBody(PerturbedBody):
         return self._restore_positions(hidden, supervised, perturbations, rows)
 
     def fill_cache_in_stages(self, sequence: Ids) -> StagedPass[None]:
-        """Compute the trunk's output for one sequence alone, and put it into the cache."""
+        """Return a pass in stages that puts the trunk's output for one sequence into the cache."""
         assert self._cache is not None
         yield BEFORE_BLOCKS
         calls = self._record_block_calls(Rows.of(self._base, [sequence]), 1, None)
@@ -129,13 +129,13 @@ class StreamedBody(PerturbedBody):
         self._cache.put(sequence, hidden[0].clone())
 
     def hidden_states_bytes(self, sequences: Sequence[Ids], perturbations: int) -> int:
-        """Return the size of a pass's hidden states in bytes."""
+        """Return the size in bytes of a pass's hidden states between two blocks."""
         network = self._base.network
         tokens = perturbations * len(sequences) * max(map(len, sequences))
         return int(tokens * network.config.get_text_config().hidden_size * network.dtype.itemsize)
 
     def uncached(self, sequences: Sequence[Ids]) -> list[Ids]:
-        """Return the distinct sequences missing from the cache; empty without a cache."""
+        """Return the sequences missing from the cache, each once; empty without a cache."""
         cache = self._cache
         if cache is None:
             return []
@@ -181,7 +181,7 @@ class StreamedBody(PerturbedBody):
         return result
 
     def _run_after_blocks(self, rows: Rows, hidden: Tensor) -> Tensor:
-        """Run the part of the body after its last block, given that block's output."""
+        """Run the part of the body after its last block, given the output of that block."""
 
         def give(*args: Any, **kwargs: Any) -> Any:
             return self._as_block_output(hidden)
@@ -194,7 +194,7 @@ class StreamedBody(PerturbedBody):
 
 
 class StreamedForward(ResidentForward):
-    """A forward engine for scoring prompts under perturbations block by block.
+    """A forward engine, which scores prompts under perturbations block by block.
 
     Args:
         adapter: adapters in the model.
@@ -255,10 +255,10 @@ class StreamedForward(ResidentForward):
         sequences: Sequence[Ids],
         size: int,
     ) -> list[list[int]]:
-        """Return the most likely tokens after sequences.
+        """Return the most likely tokens after each sequence.
 
-        All sequences of a pass use each block in one load, regardless of their lengths, because
-        transferring a block takes longer than recomputing it for earlier tokens.
+        For every new token, all sequences share one load of each block, and earlier tokens are
+        computed again. Transferring a block takes longer than this computation.
         """
         by_length = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
         written: list[list[int]] = [[] for _ in sequences]
@@ -293,7 +293,7 @@ class StreamedForward(ResidentForward):
     def _run_perturbing_in_place(
         self, parameters: BlockwiseParameters, batches: Sequence[PassBatch]
     ) -> list[NDArray[np.float32]]:
-        """Run all passes, ordered by perturbation within a stage, and return their scores.
+        """Return the scores of passes that run ordered by perturbation within each stage.
 
         In this order, each perturbation changes a stage's parameters exactly once. In any other
         order, rounding errors of repeated changes could add up.
@@ -336,7 +336,7 @@ class StreamedForward(ResidentForward):
             run_in_lockstep(passes, _no_context)
 
     def _split_by_memory(self, batches: Sequence[PassBatch]) -> Iterator[Sequence[PassBatch]]:
-        """Split passes into groups with hidden states within `HIDDEN_STATES_BYTES`."""
+        """Split passes into groups whose hidden states fit into `HIDDEN_STATES_BYTES` together."""
         group: list[PassBatch] = []
         total = 0
         for batch in batches:
@@ -360,7 +360,7 @@ def make_forward_engine(
     parameters: BlockwiseParameters | None = None,
     readout: Readout | None = None,
 ) -> ResidentForward:
-    """Make the forward engine of a model.
+    """Return the forward engine of a model.
 
     Args:
         base: the model.
@@ -382,11 +382,11 @@ def make_forward_engine(
 def run_in_lockstep(
     passes: Sequence[StagedPass[Result]], stage_context: StageContext
 ) -> list[Result]:
-    """Run passes stage by stage: all passes finish a stage before any begins the next.
+    """Run passes stage by stage: all passes finish a stage before any pass begins the next.
 
     Args:
         passes: passes, in the order in which they run within a stage.
-        stage_context: context for running each stage.
+        stage_context: function that returns the context of a stage.
 
     Returns:
         The results of the passes.
@@ -419,7 +419,7 @@ def _run_through(staged: StagedPass[Result]) -> Result:
 def _run_inside(
     staged: StagedPass[Result], context: Callable[[], AbstractContextManager[None]]
 ) -> StagedPass[Result]:
-    """Return a pass that enters a context each time it is resumed."""
+    """Return a pass in stages that enters a context each time it is resumed."""
     while True:
         with context():
             try:

@@ -2,9 +2,11 @@
 
 After the last attention no information passes between positions, and only a few positions of a
 prompt are read. So the queries of the attention and the layers after the attention need only these
-positions. Keys and values need all positions. Architectures differ in the parts of a block, so the
-parts are found by trial. A part is position-wise if the position that is read stays finite when all
-other positions of the part's input and output are NaN.
+positions. Keys and values need all positions.
+
+Architectures differ in the parts of a block, so the position-wise parts are found by trial. In the
+trial, one position is read, and all other positions of a part's input and output are NaN. The part
+is position-wise if the output of the body at the read position is finite.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +22,7 @@ Forward = Callable[..., Tensor]
 def find_position_wise_modules(
     block: nn.Module, is_linear: Callable[[nn.Module], bool], run: Callable[[], Tensor]
 ) -> list[nn.Module]:
-    """Return the largest parts of a block that need only the positions to be read.
+    """Return the largest parts of a block that need only the positions that are read.
 
     Args:
         block: the last block.
@@ -53,9 +55,9 @@ def find_position_wise_modules(
 def run_at_positions(
     modules: Iterable[nn.Module], shape: tuple[int, ...], rows: Tensor, positions: Tensor
 ) -> Iterator[None]:
-    """Make modules compute only chosen positions, as [n, 1, …], and return 0 elsewhere.
+    """Make modules compute only chosen positions, as [n, 1, …], and return 0 at other positions.
 
-    For inputs of another shape, which belong to other rows, the modules compute all positions.
+    Inputs of another shape consist of other rows; for them the modules compute all positions.
 
     Args:
         modules: modules that map tensors [R, S, …] to tensors [R, S, …].
@@ -124,7 +126,7 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def has_hidden_shape(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value is a tensor [R, S, …] for the given shape (R, S)."""
+    """Return whether a value is a tensor of shape [R, S, …] for a given (R, S)."""
     return isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == shape
 
 

@@ -26,7 +26,7 @@ _CHECKSUM_BYTES = 4
 
 
 class TrunkCache(ABC):
-    """A thread-safe cache of one tensor [S, hidden] per token sequence.
+    """A thread-safe cache with one tensor [S, hidden] per token sequence.
 
     The least recently used tensor is evicted first.
     """
@@ -35,12 +35,12 @@ class TrunkCache(ABC):
         self._lock = threading.Lock()
 
     def get(self, ids: Ids) -> Tensor | None:
-        """Return a sequence's output, as returned by `put`; None if it is missing or damaged."""
+        """Return the output that `put` returned for a sequence; None if missing or damaged."""
         with self._lock:
             return self._get(ids)
 
     def put(self, ids: Ids, output: Tensor) -> Tensor:
-        """Add an output, and return the rounded output that `get` will return.
+        """Store an output, and return it as `get` will return it, rounded to the cache's type.
 
         Raises:
             ModelError: if a value is outside the range of the cache's type.
@@ -89,9 +89,9 @@ class MemoryCache(TrunkCache):
 class DiskCache(TrunkCache):
     """A cache with one checksummed file per sequence, usually in half precision.
 
-    A file is named by a hash of the sequence and of everything else that determines the output,
-    such as the model. So a cache never reads a file of another model or task. Files that are no
-    longer read become the oldest, and the oldest files are evicted first.
+    A file's name is a hash of the sequence and of everything else that determines the output,
+    such as the model. So a cache never reads a file of another model or task. The files that were
+    read least recently are evicted first.
 
     Args:
         folder: folder of the files; runs and processes may share it.
@@ -189,7 +189,7 @@ class DiskCache(TrunkCache):
 def make_trunk_cache(
     base: BaseModel, first_block: int, limit: int, folder: Path | None = None
 ) -> TrunkCache | None:
-    """Make a cache of the trunk's outputs; return None if there is no trunk or the limit is 0.
+    """Return a cache of the trunk's outputs, or None if there is no trunk or the limit is 0.
 
     Args:
         base: the model.

@@ -1,4 +1,4 @@
-"""Turns of forward passes: a question comes before the next pass of training.
+"""Turns of forward passes, in which a question comes before the next pass of training.
 
 Training and questions use one model, and only one of them may run the model at a time.
 Interruptible work takes a turn for each forward pass (`forward_pass`). A question waits at most
@@ -18,12 +18,12 @@ _taker: ContextVar[TurnTaker] = ContextVar("turn taker", default=nullcontext)
 
 
 def forward_pass() -> AbstractContextManager[None]:
-    """Return the context of a forward pass of this thread; entering it waits for a turn."""
+    """Return the context of a forward pass of this thread, which waits for a turn when entered."""
     return _taker.get()()
 
 
 def take_turns(taker: TurnTaker) -> None:
-    """Make all forward passes of this thread use the contexts of `taker` from now on."""
+    """Make this thread use a context returned by `taker` for every forward pass from now on."""
     _taker.set(taker)
 
 
@@ -48,7 +48,7 @@ def checked_passes(check: Callable[[], None]) -> Iterator[None]:
 
 
 class Turns:
-    """The turns of one training thread and any number of questions; questions go first.
+    """Turns for one training thread and any number of questions, which go first.
 
     Args:
         before_training: function called before every training pass; it may wait, or raise an error
@@ -62,7 +62,7 @@ class Turns:
 
     @contextmanager
     def training_pass(self) -> Iterator[None]:
-        """Wait until no question is open, and keep new questions waiting during one pass.
+        """Wait until no question is open, and make new questions wait inside the context.
 
         A nested pass of the same thread belongs to the outer pass's turn.
         """
@@ -82,7 +82,7 @@ class Turns:
 
     @contextmanager
     def question(self) -> Iterator[None]:
-        """Wait until the training pass ends, and keep training waiting inside the context."""
+        """Wait until the running training pass ends, and make training wait inside the context."""
         with self._changed:
             self._questions += 1
             self._changed.wait_for(lambda: not self._training)

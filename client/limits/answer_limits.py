@@ -12,21 +12,22 @@ from samara.shared.protocol.frames.instructions import EvaluateInstruction, Spli
 log = logging.getLogger("samara.client")
 
 LIVE_LEAST_BATCH = 2
-"""Default minimum batch of a live client or phone. With it, no step uses a single example."""
+"""Default minimum batch size of a live client or phone. No step then uses a single example."""
 UNTRAINED_COLUMNS = ("global", "zero-shot")
-"""Columns of an evaluation that do not depend on the client's training examples."""
+"""Columns of an evaluation whose losses do not depend on the client's training examples."""
 
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """An owner's limits. The default values are no limits.
+    """The owner's limits on a client's answers; by default nothing is limited.
 
     Attributes:
-        scalar_limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
+        scalar_limit: largest scalar ratio, ``data.scalar-limit``; 0 for no limit.
         least_batch: fewest examples that a step or an evaluation may use, ``data.least-batch``.
         scalars_per_example: maximum number of projected gradients in a round, per example of its
             smallest batch, ``data.scalars-per-example``; 0 for no limit.
-        epsilon_limit: largest total ε of all noised reports, ``data.epsilon-limit``; 0 for none.
+        epsilon_limit: largest total ε of all noised reports, ``data.epsilon-limit``; 0 for no
+            limit.
     """
 
     scalar_limit: float = 0.0
@@ -66,16 +67,16 @@ class AnswerLimits:
             )
 
     def check_evaluation(self, instruction: EvaluateInstruction, examples: int) -> None:
-        """Check that an evaluation covers at least `least_batch` examples, or none.
+        """Check that an evaluation covers either no examples or at least `least_batch` examples.
 
         An evaluation of no examples reveals nothing.
 
         Args:
             instruction: evaluate instruction.
-            examples: least number of examples on which a loss of the evaluation depends.
+            examples: smallest number of examples on which any loss of the evaluation depends.
 
         Raises:
-            BatchLimitError: if an evaluation covers some examples, but too few.
+            BatchLimitError: if the evaluation covers some examples, but fewer than `least_batch`.
         """
         if 0 < examples < self.least_batch:
             raise BatchLimitError(
@@ -106,8 +107,8 @@ def warn_of_few_examples(examples: int, least_batch: int) -> None:
 def check_split(instruction: EvaluateInstruction) -> None:
     """Refuse an evaluation on the training examples.
 
-    No server needs such an evaluation. Losses at two states that the server chooses would give the
-    server a projected gradient.
+    No server needs such an evaluation. From the losses at two states of its choice, a server could
+    compute a projected gradient.
 
     Raises:
         EvaluationLimitError: if the instruction asks for the training examples.
@@ -125,10 +126,10 @@ def count_report_scalars(instruction: TrainInstruction) -> int:
 
 
 def count_losses(split: Split, columns: Collection[EvaluationColumn]) -> dict[Split, int]:
-    """Return, for each split, the number of an evaluation's losses that depend on the split.
+    """Return, for each split, the number of losses in an evaluation that depend on its examples.
 
-    Every loss depends on the evaluated examples. The loss of a model with a private part, or of a
-    baseline that the client fitted, also depends on the training examples.
+    Every loss depends on the evaluated split. The loss of a model with a private part, or of a
+    baseline that the client fitted, also depends on the training split.
 
     Args:
         split: the evaluated split.

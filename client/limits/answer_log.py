@@ -22,10 +22,10 @@ MOST_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class AnswerHistory:
-    """The content of a log.
+    """The content of an answer log.
 
     Attributes:
-        totals: totals of the answers that are no longer in the file, by run.
+        totals: by run, totals of the earlier answers, whose lines are no longer in the file.
         answers: the later answers.
         damaged: number of unreadable lines, including lines no longer in the file.
     """
@@ -36,11 +36,11 @@ class AnswerHistory:
 
     @property
     def all_totals(self) -> Totals:
-        """The totals of all answers, by run, the latest run last."""
+        """Totals of all answers by run, with the latest run last."""
         return add_answers(self.totals, self.answers)
 
     def shortened(self) -> "AnswerHistory":
-        """Return the history with the earlier half of the answers counted in the totals."""
+        """Return the history after moving the earlier half of the answers into the totals."""
         half = (len(self.answers) + 1) // 2
         totals = add_answers(self.totals, self.answers[:half])
         return AnswerHistory(totals, self.answers[half:], self.damaged)
@@ -77,7 +77,7 @@ def read_answers(folder: Path) -> AnswerHistory:
 
 
 class AnswerLog(KeptLog):
-    """The log of one client, which one process writes.
+    """The answer log of one client, written by a single process.
 
     Args:
         folder: folder of the client, created if it is missing; None for no log.
@@ -137,7 +137,7 @@ class AnswerLog(KeptLog):
 
 
 def _parse_totals(content: dict[str, object]) -> tuple[Totals, int]:
-    """Read the first line of a log that was shortened.
+    """Return the totals in the first line of a shortened log, and its number of damaged lines.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: if the line has no totals.

@@ -1,8 +1,8 @@
-"""A client's stored answers in each run: its latest round, and its evaluations.
+"""A client's stored answers in each run: the reports of its latest round, and its evaluations.
 
-The client checks new instructions of a run against the stored answers: the scalars of a round, the
-evaluations, and the number of examples in them. If an evaluate instruction is repeated, the client
-sends the stored evaluation again. The file is written before an answer leaves.
+The client checks each new instruction of a run against these answers. The checks cover the number
+of scalars in a round, the evaluations, and their numbers of examples. A repeated evaluate
+instruction gets the stored evaluation again. The file is written before an answer leaves.
 """
 
 import base64
@@ -26,8 +26,9 @@ class AnsweredRun:
     Attributes:
         round: latest round with a report.
         scalars: number of projected gradients in the reports of that round.
-        token: token of the latest of these reports; empty before the first.
-        compared: digest of the state of the personal comparison; empty without one.
+        token: token of the instruction that the latest report answered; empty before the first
+            report.
+        compared: digest of the model state in the personal comparison; empty before the comparison.
         evaluations: token of the latest instruction, and the evaluation that answered it, by split
             and kind of evaluation.
         introduced: number of examples in the latest hello, by name of the split; empty before the
@@ -53,11 +54,11 @@ class AnsweredRun:
         return bool(self.round or self.token or self.evaluations)
 
     def sent_in_round(self, instruction: TrainInstruction, token: bytes) -> int:
-        """Return the number of projected gradients sent for a round's other instructions."""
+        """Return the number of projected gradients sent for other instructions of a round."""
         return self.scalars if instruction.round <= self.round and token != self.token else 0
 
     def after_report(self, instruction: TrainInstruction, token: bytes) -> Self:
-        """Return the stored answers with a report added. A repeated report changes nothing."""
+        """Return a copy with a report added, or an equal copy if the report is a repetition."""
         if token == self.token:
             return self
         scalars = self.sent_in_round(instruction, token) + instruction.report_scalars
@@ -84,11 +85,11 @@ class AnsweredRun:
         return b""
 
     def times_answered(self, instruction: EvaluateInstruction, personal: bool) -> int:
-        """Return the number of answers to a round's evaluation, or to the run's comparison."""
+        """Return how often the client has answered a round's evaluation or the run's comparison."""
         return self.times.get(_counted(instruction, personal), 0)
 
     def after_restore(self) -> Self:
-        """Return the stored answers with one more restore of the server from a backup."""
+        """Return a copy in which the server has been restored from a backup once more."""
         return replace(self, restores=min(self.restores + 1, MOST_RESTORES))
 
     def after_evaluation(
@@ -99,7 +100,7 @@ class AnsweredRun:
         frame: bytes,
         is_counted: bool = False,
     ) -> Self:
-        """Return the stored answers with an evaluation added.
+        """Return a copy with an evaluation added.
 
         Args:
             instruction: evaluate instruction.
@@ -159,7 +160,7 @@ class _AnsweredFile(KeptFile[AnsweredRun]):
 
 
 class AnsweredRuns:
-    """The files of a client's runs.
+    """The files with a client's answers, one per run.
 
     Args:
         folder_of: function that returns the folder of a run's files; None stores nothing.

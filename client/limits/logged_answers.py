@@ -17,15 +17,15 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.wire import Kind, kind_of
 
 EARLIER = "earlier runs"
-"""Name for the combined totals of old runs."""
+"""Name of the entry that combines the totals of old runs."""
 MOST_RUNS = 100
 """Maximum number of runs with separate totals."""
 SUMS = ("answers", "repeated", "refused", "scalars", "losses", "counts", "sent_bytes", "ratio")
-"""Totals that are summed over runs."""
+"""Fields of `AnswerTotals` that are summed when runs are combined."""
 _VECTORS = (Kind.VECTOR_REPORT, Kind.NOISED_VECTOR_REPORT, Kind.MASKED_REPORT)
 _RECENT = 8
-"""Number of a run's latest answers whose keys the totals keep. A client stores fewer answers for
-repetition."""
+"""Number of latest answers per run whose keys are kept in the totals to recognize repetitions. A
+client can repeat fewer answers than this."""
 _MOST_REASON = 500
 
 
@@ -138,7 +138,7 @@ class LoggedAnswer:
 
     @property
     def key(self) -> str:
-        """Key of the answered instruction. Answers with equal keys are repetitions."""
+        """Key of the answered instruction. Answers with equal keys answer the same instruction."""
         return f"{self.token} {self.asked}"
 
     @property

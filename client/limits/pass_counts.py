@@ -1,4 +1,4 @@
-"""A client's counts of the rows that went through its model, by run.
+"""A client's number of rows that went through its model, counted by run.
 
 The counts show the owner the cost for the device. The server never sees them, and no computation
 uses them. If the file is damaged, counting starts over.

@@ -1,4 +1,7 @@
-"""Pauses of a trainer before a forward pass or a slice of a replay, while its device must rest."""
+"""Pauses of a trainer while its device must rest.
+
+A pause comes before a forward pass or before a slice of a replay.
+"""
 
 import logging
 import time
@@ -13,20 +16,20 @@ _SECONDS_BETWEEN = 0.2
 
 
 class Pauses:
-    """Pauses the thread that answers a message before its next forward pass or slice of a replay.
+    """Pauses of the thread that answers messages, before its forward passes and slices of replay.
 
     A pause only delays a pass and changes no result. If a pause lasts until the server no longer
     waits for the answer, the message is refused. If the server sends the message again, the work
     starts over.
 
     Args:
-        reason: function that returns at once the reason for a pause now; empty for no pause.
+        reason: function that returns without delay the reason to pause now; empty for no pause.
         clock: function that returns monotonic seconds.
         wait: function that waits for a number of seconds.
 
     Attributes:
-        reason: function that returns the reason for a pause now; empty for no pause.
-        seconds: seconds of all pauses so far.
+        reason: function that returns the reason to pause now; empty for no pause.
+        seconds: total seconds of all pauses so far.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Pauses:
 
     @contextmanager
     def message(self, deadline: float) -> Iterator[Callable[[], bool]]:
-        """Allow pauses in the context, while the thread of the forward passes answers a message.
+        """Allow pauses inside the context, in which the calling thread answers a message.
 
         Args:
             deadline: seconds that the server waits for the answer.
@@ -50,7 +53,7 @@ class Pauses:
             A function that returns whether the server no longer waits.
 
         Raises:
-            PausedError: if there is a reason for a pause already.
+            PausedError: if there is a reason to pause before the work begins.
         """
         if reason := self.reason():
             raise PausedError(f"paused: {reason}")
@@ -61,7 +64,7 @@ class Pauses:
             self._until = None
 
     def before_pass(self) -> None:
-        """Wait until no reason for a pause is left. Outside of `message`, return immediately.
+        """Wait until there is no reason to pause; outside of `message`, return immediately.
 
         Raises:
             PausedError: if the pause lasts until the server no longer waits.

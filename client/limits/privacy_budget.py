@@ -1,9 +1,9 @@
-"""A client's own privacy budget: the stored cost of its noised reports over all runs.
+"""A client's privacy budget: the stored cost of its noised reports over all runs.
 
-Before a report leaves, the client writes a line with the report, the token of its instruction and
-its ρ to the disk. A crash leaves either the whole line or no line. So the client never repeats a
-report with fresh noise. Two noised reports on the same examples would reveal more than the
-accountant states for one report.
+Before a report leaves, the client writes a line to the disk: the report, the token of its
+instruction, and its cost ρ. A crash leaves either the whole line or no line. So the client never
+answers an instruction twice with different noise. Two noised reports on the same examples would
+reveal more than the accountant states for one report.
 """
 
 import base64
@@ -21,7 +21,7 @@ from samara.shared.terms.privacy import PrivacyTerms
 
 CHARGES_FILE = "privacy.jsonl"
 OWN_DELTA = 1e-5
-"""δ of a client's own ε, because a server could choose any δ."""
+"""δ at which a client computes its total ε, regardless of the server's δ."""
 REPORTS_KEPT = 8
 """Number of latest reports kept for repeated instructions. Older reports are deleted when twice as
 many reports are stored."""
@@ -29,7 +29,7 @@ many reports are stored."""
 
 @dataclass(frozen=True)
 class Charge:
-    """The cost of a report, recorded before the report leaves the device.
+    """The privacy cost of a report, recorded before the report leaves the device.
 
     Attributes:
         run: run id in hex.
@@ -69,7 +69,7 @@ class Charge:
 
 
 def epsilon_spent(charges: Iterable[Charge]) -> float:
-    """Return the total ε of reports at `OWN_DELTA`."""
+    """Return the total ε of some reports at δ = `OWN_DELTA`."""
     return epsilon_of(sum(charge.rho for charge in charges), OWN_DELTA)
 
 
@@ -78,7 +78,7 @@ def describe_charges(charges: Sequence[Charge], limit: float) -> str:
 
     Args:
         charges: all charges of the client.
-        limit: largest total ε of all reports; 0 for none.
+        limit: largest total ε of all reports; 0 for no limit.
     """
     modes = Counter(charge.mode for charge in charges)
     parts = ", ".join(f"{count:,} {mode}" for mode, count in sorted(modes.items()))
@@ -107,7 +107,8 @@ class ChargeLog(KeptLog):
         An incomplete last line is ignored, because its report was never sent.
 
         Raises:
-            TrainerError: if the file cannot be read. Treating it as empty would reset the budget.
+            TrainerError: if the file cannot be read. An unreadable file does not count as empty,
+                because that would reset the budget.
         """
         lines = self.read_lines()
         try:
@@ -134,12 +135,12 @@ class ChargeLog(KeptLog):
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """The budget of a client in a run.
+    """The privacy budget of a client in a run.
 
     Attributes:
-        charges: the client's file.
+        charges: file with the client's charges.
         terms: the run's differential privacy; None if nobody adds noise.
-        limit: largest total ε of all reports, ``data.epsilon-limit``; 0 for none.
+        limit: largest total ε of all reports, ``data.epsilon-limit``; 0 for no limit.
     """
 
     charges: ChargeLog
@@ -147,10 +148,10 @@ class PrivacyBudget:
     limit: float
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the report that answered an instruction, or b"" without such a report.
+        """Return the stored report that answered an instruction, or b"" for a new instruction.
 
         Raises:
-            BudgetError: if the client sent such a report but no longer has it.
+            BudgetError: if the client has answered the instruction but no longer has the report.
             TrainerError: if the file cannot be read.
         """
         if self.terms is None:
@@ -218,5 +219,5 @@ class PrivacyBudget:
 
     @property
     def _rho(self) -> float:
-        """The ρ of a report."""
+        """Cost ρ of one report in this run."""
         return self.terms.mechanism.rho if self.terms else 0.0

@@ -1,8 +1,8 @@
 """A client's stored counts of sent scalars, and the owner's limit on them.
 
-The file outlives sessions and runs, because sent scalars stay with the server. The file is written
-before an answer leaves. So after a crash the counts may include an answer that was not sent, but
-never lack a sent answer.
+The file outlives sessions and runs, because the server can keep every scalar it receives. The
+counts are written before an answer leaves. After a crash they may therefore include an answer that
+was not sent, but they never lack a sent answer.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,10 @@ _Counts = dict[str, dict[str, ScalarCount]]
 
 
 class ScalarCounts(KeptFile[_Counts]):
-    """The file of a client's counts, by hash of a generation and layout hash, both in hex."""
+    """The file with a client's counts of scalars.
+
+    The keys are the hash of a generation and the layout hash, both in hex.
+    """
 
     name = SCALAR_COUNTS_FILE
     damaged = (
@@ -42,7 +45,7 @@ class ScalarCounts(KeptFile[_Counts]):
 
 @dataclass(frozen=True)
 class ScalarBudget:
-    """The counts of a client's current examples under the current layout, and their limit.
+    """The scalar counts of a client's current examples under the current layout, with their limit.
 
     Attributes:
         counts: the client's file.
@@ -50,7 +53,7 @@ class ScalarBudget:
             are counted separately. A generation is a group of examples that were added together
             (`Generations`).
         size: number d of the layout's trained numbers.
-        limit: largest scalar ratio, ``data.scalar-limit``; 0 for none.
+        limit: largest scalar ratio, ``data.scalar-limit``; 0 for no limit.
     """
 
     counts: ScalarCounts
@@ -91,7 +94,7 @@ class ScalarBudget:
                     )
 
     def add(self, token: bytes, layout_hash: bytes, scalars: Mapping[Split, int]) -> None:
-        """Count an answer once and durably.
+        """Count an answer durably; an answer that was counted before does not count again.
 
         Args:
             token: token of the answered instruction, 8 bytes.

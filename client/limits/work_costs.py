@@ -14,11 +14,11 @@ COSTS_FILE = "costs.json"
 
 @dataclass(frozen=True)
 class WorkCost:
-    """The cost of answering messages.
+    """The time and energy that a client spent on answering messages.
 
     Attributes:
         rounds: number of train instructions, including repeated and refused instructions.
-        seconds: seconds of all messages, pauses included.
+        seconds: seconds of all messages, including pauses.
         paused: seconds of pauses.
         joules: energy of the whole machine during `seconds`; 0 without a sensor.
     """

@@ -19,8 +19,8 @@ from samara.shared.model.live_tensors import CountedTensors, MemoryAccount
 class Accelerator:
     """An accelerator, with transfers of tensors to and from the host.
 
-    On a CPU tensors stay in place. On CUDA they pass through page-locked memory, in two streams
-    besides the computing stream.
+    On a CPU, tensors stay in place. On CUDA, they pass through page-locked memory, in one stream
+    per direction besides the computing stream.
 
     Args:
         transfer: transfer between host and accelerator.
@@ -43,7 +43,7 @@ class Accelerator:
         """Record that this thread's work on the accelerator continues with another layer."""
 
     def pausing(self) -> AbstractContextManager[None]:
-        """Return a context in which this computing thread leaves the accelerator free."""
+        """Return a context in which this thread does not occupy the accelerator."""
         return nullcontext()
 
     def updating(self, layer: int) -> AbstractContextManager[None]:
@@ -109,9 +109,9 @@ class EmulatedAccelerator(Accelerator):
     """An accelerator with separate memory, emulated by one CPU core; another core is the host.
 
     The emulated time of work is the CPU time of the working thread, multiplied by a stretch factor.
-    Torch may therefore use only one thread. Time spent waiting for a busy machine does not count:
-    the work that follows without a pause sleeps less. Each of the two processors serves work in the
-    order of arrival, as in a CUDA stream.
+    Torch may therefore use only one thread. If other processes delay a thread, the emulation
+    catches up: the thread sleeps less during the work that follows. Each of the two processors
+    serves work in the order of arrival, as in a CUDA stream.
 
     Args:
         memory_bytes: size of the accelerator's memory; None for no limit.
@@ -152,7 +152,7 @@ class EmulatedAccelerator(Accelerator):
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Leave the accelerator free inside the context if this thread occupies it."""
+        """Release the accelerator inside the context if this thread occupies it."""
         if not self._processor.is_mine:
             yield
             return
@@ -185,7 +185,7 @@ class EmulatedAccelerator(Accelerator):
 
 
 class _Processor:
-    """An emulated processor. It works for one thread at a time."""
+    """An emulated processor, which works for one thread at a time."""
 
     def __init__(
         self, lane: str, stretch: float, core: int | None, accelerator: Accelerator
@@ -218,7 +218,7 @@ class _Processor:
 
     @property
     def is_mine(self) -> bool:
-        """Return whether this thread occupies the processor."""
+        """True if this thread occupies the processor."""
         return self._owner == threading.get_ident()
 
     def leave(self) -> float:
@@ -235,7 +235,7 @@ class _Processor:
 
 
 class _Turn:
-    """A lock granted to threads in the order of their requests."""
+    """A lock that threads receive in the order of their requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from samara.client.offload.accelerator import EmulatedAccelerator
 class EmulatedCost:
     """The emulated training time of this process, in seconds.
 
-    Time between two stretches of training does not count.
+    Time outside of training, such as evaluations between steps, does not count.
 
     Args:
         accelerator: accelerator with the timeline to read.
@@ -35,7 +35,10 @@ class EmulatedCost:
         self._accelerator.timeline.intervals.clear()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the total seconds, the seconds of each stage, and two peak memories in bytes."""
+        """Return the total seconds, the seconds of each stage, and the peak memory in bytes.
+
+        The peaks of accelerator and host memory are separate entries.
+        """
         return {
             "seconds": round(self._seconds, 6),
             "stage_seconds": {work: round(self._busy[work], 6) for work in sorted(self._busy)},

@@ -24,9 +24,10 @@ class Clock:
 
 
 class LinkDirection:
-    """One direction of a link, which carries bytes one after another at a fixed rate.
+    """One direction of a link, which transfers bytes one after another at a fixed rate.
 
-    The link is a token bucket without capacity: idle time does not speed up later transfers.
+    A new transfer waits for the transfers before it. Time without transfers does not make later
+    transfers faster.
 
     Args:
         rate: bytes/s.
@@ -71,7 +72,7 @@ class EmulatedTransfer(BlockTransfer):
         return device_bytes
 
     def record_event(self) -> Any:
-        """Return None: the emulated accelerator's work has finished when a call returns."""
+        """Return None, because the emulated accelerator works synchronously."""
         return None
 
     def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:

@@ -15,7 +15,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class HostAdam:
-    """A layer's moments in host memory, and the updates computed from them.
+    """A layer's Adam moments in host memory, and the computation of updates from them.
 
     Attributes:
         moments: first and second moment, float32 [shape].

@@ -45,9 +45,10 @@ def zero_offload_iteration(stages: StageSeconds) -> float:
 def layerwise_iteration(stages: StageSeconds) -> float:
     """Return the seconds of an iteration under the layer-wise schedule (section 4.2).
 
-    The busiest of accelerator, link and host determines the time. After the accelerator's work,
-    transfer and update of one layer overlap with nothing. The paper's formula has one term for
-    this layer's two transfers; here the term is the longer transfer.
+    The busiest of accelerator, link and host determines the time. The last layer's transfer and
+    update add to it, because they begin after the accelerator's work and overlap with nothing. The
+    paper's formula has one term for this layer's two transfers; here the term is the longer
+    transfer.
     """
     last_layer = max(stages.offload, stages.upload) + stages.update
     return max(

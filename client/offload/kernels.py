@@ -86,7 +86,8 @@ def add_decompressed(
     """Set W ← W + P·Δ·Qᵀ in place.
 
     On a CPU the function needs no float32 temporary of W's size. A bfloat16 sum is rounded
-    stochastically: it is exact in expectation, so updates smaller than a weight's last bit add up.
+    stochastically. The rounding is exact in expectation, so updates smaller than a weight's last
+    bit add up.
 
     Args:
         projectors: P and Q.
@@ -105,10 +106,10 @@ def add_decompressed(
 
 
 def _add_rounded(weight: Tensor, change: Tensor, seed: int) -> None:
-    """Add float32 to bfloat16 numbers with stochastic rounding, part by part.
+    """Add float32 numbers to bfloat16 numbers with stochastic rounding, part by part.
 
-    A bfloat16 number is the upper half of a float32 number. Adding a random lower half and then
-    truncating the lower half rounds stochastically.
+    A bfloat16 number is the upper half of a float32 number. To round stochastically, a random
+    lower half is added to the sum, and then the lower half is cut off.
     """
     generator = torch.Generator(weight.device).manual_seed(seed)
     rows = max(1, _ROUNDED_AT_ONCE * len(weight) // max(1, weight.numel()))

@@ -84,7 +84,7 @@ class LayerUpdate:
 
     @classmethod
     def in_subspace(cls, name: str, weight: nn.Parameter, settings: SubspaceSettings) -> Self:
-        """Make the `LayerUpdate` of a weight matrix that is trained in a random subspace.
+        """Return the `LayerUpdate` of a weight matrix that is trained in a random subspace.
 
         Args:
             name: name of the weight in the network.
@@ -105,7 +105,7 @@ class LayerUpdate:
         return compress(self.projectors, gradient.float())
 
     def add(self, compressed: Tensor) -> None:
-        """Add a pass's compressed gradient to the step's sum; runs on the host.
+        """Add a pass's compressed gradient to the sum over the step's passes; runs on the host.
 
         Args:
             compressed: float32 [s, s] on the CPU; the caller must not change it afterwards.
@@ -113,7 +113,7 @@ class LayerUpdate:
         self._sum = compressed if self._sum is None else self._sum + compressed
 
     def update(self, learning_rate: float) -> Tensor:
-        """Take a step of Adam on the sum and return Δ for the accelerator; runs on the host.
+        """Take a step of Adam on the summed gradient and return Δ; runs on the host.
 
         Args:
             learning_rate: η; Δ includes this factor.
@@ -136,10 +136,11 @@ class LayerUpdate:
         add_decompressed(self.projectors, change, self.weight, seed)
 
     def check_projectors(self, gradient: Tensor, settings: SubspaceSettings) -> ProjectorCheck:
-        """Replace the projectors if their bias is too large, and project the moments.
+        """Check the projectors' bias on a gradient, and replace the projectors if it is too large.
 
-        If the bias reaches the threshold, new projectors are learned on the accelerator. They are
-        discarded unless their bias is smaller. The check runs between steps.
+        If the bias reaches the threshold, new projectors are learned on the accelerator. If their
+        bias is smaller, they replace the old projectors, and Adam's moments are projected to the
+        new subspace. The check runs between steps.
 
         Args:
             gradient: gradient of a sampled batch, float32 [m, n].
@@ -163,7 +164,7 @@ class LayerUpdate:
 
 
 class UpdateSchedule(Protocol):
-    """A schedule, which decides when and in which thread each part of a layer's work runs."""
+    """Protocol of schedules, which decide when and in which thread each part of the work runs."""
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
         """Accept a layer's gradient as soon as the backward pass has computed it.
@@ -180,7 +181,7 @@ class UpdateSchedule(Protocol):
 
 
 class ImmediateSchedule:
-    """An update schedule that does all work immediately, in the backward pass's thread."""
+    """An update schedule that does all work at once, in the thread of the backward pass."""
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
         """Compress and add a gradient; in the last pass, also compute and apply the update."""

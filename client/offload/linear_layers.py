@@ -1,4 +1,4 @@
-"""The weights of a network's linear layers, the weights that LSP-Offload trains."""
+"""The weights of a network's linear layers, which LSP-Offload trains."""
 
 from torch import nn
 

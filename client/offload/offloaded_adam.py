@@ -79,9 +79,9 @@ class OffloadedAdam:
         self._hooks.schedule, self._hooks.learning_rate = self._schedule, learning_rate
 
     def finish_step(self, learning_rate: float) -> None:
-        """Do nothing: the schedule already has all gradients.
+        """Do nothing, because the schedule already has all gradients.
 
-        The next forward pass waits for its weights.
+        The next forward pass waits until the weights that it needs are updated.
 
         Args:
             learning_rate: η, as passed to `begin_pass`.
@@ -103,7 +103,7 @@ class OffloadedAdam:
         yield checks.results
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return moments and projectors by their names in a checkpoint."""
+        """Return Adam's moments and the projectors, by their names in a checkpoint."""
         found: dict[str, Tensor] = {}
         for layer in self._layers:
             if layer.optimizer.steps:
@@ -122,7 +122,7 @@ class OffloadedAdam:
 
         Args:
             tensors: tensors by name, as returned by `tensors`.
-            steps: steps taken before.
+            steps: number of steps taken before the checkpoint.
 
         Raises:
             ValueError: if a tensor is missing or has another shape or dtype.
@@ -154,7 +154,7 @@ class OffloadedAdam:
 
 
 def _sides(projectors: ProjectorPair) -> Iterator[tuple[str, SparseProjector]]:
-    """Yield the name of each side with a projector (``left``, ``right``), and the projector."""
+    """Yield (``left`` or ``right``, projector) for each side that has a projector."""
     for side in ("left", "right"):
         projector: SparseProjector | None = getattr(projectors, side)
         if projector is not None:

@@ -166,7 +166,7 @@ class OverlappedSchedule:
         return wait
 
     def _end_pass(self) -> None:
-        """Submit the layers that have gradients for only some of their weights."""
+        """Submit layers of which only some weights received gradients in the pass."""
         for index in sorted(self._collected, reverse=True):
             self._submit(index)
         with self._changed:
@@ -186,7 +186,7 @@ class OverlappedSchedule:
             self._order.submit(index)
             self._changed.notify_all()
             on_device = self._order.gradients_on_device
-        # The next layer's gradients come on top of the gradients still waiting for the link.
+        # Gradients of the next layer need memory in addition to gradients waiting for the link.
         if self._device_gradients is not None and on_device > (most := self._device_gradients - 1):
             with self._accelerator.pausing(), self._changed:
                 self._wait_until(lambda: self._order.gradients_on_device <= most)
@@ -260,7 +260,7 @@ class OverlappedSchedule:
         self._accelerator.timeline.record(lane, stage.work, index, start, end)
 
     def _measure_pass(self) -> None:
-        """Compute the transition layer from the previous pass's seconds (section 4.2)."""
+        """Set the transition layer from the measured seconds of the previous pass (section 4.2)."""
         ready, count = self._ready_at, len(self._layers)
         if len(ready) == count > 1:
             self.seconds = StageSeconds(

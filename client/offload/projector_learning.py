@@ -62,7 +62,7 @@ def learn_projectors(
         projectors: P and Q with random values; a side that is None stays None.
         gradient: G, float32 [m, n], not zero.
         threshold: relative bias below which learning ends.
-        gamma: weight γ of the norms.
+        gamma: weight γ of the squared norms of P and Q in the loss.
         most_steps: maximum number of steps.
 
     Returns:

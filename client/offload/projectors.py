@@ -1,4 +1,4 @@
-"""Sparse projectors P and Q, the bases of a weight matrix's training subspace.
+"""Sparse projectors P and Q, whose columns span a weight matrix's training subspace.
 
 LSP-Offload (Chen et al. 2024), section 4.1 and definition 1: every row of P, m × s, and of Q, n ×
 s, has r nonzeros. Both projectors take O((m + n)·r) memory, regardless of the subspace's size s.
@@ -84,8 +84,8 @@ class SparseProjector:
 class ProjectorPair:
     """The projectors of a weight matrix W, m × n.
 
-    None means the identity. A side of at most s is not projected. In Zero-Offload neither side is
-    projected.
+    None stands for the identity. A side of length s or less is not projected. Zero-Offload projects
+    neither side.
 
     Attributes:
         left: P, m × s.
@@ -122,7 +122,11 @@ class ProjectorPair:
         return cls(*sides)
 
     def subspace(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a weight's compressed gradient; s × s if both sides exceed s."""
+        """Return the shape of a weight's compressed gradient: s × s if both sides exceed s.
+
+        Args:
+            shape: shape of the weight.
+        """
         if self.left is None and self.right is None:
             return shape
         rows, columns = shape

@@ -1,4 +1,4 @@
-"""Division of a model into the layers of an update schedule."""
+"""Division of a model into layers for an update schedule."""
 
 from collections.abc import Sequence
 

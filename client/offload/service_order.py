@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Literal
 
 Order = Literal["layer-wise", "zero"]
-"""The order of LSP-Offload (algorithm 3) or of Zero-Offload (algorithm 1)."""
+"""Name of the service order: LSP-Offload's (algorithm 3) or Zero-Offload's (algorithm 1)."""
 
 
 class Stage(IntEnum):
@@ -22,7 +22,7 @@ class Stage(IntEnum):
 
     @property
     def work(self) -> str:
-        """Name of the stage's work in a `Timeline`, and of its field in `LayerSeconds`."""
+        """Name of the stage in a `Timeline`, and name of its field in `LayerSeconds`."""
         return self.name.lower()
 
 
@@ -71,11 +71,11 @@ class ServiceOrder:
             self._pass_ended = True
 
     def end_pass(self) -> None:
-        """Mark the end of a backward pass: all its layers have been submitted."""
+        """Mark the end of a backward pass, after all its layers have been submitted."""
         self._pass_ended = True
 
     def take(self, stage: Stage) -> int | None:
-        """Return the layer for a stage to serve next, or None if the stage has to wait."""
+        """Return the layer that a stage serves next, or None if the stage has to wait."""
         waits = stage is Stage.UPDATE and self._order == "zero"
         if waits and (self._on_device or not self._pass_ended):
             return None
@@ -98,7 +98,7 @@ class ServiceOrder:
             self._enqueue(Stage(stage + 1), layer)
 
     def may_forward(self, layer: int) -> bool:
-        """Return whether a layer's forward pass may begin."""
+        """Return whether a layer's next forward pass may begin."""
         return not self._in_flight if self._order == "zero" else layer not in self._in_flight
 
     @property
@@ -108,7 +108,7 @@ class ServiceOrder:
 
     @property
     def gradients_on_device(self) -> int:
-        """Number of layers with gradients not yet on the host."""
+        """Number of layers whose gradients are not yet on the host."""
         return len(self._on_device)
 
     def _enqueue(self, stage: Stage, layer: int) -> None:

@@ -14,7 +14,10 @@ _LANES = {Stage.OFFLOAD: TO_HOST, Stage.UPDATE: HOST, Stage.UPLOAD: TO_DEVICE}
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Seconds of one layer's stages. The accelerator applies the update after its upload."""
+    """Seconds of one layer's stages.
+
+    The accelerator applies the update after its upload.
+    """
 
     forward: float
     backward: float
@@ -56,7 +59,10 @@ def simulate_schedule(
                 timeline.record(_LANES[stage], stage.work, layer, clock, clock + seconds)
 
     def advance(until: float | None) -> None:
-        """Advance the clock to a time, ending stages on the way; None ends exactly one stage."""
+        """Advance the clock to a time, and end the stages that are done by then.
+
+        With None, the clock advances to the end of exactly one stage.
+        """
         nonlocal clock
         while events and (until is None or events[0][0] <= until):
             clock, layer, stage = heapq.heappop(events)

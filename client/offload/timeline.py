@@ -1,11 +1,11 @@
-"""A record of busy times of accelerator, host and link."""
+"""A record of the times in which accelerator, host and link were busy."""
 
 import threading
 from dataclasses import dataclass
 
 ACCELERATOR, TO_HOST, HOST, TO_DEVICE = "accelerator", "to the host", "host", "to the device"
 LANES = (ACCELERATOR, TO_HOST, HOST, TO_DEVICE)
-"""The lanes of a timeline, in the order from gradients to updates."""
+"""Names of a timeline's lanes, in the order of a layer's way from gradient to update."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Facts about an exported model's base model, for other software."""
+"""Facts about an exported model's base model, for users of other software."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ _HUB_FOLDER = "models--"
 
 
 def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
-    """Return the prompt's frame, or None if the card's code builds the prompt itself."""
+    """Return the prompt's frame, or None if the code in the card builds the prompt without one."""
     if isinstance(task, GenerationTask) or task.form == AUTO_FORM or base.family != "causal":
         return None
     read = base if base.tokenizer else replace(base, tokenizer=load_tokenizer(base.folder))
@@ -26,7 +26,7 @@ def _frame(base: BaseModel, task: Task) -> PromptFrame | None:
 
 @dataclass(frozen=True)
 class CardBase:
-    """Facts about the base model in a model card.
+    """Facts about the base model that a model card states.
 
     Attributes:
         place: argument of `from_pretrained`: hub id, or folder on the exporting machine.
@@ -34,7 +34,7 @@ class CardBase:
         weights: SHA-256 (hex) of each weights file by name; empty if there is a `hub_id`.
         family: family of the model.
         dtype: compute type used in training.
-        blocks: number of blocks in use, from the lowest; 0 means all.
+        blocks: number of blocks in use, counted from the lowest; 0 means all.
         max_length: maximum number of tokens of a text together with its question.
         pooling: modules that follow the network in a sentence encoder.
         frame: prompt frame if the task sets the prompt form of a causal LM, otherwise None.
@@ -81,7 +81,7 @@ class CardBase:
         )
 
     def describe(self) -> str:
-        """Return sentences for the card that identify the model and tell how to get it."""
+        """Return sentences for the card that identify the base model and say where to get it."""
         if self.hub_id:
             return f"The base model is `{self.hub_id}` on the Hugging Face hub."
         files = "; ".join(f"`{name}` `{own}`" for name, own in self.weights.items())
@@ -101,8 +101,8 @@ class CardBase:
 def hub_id_of(path: str, folder: Path) -> str:
     """Return the name of a model on the Hugging Face hub, or an empty text if it is unknown.
 
-    The name does not come from ``_name_or_path`` in the configuration, which names the model from
-    which the base model's training started.
+    The field ``_name_or_path`` in the configuration is not used. It names the model from which the
+    base model was fine-tuned.
 
     Args:
         path: ``model.path`` of the settings.

@@ -1,4 +1,4 @@
-"""Python code in a model card that applies the model with transformers only.
+"""Python code for a model card that applies the model with transformers alone.
 
 The code computes the same scores as `samara.shared.model.scorers`, for one text at a time.
 """
@@ -23,7 +23,7 @@ _CLASSES: dict[Family, str] = {
 
 
 def loading_code(base: CardBase, merged: bool, files: Sequence[str]) -> str:
-    """Return the code that loads tokenizer and model.
+    """Return the code that loads the tokenizer and the model.
 
     Args:
         base: the base model.
@@ -98,7 +98,7 @@ def applying_code(
 
 
 def _row_lines(task: ClassificationTask) -> list[str]:
-    """Return the lines that build the text of a row and name the label words."""
+    """Return the code lines that build the text of a row and name the label words."""
     row = {field: next(iter(task.replace.get(field, {"…": ""}))) for field in task.fields}
     parts = []
     for literal, field in parse_template(task.text):
@@ -142,7 +142,7 @@ def _shortening_lines() -> list[str]:
 def _scoring_lines(
     base: CardBase, task: ClassificationTask, merged: bool, files: Sequence[str]
 ) -> list[str]:
-    """Return the lines that compute `scores`, and the representation `h` for a readout."""
+    """Return the code lines that compute `scores`, and the representation `h` for a readout."""
     if base.family == "encoder":
         return _encoder_lines(base, task, merged, files)
     limit = base.max_length
@@ -195,7 +195,7 @@ def _scoring_lines(
 
 
 def _stem_lines(frame: PromptFrame | None, limit: int) -> list[str]:
-    """Return the lines that build the tokens before an answer."""
+    """Return the code lines that build the tokens before an answer."""
     room = f"room = {limit} - len(begin) - len(asked) - max(map(len, word_tokens))"
     if frame is not None and frame.is_chat:
         return [

@@ -1,4 +1,4 @@
-"""The evaluation columns of a client: its personal model beside the global model and baselines."""
+"""The columns of a client's evaluation: its personal model, the global model and baselines."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,12 @@ def evaluate_global_model(
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate the federation's model on a client's examples.
 
-    With ``evaluate.best`` and the method readout, a validation also has the column personalized.
-    Its model is the personal model that the client would have if the federation ended here. The
-    private part of this model is not recorded. This column decides the best round. With other
-    methods, a personal model would need all private rounds, so the global model decides the best
-    round.
+    With ``evaluate.best`` and the method readout, a validation also has the column personalized,
+    which decides the best round. Its model is the personal model that the client would have if the
+    federation ended here. The private part of this model is not recorded.
+
+    With other methods, a personal model would need all private rounds, so the global model decides
+    the best round.
 
     Args:
         learner: model and examples of the client.

@@ -1,7 +1,7 @@
-"""A client's learning curve: the quality of private parts fitted to some of its examples.
+"""A client's learning curve: the quality of private parts fitted to subsets of its examples.
 
-The curve tells an owner how much additional examples have helped so far. The federation's model is
-the same at every point, and was trained on all examples of the client.
+The curve shows an owner how much additional examples have helped so far. The federation's model is
+the same at every point of the curve. It was trained on all examples of the client.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ _Fit = Callable[[Examples, NDArray[np.float64]], SoftmaxFit]
 
 
 class QualityByExamples(NamedTuple):
-    """The quality of a personal model whose private part is fitted to some training examples.
+    """The quality of a personal model whose private part is fitted to a subset of the examples.
 
     Attributes:
-        examples: number of training examples.
+        examples: number of training examples in the subset.
         accuracy: share of correct answers to the validation examples.
         loss: mean cross-entropy of the validation examples.
     """
@@ -38,9 +38,9 @@ class QualityByExamples(NamedTuple):
 def quality_by_examples(
     train: Examples, validation: Examples, solve: Solver, deviation: float | None = None
 ) -> tuple[QualityByExamples, ...]:
-    """Return the quality at several numbers of training examples, up to all of them.
+    """Return the quality for several numbers of training examples, up to all examples.
 
-    The quality at a number is the mean over a few random subsets of that size. Larger subsets
+    The quality for a number is the mean over a few random subsets of that size. Larger subsets
     contain the smaller subsets. Without training or validation examples the result is empty.
 
     Args:
@@ -69,7 +69,7 @@ def _mean_quality(
     validation: Examples,
     fit: _Fit,
 ) -> QualityByExamples:
-    """Return the mean quality of the fits to the first `count` examples of each order."""
+    """Return the mean quality over the subsets of the first `count` examples of each order."""
     subsets = {tuple(np.sort(order[:count])) for order in orders}
     figures = [_quality(train.at(np.array(rows)), validation, fit) for rows in sorted(subsets)]
     accuracy, loss = np.mean(figures, axis=0)
@@ -77,7 +77,7 @@ def _mean_quality(
 
 
 def _quality(train: Examples, validation: Examples, fit: _Fit) -> tuple[float, float]:
-    """Return accuracy and mean loss of a fit to `train` on the validation examples."""
+    """Return the validation accuracy and mean loss of a private part fitted to `train`."""
     rows = contrasts(train.offsets.shape[1]).astype(np.float64)
     scores = validation.offsets + fit(train, rows).added_scores(validation.features, rows)
     (loss,) = exact_cross_entropy(scores[None], validation.labels)

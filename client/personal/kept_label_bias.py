@@ -1,4 +1,4 @@
-"""The label bias from a client's private rounds, which the client's next run can reuse.
+"""The label bias that a client keeps from its private rounds for its next run.
 
 In a new run, with another base model or other settings, a client's private rounds start over. But
 the owner's frequency of each label does not depend on the model. So the client keeps the final
@@ -23,12 +23,12 @@ from samara.shared.tasks.label_scores import cross_entropy
 from samara.shared.terms.run_terms import RunTerms, fits_private_part
 
 LABEL_BIAS_FILE = "label_bias.json"
-"""Name of the file in a client's folder of a run."""
+"""Name of the file with the label bias, in a client's folder of a run."""
 
 
 @dataclass(frozen=True)
 class KeptLabelBias:
-    """A label bias of a client in a run.
+    """The final label bias of a client's private rounds in a run.
 
     Attributes:
         labels: labels of the task, in order.
@@ -60,7 +60,7 @@ class KeptLabelBias:
 
 
 class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
-    """The file of a label bias in a client's folder of a run. A missing file reads as None."""
+    """The file with the label bias in a client's folder of a run; a missing file reads as None."""
 
     name = LABEL_BIAS_FILE
     damaged = "{file}: the label bias cannot be read: {problem}; the run does not use it"
@@ -73,7 +73,7 @@ class _LabelBiasFile(KeptFile[KeptLabelBias | None]):
 
 
 class LabelBiases:
-    """The label biases that a client keeps. A client keeps none if the layout has no label bias.
+    """Storage and reuse of a client's label biases; unused if the layout has no label bias.
 
     Args:
         learner: model and examples of the client.
@@ -92,8 +92,8 @@ class LabelBiases:
     def begin(self, w: State, is_new: bool) -> None:
         """Choose the initial label bias of this run: the bias of the latest other run, or zero.
 
-        The other run must have the same labels in the same order, and its bias must lower the loss
-        on the validation examples (or without validation examples, on the training examples). A
+        The other run must have the same labels in the same order. Its bias must lower the loss on
+        the validation examples, or on the training examples if there are no validation examples. A
         fitted private part needs no initial bias, because the fit depends only on the examples and
         the common model. A recorded choice is not changed.
 
@@ -120,7 +120,10 @@ class LabelBiases:
         return self._dense(kept.began_with) if kept else ()
 
     def keep(self, private: State) -> None:
-        """Store the label bias in a private state, int64 [d].
+        """Store the label bias that a private state contains.
+
+        Args:
+            private: private state, int64 [d].
 
         Raises:
             LedgerError: if the file cannot be written.
@@ -133,7 +136,7 @@ class LabelBiases:
         self._file.write(KeptLabelBias(self._learner.labels, values, began_with))
 
     def _find_earlier(self) -> tuple[int, ...]:
-        """Return the label bias that another run stored last, or () without another run."""
+        """Return the latest label bias stored by another run, or () without such a run."""
         assert self._runs is not None
         files = self._runs.glob(f"*/clients/{self._learner.client}/{LABEL_BIAS_FILE}")
         others = [file for file in files if file != self._file.path]

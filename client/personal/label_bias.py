@@ -14,7 +14,9 @@ minimum sum to zero.
 
 
 def base_rate(labels: NDArray[np.int64], label_count: int) -> NDArray[np.float32]:
-    """Return log frequencies of a client's training labels, with each count increased by one.
+    """Return the logarithms of the frequencies of a client's training labels.
+
+    Each count is increased by one, so that a label without examples has a finite logarithm.
 
     Args:
         labels: int64 [n], from 0 to label_count − 1.
@@ -49,7 +51,7 @@ def fit_label_bias(
     """
     label_count = scores.shape[1]
     examples = Examples(scores.astype(np.float64), labels, np.zeros((len(labels), 0)))
-    contrasts = np.zeros((label_count - 1, label_count))  # there are no features to contrast
+    contrasts = np.zeros((label_count - 1, label_count))  # without features, any values do
     fit = solve(examples, contrasts, BIAS_PENALTY, BIAS_PENALTY)
     bias: NDArray[np.float32] = fit.intercept.astype(np.float32)
     return bias

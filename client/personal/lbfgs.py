@@ -1,4 +1,4 @@
-"""The solver of private fits on machines with scipy: L-BFGS, which needs only gradients."""
+"""L-BFGS, the solver of private fits on machines with scipy; it needs only gradients."""
 
 import numpy as np
 from scipy.optimize import minimize

@@ -1,4 +1,4 @@
-"""A learner: the model and the examples of a client, and all computations with them.
+"""The interface to a client's model and examples, and to all computations with them.
 
 A board computes with a model runtime (`samara.client.personal.runtime_learner`), a phone with its
 exported program.
@@ -22,7 +22,7 @@ State = NDArray[np.int64]
 
 
 class ScoredExamples(NamedTuple):
-    """Examples of a split with their scores under one model.
+    """The labels of a split's examples, and their scores under one model.
 
     Attributes:
         scores: float32 [n, labels].
@@ -36,7 +36,7 @@ class ScoredExamples(NamedTuple):
 
 
 class Learner(Protocol):
-    """The model and the examples of a client."""
+    """The model and the examples of a client, with all computations that a run needs."""
 
     @property
     def client(self) -> int:
@@ -85,10 +85,14 @@ class Learner(Protocol):
         """
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Limit the number of evaluated examples of the given splits. Other splits get no limit."""
+        """Limit the number of evaluated examples of some splits; other splits have no limit.
+
+        Args:
+            counts: maximum number of evaluated examples by split.
+        """
 
     def take_passes(self) -> int:
-        """Return the number of rows through the model since the last call, or 0 if not counted."""
+        """Return the number of rows run through the model since the last call; 0 if not counted."""
 
     def take_steps(
         self, instruction: TrainInstruction, state: State, mask: NDArray[np.bool_] | None
@@ -112,26 +116,36 @@ class Learner(Protocol):
         """Return an order-independent hash of a split's examples in hex, or "" without examples."""
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state. None means the base model."""
+        """Return all examples of a split with their scores.
+
+        Args:
+            state: int64 [d]; None for the base model.
+            split: the split.
+        """
 
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return a split's examples within `limit_evaluation`, scored under a state."""
+        """Return the examples of a split within `limit_evaluation`, with their scores.
+
+        Args:
+            state: int64 [d]; None for the base model.
+            split: the split.
+        """
 
     def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
-        """Return the scores of the evaluated examples under the base model in context.
+        """Return the evaluated examples' scores under the base model with demonstrations.
 
-        The client's own training examples precede every prompt. The result is None if the run does
-        not request these scores, or the task has no prompts.
+        Before every prompt, the model reads some of the client's training examples. The result is
+        None if the run does not request these scores, or the task has no prompts.
         """
 
     def own_words(self, state: State) -> OwnWords | None:
-        """Return the client's own words for the model under a state, or None without texts."""
+        """Return the client's own words for the model under a state; None without texts."""
 
     def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
-        """Return the result of `score_evaluated` with own words mixed into the probabilities."""
+        """Return the examples of `score_evaluated`, with own words mixed into the probabilities."""
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
-        """Return the training examples: scores under a state, labels, and features of a readout.
+        """Return the training examples: scores under a state, labels, and features for a readout.
 
-        `take_passes` also counts the rows of these forward passes.
+        The rows of these forward passes also count in `take_passes`.
         """

@@ -1,4 +1,4 @@
-"""The methods: how the global model and a client's private rounds make the client's own model.
+"""The methods: how the global model and a client's private rounds make the personal model.
 
 Every method spends the same number of rounds on a client (`RunTerms.rounds` and
 `private_rounds`) and moves two integer states, w of the federation and p of the client:
@@ -36,7 +36,7 @@ State = NDArray[np.int64]
 
 _HALVINGS = (Shrink(1),)
 ERASURE = _HALVINGS * MAX_SHRINK
-"""Shrinks that erase a state except for its last bit."""
+"""Shrinks that set a state to zero, except for its last bit."""
 KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
     0.0: ERASURE,
     0.125: _HALVINGS * 3,
@@ -46,11 +46,11 @@ KEPT_SHARES: dict[float, tuple[Shrink, ...]] = {
     0.875: (Shrink(3),),
     1.0: (),
 }
-"""Values of 1 − α of a mixture in ascending order, each with the shrinks that keep this
-share of p.
+"""Shares 1 − α of p that a mixture may keep, in ascending order. The value of each share is the
+sequence of shrinks that keeps it.
 """
 DEFAULT_SHARE = 0.5
-"""Share that is kept if a client has no validation examples."""
+"""Share of p that is kept if a client has no validation examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Composition:
 
     @property
     def shared(self) -> NDArray[np.bool_] | None:
-        """The numbers that the federation changes, bool [d]; None if it changes all of them."""
+        """Mask of the numbers that the federation changes, bool [d]; None for all numbers."""
         return None if self.private is None else ~self.private
 
     def model(self, w: State, p: State | None = None) -> State:
@@ -74,7 +74,7 @@ class Composition:
 
         Args:
             w: state of the federation, int64 [d].
-            p: private state, int64 [d]; None for a client without one.
+            p: private state, int64 [d]; None for a client without a private state.
         """
         if self.private is None:
             return w if p is None else w + p
@@ -82,7 +82,7 @@ class Composition:
 
 
 def composition(terms: RunTerms, layout: Layout) -> Composition:
-    """Return the composition of a run's method.
+    """Return the division of the trained numbers under a run's method.
 
     Raises:
         ConfigError: if the private part of ``partial`` names no tensor of the layout, or all of
@@ -113,7 +113,7 @@ def composition(terms: RunTerms, layout: Layout) -> Composition:
 
 
 def pull_shrinks(terms: RunTerms) -> tuple[Shrink, ...]:
-    """Return the shrinks that end a private round: ditto's pull 2⁻ᵏ, or none."""
+    """Return the shrinks at the end of a private round: ditto's pull 2⁻ᵏ, or no shrinks."""
     if terms.method != "ditto":
         return ()
     return (Shrink(min(MAX_SHRINK, max(1, round(-math.log2(terms.pull))))),)

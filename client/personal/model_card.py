@@ -1,4 +1,4 @@
-"""The model card of an exported model, with its purpose and the code that loads it."""
+"""The model card of an exported model, which states its purpose and the code that loads it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,12 @@ def model_card(
     classifier: ClassifierName = "label-words",
     has_own_words: bool = False,
 ) -> str:
-    """Return a model card in Markdown, as the Hugging Face hub reads it.
+    """Return a model card in Markdown, in the format of the Hugging Face hub.
 
     Args:
         about: sentences that identify the trained model.
         base: the base model.
-        task: task that the model was adapted to.
+        task: task to which the model was adapted.
         merged: whether the folder holds a complete model rather than an adapter.
         files: names of the files with trained numbers.
         left_out: trained numbers that no file format can hold, by tensor.

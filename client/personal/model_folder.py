@@ -1,4 +1,4 @@
-"""A trained model as a folder that other software loads: an adapter for PEFT, or a whole model."""
+"""Export of a trained model for other software, as an adapter for PEFT or as a whole model."""
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,7 @@ from samara.shared.tasks.catalog import task_of
 
 _OTHER = "name another folder"
 LeftOut = dict[str, list[float]]
-"""Trained numbers that no file format can hold, by the name of their tensor."""
+"""Trained numbers for which the file formats have no place, by the name of their tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +126,13 @@ class TrainedModel:
     def _check(self, base: BaseModel) -> None:
         if base.model_id != self.model_id:
             raise ModelError(
-                f"{base.folder}: this is not the base model of the run. That model's id begins "
-                f"with {self.model_id.hex()[:12]}; restore the files of that model, or name its "
-                "folder"
+                f"{base.folder}: this is not the base model of the run, whose id begins with "
+                f"{self.model_id.hex()[:12]}; restore the files of the run's base model, or name "
+                "its folder"
             )
 
     def _write_rest(self, base: BaseModel, folder: Path, files: list[str], merged: bool) -> LeftOut:
-        """Write the readout and the model card, and return the numbers that no file can hold.
+        """Write the readout and the model card, and return the numbers that were left out.
 
         Raises:
             OSError: if the folder cannot be written.
@@ -191,5 +191,5 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
 
 
 def name_of_base(config: ModelAndTask, base: BaseModel) -> str:
-    """Return the hub id or the folder with which other software loads the base model."""
+    """Return the hub id or folder under which other software loads the base model."""
     return str(base.folder) if config.model.path == EMBEDDED_MODEL else config.model.path

@@ -1,4 +1,4 @@
-"""The solver of private fits on phones: Newton's method in numpy, without scipy.
+"""Newton's method in numpy, the solver of private fits on phones, which lack scipy.
 
 The Hessian is never formed. Conjugate gradients need only products of the Hessian and a vector. A
 product costs as much as a gradient.
@@ -43,11 +43,11 @@ class SoftmaxProblem(ABC):
 
     @abstractmethod
     def added(self, numbers: Floats) -> Floats:
-        """Return the contribution of the variables to the logits, [n, labels] or [labels]."""
+        """Return the logits that the variables add, [n, labels] or [labels]."""
 
     @abstractmethod
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the mean gradient with respect to the variables.
+        """Return the gradient of the mean cross-entropy with respect to the variables, [size].
 
         Args:
             slopes: each example's gradient with respect to its logits, [n, labels].
@@ -58,7 +58,7 @@ class SoftmaxProblem(ABC):
         return self._loss(self._examples.offsets + self.added(numbers), numbers)
 
     def at(self, numbers: Floats) -> tuple[float, Floats, Callable[[Floats], Floats]]:
-        """Return the loss, the gradient, and a function that multiplies a vector by the Hessian."""
+        """Return the loss, the gradient, and the function v ↦ H·v with the Hessian H."""
         logits = self._examples.offsets + self.added(numbers)
         probabilities = np.exp(logits - log_sum_exp(logits))
         errors = probabilities.copy()
@@ -83,8 +83,9 @@ def fit_softmax(
 ) -> SoftmaxFit:
     """Return the intercept b and the readout V with the lowest penalized mean cross-entropy.
 
-    Loss and arguments are those of `samara.client.personal.lbfgs.fit_softmax`. Both solvers find
-    the only minimum: final gradients are below 10⁻¹⁰ here, and below 10⁻⁷ with L-BFGS.
+    The loss and the arguments are those of `samara.client.personal.lbfgs.fit_softmax`. The loss has
+    only one minimum, which both solvers find. Final gradients are below 10⁻¹⁰ here, and below 10⁻⁷
+    with L-BFGS.
 
     Raises:
         TrainingError: if a score or a feature is not finite, or the method does not converge.
@@ -108,7 +109,7 @@ def minimize(problem: SoftmaxProblem) -> Floats:
             break
         step = _solve(product, gradient)
         share = _share_of_step(problem, numbers, step, loss, float(gradient @ step))
-        if not share:  # the change of the loss is within rounding
+        if not share:  # rounding hides any change of the loss
             break
         numbers = numbers - share * step
     if not largest < _ACCEPTED_GRADIENT:
@@ -120,7 +121,7 @@ def minimize(problem: SoftmaxProblem) -> Floats:
 
 
 class _PenalizedFit(SoftmaxProblem):
-    """The penalized loss in the variables b and V, in this order."""
+    """The penalized loss of a private fit; its variables are b and V, in this order."""
 
     def __init__(
         self,
@@ -137,17 +138,17 @@ class _PenalizedFit(SoftmaxProblem):
         super().__init__(examples, penalties)
 
     def fit(self, numbers: Floats) -> SoftmaxFit:
-        """Return the variables as a fit."""
+        """Return the variables as an intercept and a readout."""
         return SoftmaxFit(numbers[: self._labels], numbers[self._labels :].reshape(self._shape))
 
     def added(self, numbers: Floats) -> Floats:
-        """Return the contribution of the variables to the logits, [n, labels] or [labels]."""
+        """Return the logits that the variables add, [n, labels] or [labels]."""
         if not self._shape[1]:
             return numbers
         return self.fit(numbers).added_scores(self._examples.features, self._contrasts)
 
     def gathered(self, slopes: Floats) -> Floats:
-        """Return the mean gradient with respect to the variables.
+        """Return the gradient of the mean cross-entropy with respect to the variables, [size].
 
         Args:
             slopes: each example's gradient with respect to its logits, [n, labels].
@@ -172,7 +173,7 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
     direction = residual.copy()
     square = norm**2
     for _ in range(2 * len(right)):
-        if square**0.5 <= min(1e-2, norm) * norm:  # steps near the minimum are more exact
+        if square**0.5 <= min(1e-2, norm) * norm:  # stricter near the minimum
             break
         moved = product(direction)
         length = square / float(direction @ moved)
@@ -187,7 +188,10 @@ def _solve(product: Callable[[Floats], Floats], right: Floats) -> Floats:
 def _share_of_step(
     problem: SoftmaxProblem, numbers: Floats, step: Floats, loss: float, slope: float
 ) -> float:
-    """Return the largest of 1, ½, ¼ … by which the step lowers the loss, or 0 if none lowers it."""
+    """Return the largest of 1, ½, ¼, … for which that share of the step lowers the loss.
+
+    The result is 0 if no share lowers the loss enough.
+    """
     share = 1.0
     while share > _SMALLEST_STEP:
         if problem.loss(numbers - share * step) <= loss - _SUFFICIENT_DECREASE * share * slope:

@@ -1,4 +1,4 @@
-"""In-context learning: a client's most similar training examples precede each prompt.
+"""In-context learning with a client's most similar training examples before each prompt.
 
 Nothing is trained: the base model reads its user's earlier answers. Similarity is the cosine of
 TF-IDF vectors, one of the retrievers of Salemi et al., "LaMP: When large language models meet
@@ -22,7 +22,7 @@ from samara.shared.tasks.rows import Example
 
 
 class OwnDemonstrations:
-    """The retrieval of demonstrations for a prompt from a client's training examples.
+    """Retrieval of demonstrations for a prompt from a client's training examples.
 
     Args:
         task: task of prompts and answers.
@@ -53,7 +53,7 @@ class OwnDemonstrations:
         return example
 
     def _most_similar(self, example: Example) -> list[Example]:
-        """Return the examples most similar to a given one, in ascending order of similarity."""
+        """Return the most similar training examples, in ascending order of similarity."""
         if not self._examples:
             return []
         vectorizer, vectors = self._index
@@ -63,14 +63,14 @@ class OwnDemonstrations:
 
     @cached_property
     def _index(self) -> tuple[Any, Any]:
-        """The vectorizer of the examples' texts, and their vectors, sparse [n, words]."""
+        """Vectorizer of the training texts, and the texts' vectors, sparse [n, words]."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         vectorizer = TfidfVectorizer(token_pattern=r"\w+")
         return vectorizer, vectorizer.fit_transform([one.text for one in self._examples])
 
     def _joined(self, demonstrations: Sequence[Example], text: str) -> str:
-        """Return a text after demonstrations. In a chat, demonstrations become earlier turns."""
+        """Return a text after demonstrations, which become earlier turns in a chat."""
         if not self._task.chat:
             return "".join(demonstration(self._task, one) for one in demonstrations) + text
         turns: list[dict[str, str]] = []
@@ -85,7 +85,7 @@ class OwnDemonstrations:
 def own_demonstrations(
     task: object, data: ClientData, tokenize: ExampleTokenizer, count: int
 ) -> OwnDemonstrations | None:
-    """Return the retrieval of a client's demonstrations.
+    """Return the retrieval of a client's demonstrations, or None if the run uses none.
 
     Args:
         task: task of the run.
@@ -94,8 +94,8 @@ def own_demonstrations(
         count: maximum number of demonstrations before a prompt; 0 means none.
 
     Returns:
-        The retrieval; or None if `count` is 0, or the task has no prompts, because a classification
-        compares labels and plain texts have no answers.
+        The retrieval; None if `count` is 0, or if the task has no prompts with answers. A
+        classification that compares labels has no prompts, and plain texts have no answers.
     """
     if not count or not isinstance(task, GenerationTask) or task.is_plain_text:
         return None

@@ -1,8 +1,8 @@
 """A client's own words: an n-gram model of its texts, mixed into a language model's probabilities.
 
-The tokens of the owner's training texts are counted, and the counts back off to the language model.
-A token that the owner has used after the same words thus gets more probability. After words that
-the owner has not used, only the owner's token frequencies count, with share a:
+The tokens of the owner's training texts are counted. A token that the owner has used after the same
+words gets more probability. After words that the owner has not used, only the owner's token
+frequencies count, with share a. The counts back off to the language model:
 
     p₁(w) = (1 − a)·p(w) + a·c(w)/c
     pₖ(w) = (t·c(h, w) + T(h)·pₖ₋₁(w)) / (t·c(h) + T(h))   after the last k − 1 tokens h, k = 2, 3
@@ -28,18 +28,18 @@ from samara.shared.errors import LedgerError
 from samara.shared.storage.kept_file import KeptFile
 
 OWN_WORDS_FILE = "own_words.json"
-"""Name of the file in a client's folder of a run, and in the folder of an exported model."""
+"""Name of the file with own words, in a client's folder of a run and in an exported folder."""
 ORDER = 3
 """Maximum number of tokens in an n-gram."""
 SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Values of a."""
+"""Values of the share a to choose from."""
 TRUSTS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Values of t."""
+"""Values of the trust t to choose from."""
 Floats = NDArray[np.float64]
 
 
 class OwnText(NamedTuple):
-    """The tokens of a text that its owner has written.
+    """A tokenized text that its owner has written.
 
     Attributes:
         before: preceding tokens, as many as an n-gram reads.
@@ -51,11 +51,14 @@ class OwnText(NamedTuple):
 
     @classmethod
     def behind(cls, before: Sequence[int], tokens: Sequence[int]) -> Self:
-        """Return a text. Of all preceding tokens, only the last `ORDER` − 1 are kept."""
+        """Return a text that keeps only the last `ORDER` − 1 of all preceding tokens."""
         return cls(tuple(before[max(0, len(before) - ORDER + 1) :]), tuple(tokens))
 
     def contexts(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield each token of the text, preceded by the tokens that an n-gram reads before it."""
+        """Yield (preceding tokens, token) for each token of the text.
+
+        There are at most `ORDER` − 1 preceding tokens.
+        """
         read = self.before + self.tokens
         for index, token in enumerate(self.tokens, len(self.before)):
             yield read[max(0, index - ORDER + 1) : index], token
@@ -65,7 +68,8 @@ class Evidence(NamedTuple):
     """The owner's counts for n tokens of a text, each after its last 0, 1, … preceding tokens.
 
     Attributes:
-        shares: share of the token among all tokens that followed, float64 [n, ORDER].
+        shares: number of times that the token followed, divided by the number of tokens that
+            followed, float64 [n, ORDER].
         ratios: number of tokens that followed, divided by the number of different tokens, float64
             [n, ORDER]; 0 if no token followed.
     """
@@ -74,7 +78,13 @@ class Evidence(NamedTuple):
     ratios: Floats
 
     def mixed(self, probabilities: Floats, share: float, trust: float) -> Floats:
-        """Return the model's probabilities of the tokens, mixed with the owner's, float64 [n]."""
+        """Return the probabilities of n tokens after mixing, float64 [n].
+
+        Args:
+            probabilities: the language model's probabilities of the tokens, float64 [n].
+            share: weight a of the token frequencies without context.
+            trust: factor t of the counts.
+        """
         for k, (shares, ratios) in enumerate(zip(self.shares.T, self.ratios.T, strict=True)):
             weight = _own_weight(k, ratios, share, trust)
             probabilities = (1 - weight) * probabilities + weight * shares
@@ -83,7 +93,7 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnWords:
-    """The own words of a client.
+    """A client's n-gram counts, with the weights of their mixture with the language model.
 
     Attributes:
         texts: texts that are counted.
@@ -114,11 +124,11 @@ class OwnWords:
 
     @property
     def change_nothing(self) -> bool:
-        """True if share and trust are 0, so that the mixture equals the language model."""
+        """True if share and trust are 0. The mixture then equals the language model."""
         return not (self.share or self.trust)
 
     def mix(self, probabilities: Floats, before: Sequence[int]) -> Floats:
-        """Return the probabilities of the next token, float64 [vocabulary].
+        """Return the mixed probabilities of the next token, float64 [vocabulary].
 
         Args:
             probabilities: probabilities of the language model, float64 [vocabulary].
@@ -132,7 +142,12 @@ class OwnWords:
         return mixed
 
     def mix_logits(self, logits: NDArray[np.float32], before: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits of `mix`, float32 [vocabulary], from the model's logits."""
+        """Return the logarithms of the mixed probabilities, float32 [vocabulary].
+
+        Args:
+            logits: logits of the language model, float32 [vocabulary].
+            before: tokens so far.
+        """
         if self.change_nothing:
             return logits
         with np.errstate(divide="ignore"):
@@ -140,7 +155,7 @@ class OwnWords:
         return mixed.astype(np.float32)
 
     def score(self, logits: Iterator[NDArray[np.float32]], text: OwnText) -> tuple[float, float]:
-        """Return a text's mean log-likelihood per token, and the share of likeliest tokens.
+        """Return a text's mean log-likelihood per token, and its share of tokens ranked first.
 
         Args:
             logits: logits of the language model at the text's tokens, in parts of any length,
@@ -167,14 +182,14 @@ class OwnWords:
         return Evidence(shares, ratios)
 
     def _after(self, before: Sequence[int]) -> Iterator[tuple[int, "_Followed"]]:
-        """Yield each k from 0 on, with the tokens that have followed a text's last k tokens."""
+        """Yield (k, tokens that have followed the last k tokens of a text) for k = 0, 1, …."""
         for k in range(min(ORDER, len(before) + 1)):
             if followed := self._followed.get(tuple(before[len(before) - k :])):
                 yield k, followed
 
     @cached_property
     def _followed(self) -> dict[tuple[int, ...], "_Followed"]:
-        """The tokens that follow each context of at most two tokens."""
+        """Tokens that follow each context of at most `ORDER` − 1 tokens."""
         counted: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         for text in self.texts:
             for before, token in text.contexts():
@@ -189,19 +204,19 @@ class OwnWords:
 
 
 class _Followed(NamedTuple):
-    """The different tokens that follow a context, int64 [n], and their counts, float64 [n]."""
+    """The different tokens that follow a context, int64 [n], with their counts, float64 [n]."""
 
     tokens: NDArray[np.int64]
     counts: Floats
 
     @property
     def total(self) -> float:
-        """The number of tokens that follow."""
+        """Number of tokens that follow."""
         return float(self.counts.sum())
 
     @property
     def ratio(self) -> float:
-        """The number of tokens that follow, divided by the number of different tokens."""
+        """Number of tokens that follow, divided by the number of different tokens."""
         return self.total / len(self.tokens)
 
 
@@ -213,7 +228,7 @@ def _softmax(logits: NDArray[np.float32]) -> Floats:
 
 
 def _own_weight(k: int, ratios: Any, share: float, trust: float) -> Any:
-    """Return the weight of the counts after k tokens, given ratios as in `Evidence`."""
+    """Return the weight of the counts after k tokens, for the `ratios` of `Evidence`."""
     return share * (ratios > 0) if k == 0 else trust * ratios / (1 + trust * ratios)
 
 
@@ -222,16 +237,17 @@ def choose_own_words(
     validation: Sequence[OwnText],
     log_likelihoods: Callable[[int], Floats],
 ) -> OwnWords:
-    """Return the own words of a client that give its validation texts the lowest loss.
+    """Return a client's own words with the share and trust that suit its validation texts best.
 
-    Share and trust stay 0 unless the loss falls below the model's by more than one standard error
-    over the texts. They also stay 0 with fewer than two validation texts.
+    Share and trust minimize the loss of the validation texts. They stay 0 unless the loss falls
+    below the language model's loss by more than one standard error over the texts. They also stay 0
+    with fewer than two validation texts.
 
     Args:
         train: texts that are counted.
         validation: texts that choose the weights.
-        log_likelihoods: function that returns the language model's log-likelihoods of a validation
-            text's tokens, float64 [tokens], by the text's index.
+        log_likelihoods: function that takes the index of a validation text, and returns the
+            language model's log-likelihoods of its tokens, float64 [tokens].
     """
     unmixed = OwnWords(tuple(train))
     if len(validation) < 2 or not train:
@@ -252,7 +268,7 @@ def choose_own_words(
 
 
 class OwnWordsFile(KeptFile[OwnWords | None]):
-    """The file of own words in a client's folder of a run. A damaged file reads as None."""
+    """The file with own words in a client's folder of a run; a damaged file reads as None."""
 
     name = OWN_WORDS_FILE
     damaged = (

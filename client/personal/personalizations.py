@@ -48,8 +48,8 @@ class StartState:
         round: last round of the federation in the state.
         state: int64 [d].
         digest: digest of the state, 32 bytes.
-        first: number of the first private round from this state in the personal ledger; 0 before
-            that round.
+        first: number in the personal ledger of the first private round that starts from this state;
+            0 before that round.
         data: hash of the training examples when the private rounds began; empty before they begin.
         before: score of the personal model when the private rounds began; None without validation
             examples.
@@ -63,7 +63,7 @@ class StartState:
     before: Score | None = None
 
     def encode(self) -> bytes:
-        """Return the start as the content of a file: a line of JSON, and the state."""
+        """Return the content of a file: a line of JSON, followed by the state."""
         head = {
             "round": self.round,
             "digest": self.digest.hex(),
@@ -75,7 +75,7 @@ class StartState:
 
     @classmethod
     def decode(cls, data: bytes, layout: Layout) -> Self:
-        """Decode the content of a file from `encode`.
+        """Decode a file content that `encode` returned.
 
         Raises:
             LedgerError: if the content is damaged.
@@ -99,7 +99,7 @@ class StartState:
 
 
 class LatestStart(NamedTuple):
-    """A state from which private rounds were or will be taken, without its numbers.
+    """Facts about a state from which private rounds were or will be taken, without the state.
 
     Attributes:
         round: last round of the federation in the state.
@@ -114,13 +114,13 @@ class LatestStart(NamedTuple):
 
 @dataclass(frozen=True)
 class Personalization:
-    """Finished private rounds of a client from one state of the federation.
+    """Finished private rounds of a client that started from one state of the federation.
 
     Attributes:
         global_round: last round of the federation in that state.
         global_digest: digest of that state in hex.
-        first: first record of these rounds, by its number in the personal ledger.
-        last: last record of these rounds, by its number in the personal ledger.
+        first: number of the first record of these rounds in the personal ledger.
+        last: number of the last record of these rounds in the personal ledger.
         digest: digest in hex of the private state after the rounds.
         data: hash of the training examples when the rounds began.
         before: score of the personal model in that state, before the rounds; None without
@@ -157,7 +157,7 @@ class Personalization:
 
 
 class _StartFile(KeptFile[StartState | None]):
-    """File of a state from which private rounds are to be taken."""
+    """The file with a state from which private rounds are to be taken."""
 
     damaged = "{file}: {problem}; the private rounds from this state are left out"
     is_needed = False
@@ -175,14 +175,14 @@ class _StartFile(KeptFile[StartState | None]):
 
 
 class _FinishedLog(KeptLog):
-    """Log of a client's finished personalizations in a run."""
+    """The log of a client's finished personalizations in a run."""
 
     name = PERSONALIZATIONS_FILE
     error = LedgerError
 
 
 class Personalizations:
-    """The personalization files of one client in a run.
+    """Access to the files about one client's personalizations in a run.
 
     Args:
         folder: folder of the client's files in the run's folder.
@@ -195,20 +195,20 @@ class Personalizations:
 
     @property
     def begun(self) -> StartState | None:
-        """The state whose private rounds have begun but are not finished, or None."""
+        """State whose private rounds have begun but are not finished, or None."""
         start = self._read(_BEGUN)
         last = self.finished
         if start and last and last.first >= start.first:
-            self._delete(_BEGUN)  # a crash came after its line was written
+            self._delete(_BEGUN)  # a crash after the line was written
             return None
         following = start and self._read(_NEXT)
         if start and following and following.digest == start.digest:
-            self._delete(_NEXT)  # a crash came after its rounds began
+            self._delete(_NEXT)  # a crash after its rounds began
         return start
 
     @property
     def next(self) -> StartState | None:
-        """The next state from which private rounds are due, after the begun rounds, or None."""
+        """State from which the private rounds after the begun rounds are due, or None."""
         return self._read(_NEXT)
 
     @property
@@ -218,7 +218,7 @@ class Personalizations:
 
     @property
     def latest(self) -> LatestStart | None:
-        """The latest state from which private rounds were or will be taken, or None."""
+        """Latest state from which private rounds were or will be taken, or None."""
         for name in (_NEXT, _BEGUN):
             if head := _read_head(self._folder / name):
                 return head
@@ -228,7 +228,7 @@ class Personalizations:
 
     @property
     def finished(self) -> Personalization | None:
-        """The latest finished personalization, or None."""
+        """Latest finished personalization, or None."""
         every = read_personalizations(self._folder)
         return every[-1] if every else None
 
@@ -250,7 +250,7 @@ class Personalizations:
         self._delete(_NEXT)
 
     def drop_begun(self) -> None:
-        """Delete the state whose private rounds have begun. Recorded rounds stay.
+        """Delete the state whose private rounds have begun, but keep recorded rounds.
 
         Raises:
             LedgerError: if the state cannot be deleted.
@@ -264,7 +264,7 @@ class Personalizations:
             start: the state.
             last: number of the last record.
             end: digest of the final private state, 32 bytes.
-            after: final score of the personal model.
+            after: final score of the personal model; None without validation examples.
 
         Raises:
             LedgerError: if the file cannot be written.
@@ -284,7 +284,7 @@ class Personalizations:
 
     def _read(self, name: str) -> StartState | None:
         if (start := self._file(name).read()) is None:
-            self._delete(name)  # a damaged file
+            self._delete(name)  # the file is damaged
         return start
 
     def _file(self, name: str) -> _StartFile:
@@ -327,7 +327,7 @@ def read_personalizations(folder: Path) -> list[Personalization]:
 
 
 def describe_personalizations(folder: Path) -> list[tuple[str, str, str, str, str, str]]:
-    """Return the displayed facts about a client's private rounds, one row per run that has any.
+    """Return a table about a client's private rounds, with one row per run that has any.
 
     Args:
         folder: folder of the client.
@@ -363,7 +363,7 @@ def _shown(score: Score | None) -> str:
 
 
 def _read_head(file: Path) -> LatestStart | None:
-    """Return the facts in the first line of a state's file, or None if it cannot be read."""
+    """Return the facts in the first line of a start state's file, or None if it cannot be read."""
     try:
         with file.open("rb") as content:
             head = json.loads(content.readline(_MOST_HEAD_BYTES))
@@ -373,7 +373,7 @@ def _read_head(file: Path) -> LatestStart | None:
 
 
 def _score(content: Any) -> Score | None:
-    """Parse a score.
+    """Read a score from JSON.
 
     Raises:
         ValueError, KeyError, TypeError: if the score is invalid.

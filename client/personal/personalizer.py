@@ -1,7 +1,7 @@
-"""The schedule of a client's private rounds: their start states and their times.
+"""The schedule of a client's private rounds: from which states they start, and when.
 
-A state of the federation from which private rounds are due is recorded as soon as the client has
-it. The private rounds start from exactly this state. A simulation takes the rounds at once, and a
+When a client receives a state of the federation from which private rounds are due, it records the
+state. The private rounds start from exactly this state. A simulation takes the rounds at once. A
 live client takes them later in its idle time, so that the federation does not wait. Both ways give
 the same bits. When the federation moves on, the private state p stays: the personal model is then
 the new w with p.
@@ -40,9 +40,9 @@ class Personalizer:
         folder: folder of the client's files in the run's folder.
         snapshot_every: number of records between snapshots of the personal ledger; 0 for no
             snapshots.
-        runs: folder of all runs of the client, where an earlier run's label bias is looked up; None
-            to start without one.
-        common: int64 [d], common intercept in the present federation's state; None without one.
+        runs: folder of all runs of the client, which may contain the label bias of an earlier run;
+            None disables its reuse.
+        common: int64 [d], common intercept in the federation's present state; None without one.
             Private parts are fitted to the state without this intercept. The intercept is then
             subtracted from them, so that it changes no personal model.
         deviation: common deviation of the private intercepts; None without one.
@@ -68,11 +68,11 @@ class Personalizer:
 
     @property
     def is_due(self) -> bool:
-        """True if private rounds from some state are due."""
+        """True if private rounds from a recorded state are due."""
         return self._files.has_unfinished
 
     def note(self, number: int, state: State, digest: bytes) -> bool:
-        """Store a state of the federation if private rounds from it are due, and return whether so.
+        """Record a state of the federation if private rounds from it are due.
 
         The state replaces an earlier state whose private rounds have not begun.
 
@@ -80,6 +80,9 @@ class Personalizer:
             number: last round of the federation in the state.
             state: int64 [d].
             digest: digest of the state, 32 bytes.
+
+        Returns:
+            Whether private rounds from the state are due.
 
         Raises:
             LedgerError: if the state cannot be stored.
@@ -91,7 +94,7 @@ class Personalizer:
         return True
 
     def take(self) -> bool:
-        """Carry out and record all due private rounds, and return whether any were due.
+        """Take and record all due private rounds, and return whether any were due.
 
         Raises:
             TrainingError, ReplayError, LedgerError: as in `take_next`.
@@ -102,7 +105,7 @@ class Personalizer:
         return taken > 0
 
     def take_next(self) -> bool:
-        """Carry out the due private rounds that start from one state; return whether any were due.
+        """Take the private rounds from the next recorded state, and return whether any were due.
 
         An interruption leaves a ledger of whole rounds, from which the next call continues. A
         client without training examples waits until it has some.
@@ -129,7 +132,7 @@ class Personalizer:
         return True
 
     def private_state(self, number: int, state: State, digest: bytes) -> State:
-        """Carry out the due private rounds that start from a state, and return the private state.
+        """Take the due private rounds from a state, and return the private state.
 
         With ``personal.when = "end"``, recorded private rounds are not repeated, even if they
         started from another state.
@@ -154,9 +157,9 @@ class Personalizer:
             return ledger.state
 
     def own_words(self, w: State, p: State) -> OwnWords | None:
-        """Return and store the client's own words for a personal model, or return None without any.
+        """Return and store the client's own words for a personal model; None without own words.
 
-        Stored own words for another model or from other texts are computed again.
+        Stored own words are computed again if they belong to another model or to other texts.
 
         Args:
             w: state of the federation, int64 [d].
@@ -182,7 +185,7 @@ class Personalizer:
     def _subtract_common(self) -> None:
         """Subtract the common intercept from a private part that is older than the intercept.
 
-        This applies if the fit is the last record. The subtraction becomes a further record.
+        This happens only if the fit is the last record. The subtraction is one more record.
 
         Raises:
             ReplayError, LedgerError: if the subtraction cannot be recorded.
@@ -194,14 +197,14 @@ class Personalizer:
             last = ledger.position.round
             if begun and self._is_earlier(begun.round) and last < begun.first:
                 self._files.drop_begun()
-            elif begun and self._is_earlier(begun.round):  # a crash came before the end
+            elif begun and self._is_earlier(begun.round):  # a crash before the end
                 self._files.finish(begun, last, ledger.digest, None)
             finished = self._files.finished
             if finished and self._is_earlier(finished.global_round) and finished.last == last:
                 record_subtraction(self._common, ledger, self._learner.layout)
 
     def _is_earlier(self, number: int) -> bool:
-        """Return whether a state after this round of the federation has no common intercept yet."""
+        """Return whether the federation's state after a round precedes the common intercept."""
         return number < self._terms.intercept_round
 
     def _is_due_from(self, number: int, digest: bytes) -> bool:
@@ -218,9 +221,9 @@ class Personalizer:
         return latest is None or latest.data not in ("", self._learner.data_hash(Split.TRAIN))
 
     def _begin(self, ledger: Ledger) -> StartState | None:
-        """Begin the private rounds from the next state. Return the state, or None without one.
+        """Begin the private rounds from the next state, and return the state; None without one.
 
-        Private rounds that an earlier version began at the end of a run are continued.
+        Private rounds that an earlier version of Samara began at the end of a run are continued.
         """
         start, finished = self._files.next, self._files.finished
         if start is None:
@@ -248,12 +251,15 @@ class Personalizer:
             return self._make_private_part(state, ledger, 1)
 
     def _make_private_part(self, state: State, ledger: Ledger, first: int) -> State:
-        """Return the private state after the private rounds or the fit from a state, int64 [d].
+        """Return the private state after the private rounds or the fit that start from a state.
 
         Args:
             state: int64 [d], state of the federation.
             ledger: personal ledger, which records the rounds; recorded rounds are not repeated.
             first: number in the ledger of the first record from this state.
+
+        Returns:
+            int64 [d].
         """
         if fits_private_part(self._terms.method):
             found_together = self._common, self._deviation
@@ -271,7 +277,7 @@ class Personalizer:
             raise
 
     def _score(self, w: State, p: State) -> Score | None:
-        """Return the score of a personal model on the validation examples, or None without any."""
+        """Return a personal model's score on the validation examples; None without examples."""
         if not self._learner.data_hash(Split.VALIDATION):
             return None
         model = composition(self._terms, self._learner.layout).model(w, p)

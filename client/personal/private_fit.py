@@ -2,12 +2,14 @@
 
 The loss is convex in these numbers, so a client needs no private rounds. The client runs the model
 once per training example, and a solver fits the numbers. The result is recorded in the personal
-ledger as dense values and never fitted again. While the common model is trained, every client adds
-its own intercept to this model, so that the model does not learn the clients' different base rates.
-The common part of these intercepts is then missing in the common model. After the last round,
-clients therefore report their intercepts. The mean is added to the common model and subtracted from
-every private part. With ``personal.prior = "common"`` they also report the held-out losses of all
-candidate deviations, and every private part is fitted with the best candidate.
+ledger as dense values and never fitted again.
+
+While the common model is trained, every client adds its private intercept to this model. The model
+then does not learn the clients' different base rates. It also lacks the common part of these
+intercepts. After the last round, clients therefore report their intercepts. The mean is added to
+the common model and subtracted from every private part. With ``personal.prior = "common"`` clients
+also report the held-out losses of all candidate deviations. Every private part is then fitted with
+the best candidate.
 """
 
 from collections.abc import Callable
@@ -58,11 +60,12 @@ def intercept_for_training(learner: Learner, state: State) -> State:
 def report_intercept(
     learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
 ) -> Report:
-    """Return the report on the intercept round: the client's intercept, by contrasts.
+    """Return the report on the intercept round, which contains the client's intercept.
 
-    The intercept is that of a private part without a readout. With a common prior, each candidate's
-    excess follows: the difference of its held-out loss from the client's lowest, cut at
-    `MOST_EXCESS`, which limits the influence of one client.
+    The reported numbers are the intercept's products with the rows of the contrasts. The intercept
+    is that of a private part without a readout. With a common prior, the excess of each candidate
+    deviation follows. It is the candidate's held-out loss minus the client's lowest held-out loss,
+    at most `MOST_EXCESS`, which limits the influence of one client.
 
     Args:
         learner: model and examples of the client.
@@ -110,7 +113,7 @@ def record_private_fit(
     common: State | None = None,
     deviation: float | None = None,
 ) -> State:
-    """Return the private state in a client's personal ledger, after fitting it if it is missing.
+    """Return the private state in a client's personal ledger, and fit it first if it is missing.
 
     A later fit is recorded as its difference from the previous fit.
 
@@ -137,7 +140,7 @@ def record_private_fit(
 
 
 def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
-    """Record in a personal ledger the subtraction of a common intercept from the private part.
+    """Record in a personal ledger that a common intercept is subtracted from the private part.
 
     Raises:
         ReplayError: if a number exceeds the range of dense values.
@@ -179,12 +182,15 @@ def make_private_fit(
 
 
 def _without(common: State | None, state: State, fit: Callable[[State], State]) -> State:
-    """Return a private state, fitted to a federation's state without its common intercept."""
+    """Fit a private state to a federation's state without the common intercept.
+
+    The common intercept is subtracted from the result.
+    """
     return fit(state) if common is None else fit(state - common) - common
 
 
 def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
-    """Return the private numbers that a registered personalization computes from examples.
+    """Return the private part that a registered personalization computes from examples.
 
     Raises:
         ConfigError: if this machine lacks the personalization.
@@ -228,14 +234,17 @@ def intercept_state(
 def _intercept_alone(
     learner: Learner, state: State, deviation: float | None = None
 ) -> tuple[SoftmaxFit, Examples]:
-    """Return the fit of an intercept without a readout, and the client's training examples."""
+    """Return an intercept fitted without a readout, and the client's training examples."""
     examples = learner.training_examples(state, with_features=False)
     rows = _contrasts(examples)
     return fit_private_part(examples, rows, learner.solve, deviation), examples
 
 
 def _has_private_readout(layout: Layout) -> bool:
-    """Return whether features are the same under all states, so that a readout can be fitted."""
+    """Return whether a private readout can be fitted.
+
+    This requires features that are the same under all states.
+    """
     return bool(layout.group(READOUT_GROUP)) and layout.adapter_element_count == 0
 
 
@@ -244,7 +253,7 @@ def _contrasts(examples: Examples) -> NDArray[np.float64]:
 
 
 def _dense_values(fit: SoftmaxFit, layout: Layout) -> tuple[DenseValues, ...]:
-    """Return a fit as values of the layout's tensors, without a readout of zeros."""
+    """Return a fit as dense values of the layout's tensors; a readout of zeros is left out."""
     parts = []
     for part in layout.parts:
         first = part.numbers.start

@@ -1,10 +1,12 @@
 """Private rounds: the steps that a client takes alone, on top of the global model.
 
-A private round is a round with a cohort of one, on its own track. It uses the same estimator, the
-same exact replay, and a ledger that never leaves the client. The method
-(client/personal/methods.py) determines how the two states combine into the personal model. For
-tasks without fixed labels (texts, and rows with their own candidates), rounds that do not lower the
-loss on the client's validation examples are reverted. The client's model is then the global model.
+A private round is a round with a cohort of one, on its own track. It uses the same estimator and
+the same exact replay as a round of the federation. Its ledger never leaves the client. The method
+(client/personal/methods.py) determines how the two states combine into the personal model.
+
+Tasks without fixed labels are texts, and rows with their own candidates. For them, rounds that do
+not lower the loss on the client's validation examples are reverted. The client's model is then the
+global model.
 """
 
 import logging
@@ -64,8 +66,8 @@ from samara.shared.tasks.label_scores import evaluation_column
 from samara.shared.terms.run_terms import RunTerms
 
 MOST_OWN_NUMBERS = 2**22
-"""Maximum number of elements in the directions of a private round with components: 32 MiB in
-float64.
+"""Maximum total number of elements in all directions of a private round with components. In float64
+they take 32 MiB.
 """
 
 log = logging.getLogger("samara.client")
@@ -81,7 +83,7 @@ def personal_ledger(folder: Path) -> Path:
 
 
 def step_size_file(ledger: Path, first: int) -> Path:
-    """Return the file with the step sizes of the private rounds from a state.
+    """Return the file with the step sizes of the private rounds that start from a state.
 
     Args:
         ledger: folder of the personal ledger.
@@ -120,7 +122,7 @@ def run_private_rounds(
     first: int = 1,
     began_with: tuple[DenseValues, ...] = (),
 ) -> NDArray[np.int64]:
-    """Carry out a client's private rounds that start from one state; return its private state.
+    """Take a client's private rounds that start from one state, and return its private state.
 
     Args:
         learner: model and examples of the client.
@@ -238,7 +240,7 @@ def _mixture_shrinks(
 def _private_instruction(
     terms: RunTerms, number: int, layout: Layout, state: NDArray[np.int64], size: StepSize
 ) -> TrainInstruction:
-    """Return the instruction of a private round. Its seeds differ from the federation's seeds."""
+    """Return the instruction of a private round, whose seeds differ from the federation's seeds."""
     return make_local_instruction(
         number,
         PERSONAL_TRACK,
@@ -258,9 +260,9 @@ def _private_instruction(
 
 
 def _directions(terms: RunTerms, layout: Layout) -> int:
-    """Return the number of directions in a step.
+    """Return the number of directions in a step of a private round.
 
-    With components, the number is limited only by memory, because directions are not sent.
+    With components, only memory limits the number, because components are not sent.
     """
     if terms.differences == "components":
         return min(layout.size, max(1, MOST_OWN_NUMBERS // layout.size))
@@ -270,7 +272,7 @@ def _directions(terms: RunTerms, layout: Layout) -> int:
 def _private_delta(
     instruction: TrainInstruction, report: Report, pull: tuple[Shrink, ...]
 ) -> RoundDelta:
-    """Return the round delta of a private round, from its report."""
+    """Return the round delta that applies the report on a private round."""
     coefficients = instruction.coefficients(instruction.clipped(report.gradients))
     seeds = source_of(instruction, report.client, len(coefficients))
     groups = tuple(
@@ -282,7 +284,7 @@ def _private_delta(
 
 
 def _has_lower_loss(learner: Learner, before: NDArray[np.int64], after: NDArray[np.int64]) -> bool:
-    """Return whether the second model has a lower validation loss. Return True without examples.
+    """Return whether the second model has a lower validation loss; True without examples.
 
     A few texts suffice, because their loss is a mean over many tokens.
     """
@@ -311,7 +313,10 @@ def _revert_or_erase(
 
 
 def _observation(instruction: TrainInstruction, report: Report | None) -> Observation:
-    """Return the step size's observation of a private round. A failed round has no report."""
+    """Return the observation of a private round that adapts the step size.
+
+    A failed round has no report; its loss counts as infinite.
+    """
     if report is None:
         return Observation(math.inf, 0.0, 0.0, 0.0, instruction.learning_rate, None, 0)
     squares = np.square(instruction.clipped(report.gradients))

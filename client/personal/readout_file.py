@@ -28,7 +28,7 @@ _FORMULA = "scores + weight @ h + bias"
 def write_readout(
     config: ModelAndTask, layout: Layout, numbers: NDArray[np.float32], folder: Path
 ) -> None:
-    """Write a readout, with the label bias if there is one, as ``readout.safetensors``.
+    """Write a readout and the label bias, if there is one, as ``readout.safetensors``.
 
     The tensors are the matrix ``weight`` [labels, features] and the vector ``bias`` [labels], with
     damping and contrasts merged. weight·h + bias is added to the base model's scores, where h is

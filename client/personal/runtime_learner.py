@@ -1,4 +1,4 @@
-"""The learner of a client with a model runtime."""
+"""The learner of a client that computes with a model runtime."""
 
 import json
 import platform
@@ -36,11 +36,12 @@ from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.rows import Example, data_fingerprint
 
 Generations = Callable[[Split, list[Example], str], tuple[str, ...]]
-"""Function that returns the generations of a split's examples, given the hash of their set."""
+"""Function that takes a split, its examples and the hash of their set, and returns the hashes of
+their generations."""
 
 
 class RuntimeLearner:
-    """A model runtime together with a client's data.
+    """A learner with a model runtime and a client's data; see `Learner`.
 
     Args:
         runtime: model runtime.
@@ -72,7 +73,7 @@ class RuntimeLearner:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the task by their first values in the data."""
+        """The labels of the task, each by its first value in the data."""
         task = self._runtime.task
         return () if isinstance(task, GenerationTask) else tuple(each[0] for each in task.labels)
 
@@ -89,8 +90,8 @@ class RuntimeLearner:
     def introduce(self, last_round: int, hides_examples: bool) -> Hello:
         """Return the hello of the client; see `Learner.introduce`.
 
-        Only simulated clients give fingerprints of their data, because a hash of a person's few
-        examples could be recognised.
+        Only simulated clients give fingerprints of their data. The hash of a person's few examples
+        could be recognised.
         """
         runtime, data = self._runtime, self._data
         facts = runtime.facts() | {
@@ -137,7 +138,7 @@ class RuntimeLearner:
         return self._generations(split, self._data.in_split(split), hash_)
 
     def limit_evaluation(self, counts: Mapping[Split, int]) -> None:
-        """Limit the number of evaluated examples of the given splits. Other splits get no limit."""
+        """Limit the number of evaluated examples of some splits; see `Learner.limit_evaluation`."""
         self._data.most_evaluated = counts
 
     def take_passes(self) -> int:
@@ -156,18 +157,18 @@ class RuntimeLearner:
         return self._data.hash_of(split)
 
     def score(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return all examples of a split, scored under a state. None means the base model."""
+        """Return all examples of a split with their scores; see `Learner.score`."""
         examples = self._data.tokenized(split)
         for part in examples.parts:
             self._runtime.prepare(part)
         return self._scored(state, examples)
 
     def score_evaluated(self, state: State | None, split: Split) -> ScoredExamples:
-        """Return the examples that an evaluation counts, with their scores under a state."""
+        """Return a split's evaluated examples with their scores; see `Learner.score_evaluated`."""
         return self._scored(state, prepare_evaluated_examples(self._runtime, self._data, split))
 
     def score_in_context(self, split: Split) -> NDArray[np.float32] | None:
-        """Return the base model's scores with in-context examples, float32 [n, 2], or None."""
+        """Return the base model's scores with demonstrations, float32 [n, 2]; None without any."""
         runtime, data = self._runtime, self._data
         count = runtime.config.evaluate.retrieved
         own = own_demonstrations(runtime.task, data, runtime.tokenize, count)
@@ -193,7 +194,7 @@ class RuntimeLearner:
         return choose_own_words(train, [own_text(one) for one in validation], log_likelihoods)
 
     def score_own_words(self, state: State, own: OwnWords, split: Split) -> ScoredExamples:
-        """Return the examples that an evaluation counts, under a state with own words mixed in."""
+        """Return the evaluated examples, scored with own words mixed into the probabilities."""
         if own.change_nothing:
             return self.score_evaluated(state, split)
         examples, adapter = self._data.evaluated(split), self._runtime.perturbation(state)
@@ -205,7 +206,7 @@ class RuntimeLearner:
         return ScoredExamples(rows, examples.labels, examples.token_counts)
 
     def training_examples(self, state: State, with_features: bool) -> Examples:
-        """Return the training examples as scores under a state, labels, and features."""
+        """Return the training examples: scores under a state, labels, and features if requested."""
         runtime, train = self._runtime, prepare_training_examples(self._runtime, self._data)
         before = runtime.passes
         features = np.zeros((len(train.labels), 0))
@@ -233,7 +234,7 @@ class RuntimeLearner:
 
 
 def own_text(prompt: Prompt) -> OwnText:
-    """Return the answer in a generation's prompt, with its preceding tokens."""
+    """Return the answer in a generation's prompt, with the tokens before it."""
     before = prompt.sequences[0][: prompt.supervised[0][0] + 1]
     return OwnText.behind(before, prompt.targets[0])
 

@@ -1,4 +1,4 @@
-"""Exact fits of a client's additions to a model's scores: an intercept per label, and a readout.
+"""Exact fits of numbers added to a model's scores: an intercept per label, and a readout.
 
 The loss is convex, so a solver finds its only minimum from a few examples, without seeds or
 learning rates. The solver is L-BFGS (`samara.client.personal.lbfgs`), or Newton's method on phones.
@@ -17,14 +17,14 @@ from samara.shared.protocol.round_delta import INTERCEPT_DEVIATIONS
 Floats = NDArray[np.float64]
 
 TRAINING_DEVIATION = 2.0
-"""Standard deviation of a client's intercept while all clients train the readout."""
+"""Standard deviation, in log-odds, of a client's intercept while all clients train the readout."""
 READOUT_DEVIATIONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Candidate standard deviations of a private readout's part of the log-odds."""
+"""Candidate standard deviations of a private readout's additions to the log-odds of two labels."""
 FOLDS = 5
 
 
 class SoftmaxFit(NamedTuple):
-    """The numbers of a fit.
+    """A fitted intercept and readout.
 
     Attributes:
         intercept: addend of each label's score, float64 [labels], with sum zero.
@@ -35,13 +35,18 @@ class SoftmaxFit(NamedTuple):
     readout: Floats
 
     def added_scores(self, features: Floats, contrasts: Floats) -> Floats:
-        """Return the additions to the scores of examples with features [n, features]."""
+        """Return the numbers that the fit adds to the scores of examples, float64 [n, labels].
+
+        Args:
+            features: φ of the examples, float64 [n, features].
+            contrasts: H, float64 [labels − 1, labels].
+        """
         added: Floats = self.intercept + features @ self.readout.T @ contrasts
         return added
 
 
 class Examples(NamedTuple):
-    """Examples to which additions to scores are fitted.
+    """Scored examples, to which an intercept and a readout are fitted.
 
     Attributes:
         offsets: scores of the model, float64 [n, labels].
@@ -54,18 +59,18 @@ class Examples(NamedTuple):
     features: Floats
 
     def at(self, rows: NDArray[np.int64]) -> "Examples":
-        """Return a subset of the examples."""
+        """Return the examples with the given indices."""
         return Examples(self.offsets[rows], self.labels[rows], self.features[rows])
 
 
 Personalization = Callable[[Examples], SoftmaxFit]
-"""A registered personalization: a function of a client's training examples, with scores of the
-federation's model, that returns the private numbers to add to that model.
+"""A registered personalization. The function takes a client's training examples, scored by the
+federation's model, and returns the private numbers to add to that model.
 """
 Solver = Callable[[Examples, Floats, float, float], SoftmaxFit]
-"""A function that returns the intercept b and the readout V with the lowest penalized mean
-cross-entropy of n examples, given contrasts H [labels − 1, labels] and the factors of |b|² and
-|V|², both positive.
+"""A solver of private fits. The function takes n examples, contrasts H [labels − 1, labels], and
+the factors of |b|² and |V|², both positive. It returns the intercept b and the readout V with the
+lowest penalized mean cross-entropy.
 """
 
 
@@ -82,14 +87,18 @@ def check_finite(examples: Examples) -> None:
 
 
 def log_sum_exp(logits: Floats) -> Floats:
-    """Return log Σ exp of the logits [n, labels] of each example, float64 [n, 1]."""
+    """Return log Σ exp over each example's logits, float64 [n, 1].
+
+    Args:
+        logits: [n, labels].
+    """
     largest = logits.max(axis=1, keepdims=True)
     sums: Floats = np.log(np.exp(logits - largest).sum(axis=1, keepdims=True)) + largest
     return sums
 
 
 def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
-    """Return the fit of an intercept alone, which a client uses while training the common model.
+    """Return an intercept without a readout, which a client adds while training the common model.
 
     Raises:
         TrainingError: if a score is not finite, or the solver does not converge.
@@ -118,7 +127,7 @@ def fit_private_part(
     The intercept has only one number per label. Its penalty is the candidate with the lowest loss
     on held-out examples. The readout has hundreds of numbers. Its penalty is the strongest
     candidate whose loss exceeds the lowest loss by at most one standard error of the difference. So
-    a client with few examples gets a readout only if the readout demonstrably helps.
+    a client with few examples gets a readout only if the readout clearly lowers the loss.
 
     Args:
         examples: training examples of a client, at least one.
@@ -161,7 +170,7 @@ def held_out_losses(
     readout: float,
     squared_norm: float,
 ) -> Floats:
-    """Return the loss of every example under the fit to the other folds, float64 [n].
+    """Return the loss of every example under a fit to the other folds, float64 [n].
 
     The arguments are those of `fit_under_prior`, with at least two examples.
     """
@@ -177,10 +186,12 @@ def held_out_losses(
 
 
 def strongest_within_one_error(losses: Sequence[Floats]) -> int:
-    """Return the index of the first losses that are not clearly higher than the lowest losses.
+    """Return the index of the strongest penalty whose loss is not clearly above the lowest loss.
+
+    A loss is clearly above if the mean difference exceeds one standard error.
 
     Args:
-        losses: losses of the same n examples under each choice, float64 [n]; the strongest penalty
+        losses: losses of the same n examples under each penalty, float64 [n]; the strongest penalty
             comes first.
     """
     best = min(losses, key=lambda values: float(values.mean()))
@@ -201,11 +212,12 @@ def fit_under_prior(
     readout: float,
     squared_norm: float,
 ) -> SoftmaxFit:
-    """Return the fit under Gaussian priors on its additions to the log-odds of every two labels.
+    """Return the fit under Gaussian priors on its additions to the log-odds of any two labels.
 
     An addition to log-odds is the difference of two added scores, so its variance is twice the
-    variance of a contrast. To the total loss of the n examples, a prior adds a sum of squared
-    contrasts, divided by twice the variance of a contrast. To the mean loss, it adds 1/n of this.
+    variance of a contrast. A prior adds a penalty to the total loss of the n examples: the sum of
+    squared contrasts, divided by twice the variance of a contrast. The penalty of the mean loss is
+    1/n of this.
 
     Args:
         solve: solver.
@@ -226,7 +238,7 @@ def fit_under_prior(
 
 
 def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
-    """Return n examples with at most n features, and the features' orthonormal basis.
+    """Return n examples with at most n features, and an orthonormal basis of the features.
 
     The optimal V lies in the span of the examples' features, because its squared norm is penalized.
     The basis is [n, features], or None if there are no more features than examples.
@@ -243,6 +255,6 @@ def reduce_features(examples: Examples) -> tuple[Examples, Floats | None]:
 
 
 def _folds(labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the indices of the examples in up to `FOLDS` folds. Labels are spread evenly."""
+    """Return the indices of the examples in up to `FOLDS` folds, with labels spread evenly."""
     order = np.argsort(labels, kind="stable")
     return [np.sort(order[first::FOLDS]) for first in range(min(FOLDS, len(order)))]

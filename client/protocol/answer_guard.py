@@ -1,4 +1,4 @@
-"""The guard of a client's answers, which checks them against the owner's limits and counts them."""
+"""The guard of a client's answers, which counts them and enforces the owner's limits."""
 
 import logging
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ class Records:
 
 
 class AnswerGuard(Guard):
-    """The limits and the counts of one client under the settings of a run.
+    """The owner's limits and the counts of one client under the settings of a run.
 
     Args:
         limits: the owner's limits.
@@ -98,7 +98,8 @@ class AnswerGuard(Guard):
     def add_refusal(self, task: Task, refusal: bytes, error: SamaraError) -> None:
         """Log a refusal.
 
-        If it cannot be logged, there is only a warning, because a refusal reveals no examples.
+        If the log cannot be written, the only consequence is a warning, because a refusal reveals
+        nothing about the examples.
         """
         try:
             self._records.answer_log.add_refusal(task.instruction, refusal, task.personal, error)
@@ -106,7 +107,7 @@ class AnswerGuard(Guard):
             log.warning("%s", problem)
 
     def add_passes(self, run_id: bytes) -> None:
-        """Count the rows passed through the model for a run since the last call.
+        """Add the rows run through the model since the last call to a run's count.
 
         Raises:
             TrainerError: if the counts cannot be written.
@@ -129,7 +130,7 @@ class AnswerGuard(Guard):
             self._answered.write(run_id, replace(answered, introduced=introduced))
 
     def introduced(self, run_id: bytes) -> dict[Split, int]:
-        """Return the numbers of examples that a client has declared, by split.
+        """Return the number of examples by split that the client declared in its last hello.
 
         Raises:
             TrainerError: if the file cannot be read.
@@ -138,7 +139,7 @@ class AnswerGuard(Guard):
         return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the stored noised report on this instruction; empty if there is none.
+        """Return the stored noised report on this instruction, or b"" without one.
 
         The report is stored in the file of privacy charges, which outlives the session.
 
@@ -167,7 +168,7 @@ class AnswerGuard(Guard):
         self._budget.check(token, instruction.layout_hash, scalars)
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction once, durably.
+        """Count the report on an instruction durably; a repeated report does not count again.
 
         Args:
             instruction: train instruction.
@@ -186,7 +187,7 @@ class AnswerGuard(Guard):
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
     ) -> bytes:
-        """Return the stored evaluation that answered this instruction; empty if there is none.
+        """Return the stored evaluation that answered this instruction, or b"" without one.
 
         Args:
             instruction: evaluate instruction.
@@ -226,7 +227,7 @@ class AnswerGuard(Guard):
             self._limits.check_evaluation(instruction, examples)
 
     def add_restore(self, run_id: bytes) -> None:
-        """Count a restore of the server durably.
+        """Count durably that the server was restored from a backup.
 
         Raises:
             TrainerError: if the file cannot be read or written.
@@ -237,7 +238,7 @@ class AnswerGuard(Guard):
     def add_evaluation(
         self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
     ) -> bytes:
-        """Count the losses of an evaluation once, store it, and return it as a frame.
+        """Store an evaluation, count its losses once, and return it as a frame.
 
         Args:
             instruction: evaluate instruction.
@@ -261,5 +262,8 @@ class AnswerGuard(Guard):
 
 
 def _question_of(token: bytes, personal: bool) -> bytes:
-    """Return the key under which an evaluation counts; an instruction can request two kinds."""
+    """Return the key under which the losses of an evaluation are counted.
+
+    An instruction can request an evaluation and the personal comparison, which have different keys.
+    """
     return token + b"personal" if personal else token

@@ -1,4 +1,4 @@
-"""One client in a run: it answers every task with a frame.
+"""A client in a run, which answers every task with a frame.
 
 A learner does the computation: a model runtime, or a phone's program. A client refuses tasks that
 it cannot carry out, or that its owner's limits or signed scenarios do not allow.
@@ -58,7 +58,8 @@ log = logging.getLogger("samara.client")
 INSTRUCTIONS = (TaskKind.TRAIN, TaskKind.EVALUATE)
 """Kinds of tasks that are instructions of a run."""
 Pausing = Callable[[float], AbstractContextManager[Callable[[], bool]]]
-"""Function from the seconds that the server waits to the context for computing an answer.
+"""Function that takes the seconds that the server waits, and returns the context in which an answer
+is computed.
 
 The context provides a function that returns whether the server has stopped waiting.
 """
@@ -70,7 +71,7 @@ def unpaused(seconds: float) -> AbstractContextManager[Callable[[], bool]]:
 
 
 class Guard:
-    """The guard of a client without limits: it allows every answer and stores none.
+    """The guard of a client without limits, which allows every answer and stores none.
 
     `AnswerGuard` is the guard of a client with an owner.
     """
@@ -85,29 +86,32 @@ class Guard:
         """Log the refusal of a task."""
 
     def add_passes(self, run_id: bytes) -> None:
-        """Count the rows passed through the model for a run since the last call."""
+        """Add the rows run through the model since the last call to a run's count."""
 
     def add_introduction(self, run_id: bytes, counts: Mapping[Split, int]) -> None:
-        """Store the numbers of examples that a hello declares."""
+        """Store the number of examples of each split that a hello declares."""
 
     def introduced(self, run_id: bytes) -> Mapping[Split, int]:
-        """Return the stored numbers of examples in the last hello; empty without stored numbers."""
+        """Return the number of examples by split that the client declared in its last hello.
+
+        The result is empty if nothing was stored.
+        """
         return {}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the stored noised report on this instruction; empty if there is none."""
+        """Return the stored noised report on this instruction, or b"" without one."""
         return b""
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
         """Check that the report on an instruction stays within the limits."""
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction once, durably."""
+        """Count the report on an instruction durably; a repeated report does not count again."""
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
     ) -> bytes:
-        """Return the stored evaluation on this instruction; empty if there is none.
+        """Return the stored evaluation that answered this instruction, or b"" without one.
 
         Raises:
             EvaluationLimitError: if the evaluation is on training examples.
@@ -124,24 +128,25 @@ class Guard:
         """
 
     def add_restore(self, run_id: bytes) -> None:
-        """Count a restore of the server from a backup, durably."""
+        """Count durably that the server was restored from a backup."""
 
     def add_evaluation(
         self, instruction: EvaluateInstruction, evaluation: Evaluation, personal: bool
     ) -> bytes:
-        """Count the losses of an evaluation once, store it, and return it as a frame."""
+        """Store an evaluation, count its losses once, and return it as a frame."""
         return evaluation.encode()
 
 
 @dataclass(frozen=True)
 class Participation:
-    """The part of one client in a run.
+    """Facts about one client's participation in a run.
 
     Attributes:
         terms: terms of the run, with the owner's settings applied.
         run_id: run id, 8 bytes.
         folder: folder of the run on this machine; for a live client, one of its run folders.
-        snapshot_every: records between snapshots of the personal ledger; 0 for none.
+        snapshot_every: number of records between snapshots of the personal ledger; 0 for no
+            snapshots.
         is_live: whether private rounds are taken between messages. In a simulation they are taken
             as soon as they are due.
         masking: the client's part in secure aggregation; None if reports are not masked.
@@ -159,16 +164,16 @@ class Participation:
 
     @property
     def hides_examples(self) -> bool:
-        """Return whether the client sends facts about its examples only in noised sums."""
+        """True if the client sends facts about its examples only in noised sums."""
         return self.terms.privacy is not None and not self.is_measured
 
     @property
     def takes_private_rounds_between(self) -> bool:
-        """Return whether private rounds are taken before the server requests the personal model."""
+        """True if private rounds are taken before the server requests the personal model."""
         return self.is_live or self.terms.when != "end"
 
     def own_folder(self, client: int) -> Path:
-        """Return the folder of a client's files."""
+        """Return the folder with a client's files in the run."""
         return self.folder / "clients" / str(client)
 
 
@@ -179,7 +184,7 @@ class Client:
         learner: model and examples of the client.
         sessions: store of the client's sessions.
         guard: guard of the answers, with the owner's limits.
-        part: the client's part in the run; None refuses every instruction.
+        part: the client's participation in the run; None refuses every instruction.
         reach: function that brings a session to the server's round.
     """
 
@@ -195,14 +200,14 @@ class Client:
         self._part, self._reach = part, reach
 
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
-        """Log and return the reply to a task, a frame.
+        """Return the reply to a task, a frame, and log it.
 
         The session first catches up to the start state of the instruction. It stays there if a
         later step fails. A repeated train instruction gets the stored report.
 
         Args:
             task: task of a server.
-            pausing: context for the computation of the reply.
+            pausing: function that returns the context in which the reply is computed.
         """
         try:
             return self._reply(task, pausing)
@@ -216,8 +221,8 @@ class Client:
     def refuse(self, task: Task, error: SamaraError) -> bytes:
         """Log an error, and return a refusal with its code and the last round in the session.
 
-        With a full disk, the reason is always the full disk. Under differential privacy, all
-        refusals that concern examples are equal.
+        If the disk is full, the refusal always names this reason. Under differential privacy, all
+        refusals for reasons that concern the examples are equal.
         """
         frame, error = refused_frame(task), find_disk_error(error) or error
         if self._part and self._part.terms.privacy:
@@ -228,7 +233,7 @@ class Client:
         return refusal
 
     def take_private_rounds(self) -> bool:
-        """Carry out the due private rounds that start from one state; return whether any were due.
+        """Take the due private rounds from the next start state, and return whether any were due.
 
         Nothing is sent. An interruption leaves a ledger of complete rounds, and the next call
         continues from that ledger.
@@ -248,7 +253,7 @@ class Client:
 
     @property
     def _taken_part(self) -> Participation:
-        """The client's part in the run.
+        """The client's participation in the run.
 
         Raises:
             FrameError: if the client takes part in no run.
@@ -292,7 +297,7 @@ class Client:
         return learner.introduce(last_round, part.hides_examples).encode()
 
     def _mask(self, frame: bytes) -> bytes:
-        """Return the answer to a masking frame; the answer to sealed shares is empty."""
+        """Return the answer to a masking frame; sealed shares get an empty answer."""
         if self._part is None or self._part.masking is None:
             raise MaskingError(
                 "the server asks for masks, but this client masks no reports in this run"
@@ -366,7 +371,7 @@ class Client:
         part: Participation,
         personal: bool,
     ) -> Sequence[EvaluationColumn]:
-        """Evaluate the global model, or the personal model and its baselines."""
+        """Return the columns of the global model, or of the personal model and its baselines."""
         learner, terms, run_id = self._learner, part.terms, instruction.run_id
         needs_examples = personal or terms.method == "readout"
         if needs_examples and not learner.example_counts()[Split.TRAIN]:
@@ -401,10 +406,10 @@ class Client:
         part: Participation,
         pausing: Pausing,
     ) -> Session:
-        """Return and store the session at an instruction's start.
+        """Bring the session to an instruction's start state, store it and return it.
 
-        A live client catches up within the owner's limits, and keeps each replayed round. The
-        method records the states from which private rounds are due. A simulated client takes these
+        A live client catches up within the owner's limits, and keeps each replayed round. If
+        private rounds from the state are due, the state is recorded. A simulated client takes these
         rounds at once. If they fail, the instruction is still carried out.
         """
         missed = CatchUp(task.snapshot, task.tail)
@@ -433,7 +438,7 @@ class Client:
         part: Participation,
         pausing: Pausing,
     ) -> Session:
-        """Return the session at an instruction's start, storing it after each step.
+        """Bring the session to an instruction's start state, storing it after each step.
 
         Raises:
             PausedError: if the owner's limits forbid work until the server no longer waits.
@@ -467,7 +472,7 @@ class Client:
         )
 
     def _last_round(self, frame: bytes) -> int:
-        """Return the last round in this client's state; the server sends the later rounds."""
+        """Return the last round in the client's state; the server then sends later rounds."""
         try:
             session = self._sessions.read_session(decode_instruction(frame).run_id)
         except SamaraError:
@@ -487,7 +492,7 @@ def _as_sent(column: EvaluationColumn, is_live: bool) -> EvaluationColumn:
 
 
 def hear_refusal(frame: bytes) -> bytes:
-    """Log the server's reason for refusing this client; return the frame as the reply.
+    """Log the server's reason for refusing this client, and return the same frame as the reply.
 
     Raises:
         FrameError: if the frame is not a refusal.
@@ -497,14 +502,15 @@ def hear_refusal(frame: bytes) -> bytes:
 
 
 def refused_frame(task: Task) -> bytes:
-    """Return the frame named by a refusal of a task; empty for a hello and masking frames."""
+    """Return the frame to which a task's refusal refers; empty for a hello and masking frames."""
     return b"" if task.kind in (TaskKind.HELLO, TaskKind.MASK) else task.instruction
 
 
 def make_refusal(frame: bytes, client: int, last_round: int, error: SamaraError) -> bytes:
     """Log an error, and return a refusal with its code and numbers.
 
-    The error's text is only logged here: it may hold paths or quote a row of the client's data.
+    The error's text is only logged on the client. It may contain paths or quote a row of the
+    client's data.
 
     Args:
         frame: the refused frame; empty for a hello.

@@ -1,9 +1,10 @@
-"""The generations of a client's examples: the examples of a split that arrived together.
+"""The generations of a client's examples.
 
-A client's answers concern all of its present examples. So examples that arrived together have been
-used equally often, and later examples less often. Scalars are therefore counted by generation. New
-examples do not raise the limit of earlier examples, and their own count starts at 0. The file holds
-hashes of single examples and never leaves this machine.
+A generation consists of the examples of a split that arrived together. A client's answers concern
+all of its present examples. So examples that arrived together have been used equally often, and
+later examples less often. Scalars are therefore counted by generation. New examples do not raise
+the limit of earlier examples, and their count starts at 0. The file holds hashes of single examples
+and never leaves this machine.
 """
 
 from collections.abc import Sequence
@@ -16,15 +17,15 @@ from samara.shared.tasks.rows import Example, hash_examples
 
 GENERATIONS_FILE = "generations.json"
 MOST_GENERATIONS = 32
-"""Maximum number of nonempty generations of a split; further examples join the latest."""
+"""Maximum number of nonempty generations of a split. Further examples join the latest of them."""
 _HASH_DIGITS = 16
 
 _Generations = dict[str, dict[str, list[str]]]
-"""Hashes of examples, by the name of their split and the hash of their generation, in hex."""
+"""Hashes of examples by split name and by hash of their generation; all hashes are in hex."""
 
 
 class Generations(KeptFile[_Generations]):
-    """The stored generations of one client; without a folder each split is one generation."""
+    """The stored generations of a client; without a folder, each split is one generation."""
 
     name = GENERATIONS_FILE
     damaged = (
@@ -39,14 +40,18 @@ class Generations(KeptFile[_Generations]):
         self._latest: dict[Split, tuple[str, tuple[str, ...]]] = {}
 
     def of_examples(self, split: Split, examples: Sequence[Example], hash_: str) -> tuple[str, ...]:
-        """Return the generations of examples; record new examples durably as a new generation.
+        """Return the hashes of examples' generations; new examples become a new generation.
 
-        A deleted example that is added again belongs to its old generation.
+        The generations are recorded durably. A deleted example that is added again belongs to its
+        old generation.
 
         Args:
             split: split of the examples.
             examples: all examples of the split.
             hash_: hash of the set of examples, in hex.
+
+        Returns:
+            Hashes in hex.
 
         Raises:
             TrainerError: if the file cannot be read or written.

@@ -1,7 +1,7 @@
-"""The stored runs of a client, with all data for later use of a run's model.
+"""The stored runs of a client, with all data that later use of a run's model needs.
 
-The client stores the layout and the settings, which come with every message. So the owner can use
-and export the model without a server.
+Layout and settings come with every message. The client stores them, so the owner can use and export
+the model without a server.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from samara.shared.settings.runs import run_id_of
 from samara.shared.storage.kept_file import KeptFile
 
 RUN_FILE = "run.json"
-"""Name of the file in a run's folder."""
+"""Name of the file with layout and settings, in a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class JoinedRun:
 
 
 class _RunFile(KeptFile[JoinedRun | None]):
-    """The file of a run, in its folder."""
+    """The file in a run's folder with its layout and settings."""
 
     name = RUN_FILE
     damaged = (
@@ -67,7 +67,7 @@ class _RunFile(KeptFile[JoinedRun | None]):
 
 
 class JoinedRuns:
-    """The runs of a client.
+    """The runs in which a client takes part.
 
     Args:
         folder: folder of the client.
@@ -110,7 +110,7 @@ class JoinedRuns:
         return run
 
     def find(self, beginning: str = "") -> JoinedRun:
-        """Return the run whose hexadecimal id starts with `beginning`; the latest if it is empty.
+        """Return the run whose hexadecimal id starts with `beginning`, or the latest run for "".
 
         Raises:
             TrainerError: if no run or several runs match, or the run cannot be read.
@@ -119,7 +119,7 @@ class JoinedRuns:
 
 
 def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
-    """Return the data settings of a device's latest run; without a run, the settings of the device.
+    """Return the data settings of a device's latest run, or of the device if there is no run.
 
     Args:
         folder: folder of the client.
@@ -127,7 +127,7 @@ def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
     """
     try:
         run = JoinedRuns(folder).find()
-    except TrainerError:  # there is no run yet, or a damaged run, which the trainer reports
+    except TrainerError:  # no run yet, or a damaged run: the trainer reports it
         return config.data
     return with_device_settings(run.config, config).data
 
@@ -135,11 +135,9 @@ def latest_data_settings(folder: Path, config: RunConfig) -> DataSettings:
 def find_run_folder(client_folder: Path, beginning: str = "") -> Path:
     """Return the folder of the run whose hexadecimal id starts with `beginning`.
 
-    An empty `beginning` means the latest run.
-
     Args:
         client_folder: folder of the client.
-        beginning: first digits of the run id.
+        beginning: first digits of the run id; empty for the latest run.
 
     Raises:
         TrainerError: if no run or several runs match.
@@ -161,7 +159,7 @@ def run_folders(client_folder: Path) -> list[Path]:
 
 
 def _time_of_session(run_folder: Path) -> int:
-    """Return the time at which a run's session was written, ns since 1970; 0 if there is none."""
+    """Return the time at which a run's session was written, ns since 1970; 0 without a session."""
     try:
         return (run_folder / SESSION_FILE).stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""A client's part in the secure aggregation of a round, from its fresh keys to revealed shares.
+"""A client's part in the secure aggregation of a round, from fresh keys to revealed shares.
 
 In a round a client sends one set of keys, one masked vector, and its signature of one survivor
 list. For each neighbour it reveals its share of only one of two secrets (Bonawitz et al., 2017,
@@ -64,12 +64,12 @@ class MaskingState:
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
-        rules: minimum number of clients of a round and of a bucket.
+        rules: minimum number of clients of a round and of a bucket, as bytes.
         sealing_secret: private key that decrypts the shares for this client, 32 bytes.
         mask_secret: private key from which the pair masks are derived, 32 bytes.
-        seed: seed of the client's own mask, 32 bytes.
+        seed: seed of the client's individual mask, 32 bytes.
         keys: masking keys that the client has sent, a frame.
-        own_share: the client's share of its own seed, 33 bytes.
+        own_share: the share of the seed that the client keeps, 33 bytes.
         key_list: key list, a frame.
         received: sealed shares for this client, a frame.
         is_masked: the byte 1 after a masked report was made, else empty.
@@ -94,32 +94,32 @@ class MaskingState:
 
     @classmethod
     def generate(cls, token: bytes, rules: bytes) -> Self:
-        """Return the state of a round with fresh secrets."""
+        """Return the initial state of a round, with fresh secrets."""
         secrets = RoundKey.generate().secret, RoundKey.generate().secret, fresh_seed()
         return cls(token, rules, *secrets)
 
 
 class MaskingStore(Protocol):
-    """A store of a client's masking state.
+    """Protocol of stores for a client's masking state.
 
     If the state is lost with the process, the client has dropped out of the round.
     """
 
     def read_masking(self) -> MaskingState:
-        """Return the state; an empty state if none was stored."""
+        """Return the stored state, or an empty state if none was stored."""
 
     def write_masking(self, state: MaskingState) -> None:
         """Store the state."""
 
 
 class MaskingMemory:
-    """A masking state in memory, so that the secrets of masks are never written to a disk."""
+    """A store of the masking state in memory, so that no secret is ever written to a disk."""
 
     def __init__(self) -> None:
         self._state = MaskingState()
 
     def read_masking(self) -> MaskingState:
-        """Return the state."""
+        """Return the stored state."""
         return self._state
 
     def write_masking(self, state: MaskingState) -> None:
@@ -128,13 +128,13 @@ class MaskingMemory:
 
 
 class Masking(Protocol):
-    """A client's part in the secure aggregation of a run."""
+    """Protocol of a client's part in the secure aggregation of a run."""
 
     def answer(self, frame: bytes) -> bytes:
-        """Return the answer to a masking frame; empty for sealed shares, which are stored."""
+        """Return the answer to a masking frame; empty for sealed shares, which are only stored."""
 
     def mask(self, report: AnyVectorReport) -> MaskedReport:
-        """Return a report under the masks of the round."""
+        """Return a report with the masks of the round added."""
 
 
 class MaskingClient:
@@ -159,7 +159,7 @@ class MaskingClient:
         self._rules = f"{minimum} {bucket}".encode()
 
     def answer(self, frame: bytes) -> bytes:
-        """Return the answer to a frame; empty for sealed shares, which are stored.
+        """Return the answer to a masking frame; empty for sealed shares, which are only stored.
 
         Raises:
             MaskingError: if the frame requests something that the protocol forbids.
@@ -180,7 +180,7 @@ class MaskingClient:
                 raise FrameError(f"a {kind.name.lower()} frame is not part of secure aggregation")
 
     def mask(self, report: AnyVectorReport) -> MaskedReport:
-        """Return a report with this round's masks added. A round's report is masked only once.
+        """Return a report with this round's masks added; a round's report is masked only once.
 
         Args:
             report: report clipped as a whole, with the noise that the client adds.
@@ -224,7 +224,9 @@ class MaskingClient:
         return frame
 
     def _read_key_list(self, frame: bytes) -> KeyList:
-        """Return the key list of a round, or of the bucket that this client draws for itself.
+        """Return the key list of a round or, in a run with buckets, of this client's bucket.
+
+        The client draws its bucket from the frame itself.
 
         Raises:
             MaskingError: if the round has too few clients, or the frame has the wrong kind for the
@@ -244,7 +246,7 @@ class MaskingClient:
         return drawn.bucket_of(self._client, self._bucket) if drawn else listed
 
     def _send_shares(self, listed: KeyList) -> bytes:
-        """Return the sealed shares of this client's secrets for its neighbours, once per round."""
+        """Return this client's secrets as sealed shares for its neighbours, once per round."""
         state = self._state_of(listed.token)
         if state.key_list:
             raise MaskingError("the server sent a second list of keys for this round")
@@ -275,7 +277,7 @@ class MaskingClient:
         neighbours = neighbourhood_of(self._client, listed.token, listed.clients)
         if [keys.client for keys in listed.keys] != neighbours:
             raise MaskingError(
-                "the list of keys does not have the keys of exactly this client's neighbours"
+                "the list of keys must have the keys of this client's neighbours and no others"
             )
         for keys in listed.keys:
             if keys.client == self._client and keys.encode() != state.keys:
@@ -290,11 +292,11 @@ class MaskingClient:
         return neighbours
 
     def _keep_shares(self, frame: bytes) -> bytes:
-        """Store the neighbours' sealed shares for this client; the shares are decrypted later."""
+        """Store the sealed shares that neighbours sent to this client, for later decryption."""
         shares = SealedShares.decode(frame)
         state = self._state_of(shares.token)
         if state.received == frame:
-            return b""  # repeated with an instruction, which gets the stored report
+            return b""  # the repetition of an instruction, which gets the stored report
         if not state.key_list or state.received or shares.client != self._client:
             raise MaskingError("the sealed shares come out of turn, or are for another client")
         neighbours = [keys.client for keys in KeyList.decode(state.key_list).keys]
@@ -308,12 +310,12 @@ class MaskingClient:
         return b""
 
     def _sign(self, frame: bytes) -> bytes:
-        """Return the signature of a survivor list; only one list per round is signed."""
+        """Return this client's signature of a survivor list; only one list per round is signed."""
         listed = SurvivorList.decode(frame)
         state = self._state_of(listed.token)
         if not state.is_masked or state.survivors not in (b"", frame):
             raise MaskingError(
-                "the list of survivors came before the masked report, or for the second time"
+                "the server sent the list of survivors before the masked report, or twice"
             )
         asked = KeyList.decode(state.key_list)
         self._check_survivors(listed.survivors, asked, state)
@@ -338,11 +340,11 @@ class MaskingClient:
             raise MaskingError("a survivor shares no mask with this client")
 
     def _reveal(self, frame: bytes) -> bytes:
-        """Return the shares of one secret of each neighbour, and forget this round's secrets.
+        """Return one secret's share for each neighbour, and forget this round's secrets.
 
-        So many neighbours must have signed the same survivor list that no second list can have
-        enough signatures. A signature also covers the list of the round's clients. The signature
-        of a neighbour that received another list of clients therefore does not count.
+        Enough neighbours must have signed the same survivor list that no second list can have
+        enough signatures. A signature also covers the list of the round's clients. The signature of
+        a neighbour that received another list of clients therefore does not count.
         """
         listed = SignatureList.decode(frame)
         state = self._state_of(listed.token)
@@ -365,7 +367,7 @@ class MaskingClient:
     def _read_shares(
         self, state: MaskingState, asked: KeyList, survivors: set[int]
     ) -> RevealedShares:
-        """Return the shares for a survivor list; forged shares are left out.
+        """Return the shares to reveal for a survivor list, without forged shares.
 
         Args:
             state: state of the round.

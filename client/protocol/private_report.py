@@ -1,4 +1,4 @@
-"""Private reports: a client's reports under differential privacy, clipped as a whole."""
+"""Reports under differential privacy, which are clipped as a whole."""
 
 from typing import NoReturn
 
@@ -18,7 +18,8 @@ _TELLING = {
     *(RefusalCode.UNKNOWN, RefusalCode.DATA, RefusalCode.TASK, RefusalCode.RANGE),
     *(RefusalCode.TRAINING, RefusalCode.SCALARS, RefusalCode.BATCH, RefusalCode.EVALUATION),
 }
-"""Refusals whose reason may reveal a client's examples; all others concern files and messages."""
+"""Codes of refusals whose reason may reveal a client's examples. Other refusals concern files and
+messages."""
 
 
 def make_private(
@@ -50,5 +51,5 @@ def refuse_evaluation(instruction: EvaluateInstruction) -> NoReturn:
 
 
 def without_examples(error: SamaraError) -> SamaraError:
-    """Return an error, or a constant error if the error's reason may reveal examples."""
+    """Return an error, replaced by a constant error if its reason may reveal examples."""
     return HiddenRefusalError(str(error)) if error.refusal_code in _TELLING else error

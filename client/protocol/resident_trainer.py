@@ -3,8 +3,8 @@
 The client's folder holds ``runs/<run id>`` for every run that the client took part in, with the
 session, the personal ledger, and the run's answers, settings, layout and execution. ``blobs`` holds
 files that servers sent because runs need them. ``scenarios`` holds the scenarios signed by the
-operator. Further files hold the counts of sent scalars and of passes through the model, and the log
-of answers. A crash leaves either the old or the new content of each file.
+operator. Further files hold the counts of sent scalars, the counts of passes through the model, and
+the log of answers. A crash leaves either the old or the new content of each file.
 """
 
 import json
@@ -57,13 +57,13 @@ from samara.shared.terms.signed_scenario import SignedScenario
 log = logging.getLogger("samara.client")
 
 BLOBS_FOLDER = "blobs"
-"""Name of the folder, in a client's folder, for files that servers sent."""
+"""Name of the folder for files from servers, in a client's folder."""
 MAX_BLOBS_BYTES = 2**30
-"""Maximum total size of the files from servers, in bytes; the least recently used are deleted."""
+"""Maximum total size of files from servers, in bytes. The least recently used files are deleted."""
 
 
 class ResidentTrainer:
-    """A client with its model and data, for consecutive runs; only one thread uses it.
+    """A client whose model and data stay loaded for consecutive runs; only one thread uses it.
 
     Args:
         runtime: model runtime.
@@ -105,7 +105,7 @@ class ResidentTrainer:
         self._current = self._other = (b"", runtime)
         self._settings: bytes | None = None  # None for the device's own settings
         self._has_opened_run = False  # whether the latest run was opened before any message
-        # None after a failure, so that the run is not tried again
+        # A value is None after a failure, so that the run is not tried again.
         self._earlier: dict[bytes, tuple[ModelRuntime, Client] | None] = {}
         self._client = self.client_under(config)
 
@@ -126,7 +126,7 @@ class ResidentTrainer:
             SamaraError: if the model, the task, the data or the folder cannot be used.
         """
         task = load_task(config.task)
-        if isinstance(task, GenerationTask):  # until a run says which layers it trains
+        if isinstance(task, GenerationTask):  # until a run decides which layers it trains
             inner = config.adapter.model_copy(update={"layers": "top:1"})
             config = config.model_copy(update={"adapter": inner})
         growing = GrowingData(task, config.data, folder)
@@ -141,7 +141,7 @@ class ResidentTrainer:
         return cls(runtime, source.undivided(client), config, folder, growing, signer)
 
     def refresh_data(self) -> bool:
-        """Read added and deleted examples; return whether the examples have changed.
+        """Read added and deleted examples, and return whether the examples have changed.
 
         Raises:
             TrainerError: if the learned examples of this client cannot be read.
@@ -173,7 +173,7 @@ class ResidentTrainer:
 
         Args:
             task: task whose settings are the run config, a JSON object with dotted keys.
-            pausing: context in which the reply is computed.
+            pausing: function that returns the context in which the reply is computed.
         """
         try:
             if task.kind == TaskKind.REFUSED:
@@ -190,7 +190,7 @@ class ResidentTrainer:
         return client.answer(task, pausing)
 
     def client_for(self, settings: bytes) -> Client:
-        """Return the client under the settings of a run; the model is not loaded again.
+        """Return the client under the settings of a run, without loading the model again.
 
         Args:
             settings: run config from the server, a JSON object with dotted keys.
@@ -233,7 +233,7 @@ class ResidentTrainer:
     def client_under(
         self, server_config: RunConfig, scenario: SignedScenario | None = None
     ) -> Client:
-        """Return the client under a server's settings, some of which the device's settings replace.
+        """Return the client under a server's settings and the settings that the device decides.
 
         Args:
             server_config: settings of the run on the server.
@@ -276,7 +276,7 @@ class ResidentTrainer:
         """Return the loaded model under a run's settings, for the thread that answers questions.
 
         Args:
-            run: a run of the client.
+            run: a run in which the client takes part.
 
         Raises:
             SamaraError: if the run has another model, or a file that the run needs is missing.
@@ -294,18 +294,18 @@ class ResidentTrainer:
         return other
 
     def _local_config(self, server_config: RunConfig) -> RunConfig:
-        """Return a server's settings with the device's settings and the paths of local files."""
+        """Return a server's settings with the device's values and with paths of local files."""
         config = with_device_settings(server_config, self.config)
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Carry out the due private rounds that start from one state, even before any message.
+        """Take the due private rounds from the next start state, even before any message.
 
-        Earlier runs come first: their private rounds come to an end, whereas the latest run may
-        always have more. Nothing is sent. An interruption loses at most the unfinished round.
+        Earlier runs come first, because their private rounds come to an end, whereas the latest run
+        may always have more. Nothing is sent. An interruption loses at most the unfinished round.
 
         Returns:
-            The run id; empty if none were due.
+            The id of the run whose private rounds were taken, 8 bytes; empty if none were due.
 
         Raises:
             TrainingError, ReplayError, LedgerError: as in `Personalizer.take_next`, for the latest
@@ -327,12 +327,12 @@ class ResidentTrainer:
         return self._current[0] if self._client.take_private_rounds() else b""
 
     def _take_earlier_private_rounds(self) -> bytes:
-        """Carry out the pending private rounds that start from one state of an earlier run.
+        """Take the due private rounds from one start state of an earlier run.
 
         If a run's private rounds fail, they are not tried again until this trainer is restarted.
 
         Returns:
-            The run id; empty if none were taken.
+            The id of the run, 8 bytes; empty if no rounds were taken.
         """
         waiting = self._find_waiting_runs()
         self._earlier = {id_: client for id_, client in self._earlier.items() if id_ in waiting}
@@ -395,7 +395,7 @@ class ResidentTrainer:
 
 
 def _read_server_config(settings: bytes) -> RunConfig:
-    """Read a run config from a server, in which files may be named only by hash.
+    """Parse a run config from a server, in which files may be named only by hash.
 
     Raises:
         CodeError: if the config has a setting that this version does not know.
@@ -418,7 +418,7 @@ def _read_server_config(settings: bytes) -> RunConfig:
 
 
 def _read_object(settings: bytes) -> dict[str, Any]:
-    """Read a JSON object.
+    """Parse a JSON object.
 
     Raises:
         ConfigError: if the text is not a JSON object.

@@ -2,9 +2,9 @@
 
 FOLDER/operator.pem   public key of the first scenario's operator, who must sign all later ones
 FOLDER/NAME.signed    a signed scenario
-FOLDER/refused.json   the number of requests that no scenario allows, and the last one
+FOLDER/refused.json   the number of requests that no scenario allows, and the last such request
 
-A client without operator.pem has no signed scenario, and the server decides.
+If operator.pem is missing, the client has no signed scenario, and the server decides.
 """
 
 import logging
@@ -21,14 +21,14 @@ from samara.shared.terms.signed_scenario import SignedScenario, describe_operato
 log = logging.getLogger("samara.client")
 
 SCENARIOS_FOLDER = "scenarios"
-"""Name of the folder in a client's folder."""
+"""Name of the folder of signed scenarios, in a client's folder."""
 _OPERATOR, _SUFFIX = "operator.pem", ".signed"
 _MAX_KEY_BYTES, _MAX_TEXT = 2**12, 1000
 
 
 @dataclass(frozen=True)
 class RefusedRequests:
-    """The requests that no signed scenario allows.
+    """A summary of the requests that no signed scenario allows.
 
     Attributes:
         count: number of these requests.
@@ -42,7 +42,7 @@ class RefusedRequests:
 
 
 class _RefusedFile(KeptFile[RefusedRequests | None]):
-    """The file of the refused requests, for `samara client status`; None if it is missing."""
+    """The file with the refused requests, for `samara client status`; None if missing."""
 
     name = "refused.json"
     damaged = "{file}: {problem}; the count of refused requests begins again"
@@ -57,7 +57,7 @@ class _RefusedFile(KeptFile[RefusedRequests | None]):
 
 
 def take_scenario(file: Path, client_folder: Path) -> list[str]:
-    """Store a signed scenario in a client's folder; return its description for the owner.
+    """Store a signed scenario in a client's folder, and return its description for the owner.
 
     Raises:
         ScenarioError: if the file is not a valid signed scenario, or is signed by another operator.
@@ -69,7 +69,7 @@ def take_scenario(file: Path, client_folder: Path) -> list[str]:
 
 
 def describe_scenarios(client_folder: Path) -> list[str]:
-    """Return lines about a client's signed scenarios and the last request that none allows.
+    """Return lines that describe a client's signed scenarios and the last refused request.
 
     Raises:
         ScenarioError: if the scenarios cannot be read.
@@ -102,7 +102,7 @@ class ScenarioFolder:
         self._refused = _RefusedFile(self._folder)
 
     def operator(self) -> bytes | None:
-        """Return the public key of the operator, PEM; None if there is no signed scenario.
+        """Public key of the operator, PEM; None if there is no signed scenario.
 
         Raises:
             ScenarioError: if the file of the key cannot be read.
@@ -119,7 +119,7 @@ class ScenarioFolder:
             ) from error
 
     def add(self, scenario: SignedScenario) -> None:
-        """Store a scenario; all scenarios must have the operator of the first one.
+        """Store a scenario, which the operator of the first scenario must have signed.
 
         Raises:
             ScenarioError: if another operator has signed the scenario, or the scenario cannot be
@@ -140,7 +140,7 @@ class ScenarioFolder:
             ) from error
 
     def read_all(self) -> list[SignedScenario] | None:
-        """Return the signed scenarios; None if there were never any, so that the server decides.
+        """Return the signed scenarios, or None if there were never any and the server decides.
 
         Raises:
             ScenarioError: if a scenario is damaged or signed by another operator. The client then
@@ -155,7 +155,7 @@ class ScenarioFolder:
         return scenarios
 
     def record_refusal(self, reason: str) -> None:
-        """Record a request that no scenario allows, for `samara client status`."""
+        """Record the reason of a refusal that no scenario allows the request, for the owner."""
         before, now = self._refused.read(), datetime.now(UTC).isoformat(timespec="seconds")
         count = before.count + 1 if before else 1
         try:
@@ -164,7 +164,7 @@ class ScenarioFolder:
             log.warning("%s", error)
 
     def read_refused(self) -> RefusedRequests | None:
-        """Return the recorded requests that no scenario allows; None if none are recorded."""
+        """Return the summary of refused requests, or None if no request was refused."""
         return self._refused.read()
 
     def _check_operator(self, scenario: SignedScenario, operator: bytes) -> None:

@@ -52,19 +52,20 @@ Instruction = TrainInstruction | EvaluateInstruction
 STEP_RECORDS = 256
 """Maximum number of records between two checked digests, because hashing d numbers takes time."""
 STEP_ELEMENTS = 2**34
-"""Approximate limit of direction elements in a step; they take about 15 s on one core."""
+"""Approximate maximum number of direction elements in a step of a catch-up. Replaying them takes
+about 15 s on one core."""
 MOST_SHRINKS = 8
 """Maximum number of shrinks in a record, because each shrink reads the whole state."""
 WRONG_LAYOUT = (
     "use the same model and adapter settings on client and server; for a phone, export its program "
     "with these settings"
 )
-"""Remedy for an instruction with another layout."""
+"""The remedy in an error about an instruction with another layout."""
 
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A client's round, state and digest in a run, and its last report.
+    """A client's round, state, digest and last report in a run.
 
     Attributes:
         position: last round in the state, and the hash that the ledger continues from.
@@ -90,14 +91,14 @@ class Session:
 
     PARTS: ClassVar = ("round", "head", "state", "digest", "token", "report")
     COMMON: ClassVar = "common"
-    """Name of the additional last part of sessions with a common intercept.
+    """Name of the additional last part of a stored session with a common intercept.
 
     It holds the intercept's dense values, and then the index of a common deviation if there is one.
     """
 
     @classmethod
     def begin(cls, header: LedgerHeader, layout: Layout) -> Self:
-        """Return the session of a client that has replayed no round of a run."""
+        """Return the session of a client that has not replayed any round of a run."""
         state = zero_state(layout.size)
         return cls(header.start, state, digest(layout.hash, state))
 
@@ -112,7 +113,7 @@ class Session:
     ) -> Self:
         """Replay the rounds that this session lacks, and return the session at the server's round.
 
-        `steps_to` describes the arguments and errors, and yields the returned session last.
+        This is the last session that `steps_to` yields; see there for arguments and errors.
         """
         steps = self.steps_to(catch_up, header, layout, goal_round, goal_digest, backend)
         return deque(steps, maxlen=1)[0]
@@ -192,9 +193,9 @@ class Session:
     def _begin_of(
         self, catch_up: CatchUp, header: LedgerHeader, layout: Layout, goal: tuple[int, bytes]
     ) -> tuple[Self, bytes]:
-        """Return the session that the missing records continue, and these records.
+        """Return the session from which the replay starts, and the records to replay.
 
-        It is this session, or a session at the snapshot's round. Nothing is replayed.
+        The session is this session, or a session at the snapshot's round. Nothing is replayed yet.
 
         Raises:
             CatchUpError: if snapshot or tail are damaged, do not continue this session's ledger,
@@ -247,7 +248,7 @@ class Session:
         return self.deviation.deviation
 
     def with_report(self, token: bytes, report: bytes) -> Self:
-        """Return the session after a train instruction was carried out."""
+        """Return a copy of the session with the report on the last train instruction."""
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
@@ -266,7 +267,7 @@ class Session:
 
     @classmethod
     def from_bytes(cls, saved: dict[str, bytes]) -> Self:
-        """Read the byte strings of `to_bytes`.
+        """Return the session that `to_bytes` converted.
 
         Raises:
             CatchUpError: if a byte string is missing or has another length.
@@ -291,24 +292,24 @@ class Session:
 
 
 Reach = Callable[[Session, CatchUp, LedgerHeader, Layout, int, bytes, Backend | None], Session]
-"""A function that brings a session to the server's round, as `Session.catch_up` does."""
+"""A function that brings a session to the server's round, like `Session.catch_up`."""
 _LEDGERS = 16
-"""Maximum number of ledgers whose latest replay is kept; each cluster of a run has a ledger."""
+"""Maximum number of ledgers whose latest replay stays in memory. Each cluster has a ledger."""
 _Given = tuple[Position, bytes, CatchUp, int, bytes]
 
 
 class SessionStore(Protocol):
-    """A store that keeps a client's sessions between messages."""
+    """Protocol of stores that keep a client's sessions between messages."""
 
     def read_session(self, run_id: bytes) -> Session | None:
-        """Return the session of a run; None if the client has replayed no round of the run."""
+        """Return the session of a run, or None if the client has replayed no round of the run."""
 
     def write_session(self, run_id: bytes, session: Session) -> None:
         """Store the session of a run."""
 
 
 class Replayer(Protocol):
-    """The requirements of a replay: the layout of an adapter, and a backend."""
+    """Protocol of objects with the requirements of a replay: an adapter's layout and a backend."""
 
     @property
     def layout(self) -> Layout:
@@ -326,7 +327,7 @@ def session_at(
     catch_up: CatchUp,
     reach: Reach = Session.catch_up,
 ) -> Session:
-    """Return the session at the state that an instruction starts from.
+    """Return the session at the state from which an instruction starts.
 
     Args:
         session: the client's session of the run; None if the client has replayed no round.
@@ -352,7 +353,7 @@ def session_at(
 
 
 def _batches(records: Iterable[Record], elements: int) -> Iterator[list[Record]]:
-    """Yield records in steps of at most `STEP_RECORDS`, with about `STEP_ELEMENTS` elements.
+    """Yield the records of each step, at most `STEP_RECORDS` with about `STEP_ELEMENTS` elements.
 
     A record is never divided, because only its end has a digest.
     """
@@ -369,7 +370,7 @@ def _batches(records: Iterable[Record], elements: int) -> Iterator[list[Record]]
 
 
 def _check_entries(record: Record, layout: Layout) -> None:
-    """Check that a record has only the shrinks and dense values that a round may have.
+    """Check that a record has no more shrinks and dense values than a round may have.
 
     Raises:
         LedgerError: if the record has more than `MOST_SHRINKS` shrinks.
@@ -385,10 +386,10 @@ def _check_entries(record: Record, layout: Layout) -> None:
 
 
 def decode_instruction(frame: bytes) -> Instruction:
-    """Read a train or an evaluate instruction.
+    """Decode a train or an evaluate instruction.
 
     Raises:
-        FrameError: if the frame is neither of the two.
+        FrameError: if the frame is another kind of frame, or is damaged.
     """
     if kind_of(frame) is Kind.TRAIN:
         return TrainInstruction.decode(frame)
@@ -416,7 +417,7 @@ class SharedCatchUp:
         goal_digest: bytes,
         backend: Backend | None = None,
     ) -> Session:
-        """Return the session at the server's round; `Session.catch_up` describes the errors."""
+        """Return the session at the server's round; see `Session.catch_up`."""
         if not len(catch_up):
             return session.catch_up(catch_up, header, layout, goal_round, goal_digest, backend)
         given = session.position, session.digest, catch_up, goal_round, goal_digest

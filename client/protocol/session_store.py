@@ -1,4 +1,4 @@
-"""A client's sessions on disk, one file per run; a crash cannot damage a file."""
+"""A client's sessions on disk, one file per run, which a crash cannot damage."""
 
 import hashlib
 import shutil
@@ -15,22 +15,22 @@ from samara.shared.protocol.wire import Reader
 from samara.shared.storage.kept_file import KeptFile
 
 SESSION_FILE = "session"
-"""Name of the file in a run's folder."""
+"""Name of the file with the session, in a run's folder."""
 VALIDATION_FILE = "validation.json"
-"""Name of the file in a run's folder with the losses of its personal model."""
+"""Name of the file with the losses of the personal model, in a run's folder."""
 SESSIONS_KEPT = 8
-"""Number of latest runs without a personal model whose sessions are kept.
+"""Number of runs without a personal model whose sessions are kept; these are the latest runs.
 
 Runs with and without answers count separately. The state of an older run is rebuilt from the
 server's ledger.
 """
 MAX_SESSIONS_BYTES = 2**30
-"""Maximum total size of these sessions in bytes, separately for runs with and without answers.
+"""Maximum total size of these sessions in bytes; runs with and without answers count separately.
 
 The latest session is always kept.
 """
 MOST_PERSONAL_RUNS = 32
-"""Maximum number of runs with a personal model; no other run begins after that."""
+"""Maximum number of runs with a personal model. At the maximum, no other run can begin."""
 _MAGIC = b"SMSE\x01"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -61,7 +61,7 @@ class SessionFolder:
         self._folder = folder
 
     def read_session(self, run_id: bytes) -> Session | None:
-        """Return the session of a run; None if its file is missing or damaged."""
+        """Return the session of a run, or None if its file is missing or damaged."""
         return _SessionFile(self.folder_of(run_id)).read()
 
     def write_session(self, run_id: bytes, session: Session) -> None:
@@ -107,7 +107,7 @@ class SessionFolder:
         return self._folder / "runs" / run_id.hex()
 
     def _delete_old(self, kept: int = SESSIONS_KEPT) -> None:
-        """Delete sessions of old runs, and whole folders of runs without answers.
+        """Delete old sessions of runs with answers, and whole folders of old runs without.
 
         If a folder cannot be deleted now, the next call tries again.
 
@@ -125,7 +125,7 @@ class SessionFolder:
 
 
 def _has_answers(folder: Path) -> bool:
-    """Return whether a run was answered; a damaged file counts as answers."""
+    """Return whether the client has answered in a run; a damaged file counts as answers."""
     try:
         return AnsweredRuns(lambda _: folder).read(b"").has_answers
     except TrainerError:
@@ -138,7 +138,11 @@ def _is_personal(folder: Path) -> bool:
 
 
 def _old(folders: Iterable[Path], kept: int) -> list[Path]:
-    """Return the folders of all runs except the latest `kept` runs within `MAX_SESSIONS_BYTES`."""
+    """Return the folders of old runs: all except the latest runs.
+
+    The latest runs are at most `kept` runs, with sessions of at most `MAX_SESSIONS_BYTES`. The
+    latest run always counts as one of them.
+    """
     latest = sorted(folders, key=_time_of, reverse=True)
     sizes = accumulate(map(_session_bytes, latest))
     large = [
@@ -148,7 +152,10 @@ def _old(folders: Iterable[Path], kept: int) -> list[Path]:
 
 
 def _time_of(folder: Path) -> int:
-    """Return the time at which a run's session or its other files were written, ns since 1970."""
+    """Return the modification time of a run's session, ns since 1970.
+
+    Without a session, this is the latest modification time of the run's files.
+    """
     session = folder / SESSION_FILE
     files = [session] if session.exists() else folder.iterdir()
     return max((file.stat().st_mtime_ns for file in files), default=0)
@@ -167,16 +174,16 @@ def encode_session(session: Session) -> bytes:
 
 
 def decode_session(data: bytes) -> Session:
-    """Return the session in the bytes of `encode_session`.
+    """Return the session that `encode_session` encoded.
 
     Raises:
-        CatchUpError: if the file is damaged.
+        CatchUpError: if the content is damaged.
     """
     start = len(_MAGIC) + _DIGEST_BYTES
     body = data[start:]
     if data[:start] != _MAGIC + hashlib.sha256(body).digest():
         raise CatchUpError(
-            "the saved session is damaged; nothing is to be done, because the server sends its "
+            "the saved session is damaged; no action is needed, because the server sends its "
             "state again"
         )
     reader = Reader(memoryview(body))
@@ -187,7 +194,7 @@ def decode_session(data: bytes) -> Session:
         reader.end()
     except FrameError as error:
         raise CatchUpError(
-            f"the saved session is damaged ({error}); nothing is to be done, because the server "
+            f"the saved session is damaged ({error}); no action is needed, because the server "
             "sends its state again"
         ) from error
     return Session.from_bytes(saved)

@@ -29,13 +29,13 @@ _MOST_DIFFERENCES = 5
 
 @dataclass(frozen=True)
 class _SignedRun:
-    """The terms of a signed run, and the ids under which a client takes part in it.
+    """The terms of a signed run, and the run ids under which a client takes part in it.
 
     Attributes:
         settings: settings of the run, sorted JSON.
         terms: terms of the run.
         run_id: run id, 8 bytes.
-        federations: ids under which a client takes part.
+        federations: ids under which a client takes part: the run id, or one id per cluster.
     """
 
     settings: bytes
@@ -74,7 +74,7 @@ class SignedRuns:
 
     @property
     def has_privacy(self) -> bool:
-        """Return whether one of the runs has differential privacy."""
+        """True if one of the runs has differential privacy."""
         return any(run.terms.privacy for run in self._runs)
 
     def settings_of(self, run_id: bytes) -> bytes:
@@ -106,7 +106,7 @@ class SignedRuns:
             raise FrameError(f"a {kind.name.lower()} frame is not an instruction")
 
     def check_first(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Check that no report on another instruction for this round has been sent.
+        """Check that the client has sent no report on another instruction of this round.
 
         Args:
             instruction: train instruction.
@@ -130,7 +130,7 @@ class SignedRuns:
                 )
 
     def check_evaluation(self, instruction: EvaluateInstruction, personal: bool) -> None:
-        """Check that the terms allow another answer to an evaluation.
+        """Check that the terms allow one more answer to an evaluation.
 
         The terms allow one answer, and one more after each restore of the server. Personal models
         are compared only once.
@@ -140,7 +140,7 @@ class SignedRuns:
             personal: whether the instruction requests the personal comparison.
 
         Raises:
-            ScenarioError: if the evaluation has no answer left.
+            ScenarioError: if the terms allow no more answers.
             TrainerError: if the record of earlier answers cannot be read.
         """
         if self.server_decides:
@@ -158,7 +158,7 @@ class SignedRuns:
             )
 
     def _federations_with(self, run_id: bytes) -> Collection[bytes]:
-        """Return the ids of all clusters of a run; only `run_id` for a run without clusters.
+        """Return the ids of all clusters of a run, or only `run_id` for a run without clusters.
 
         The answers in all clusters of a run are counted together.
         """
@@ -208,7 +208,7 @@ class SignedRuns:
         return self._describe_run(asked.run_id, asked.track)
 
     def _describe_run(self, run_id: bytes, track: int) -> str:
-        """Return a description of a run id and track that match no signed scenario."""
+        """Return the description of a request whose run id and track match no signed scenario."""
         signed = sorted({i.hex() for run in self._runs for i in (run.run_id, *run.federations)})
         return (
             f"run {run_id.hex()}, track {track}, but the only signed runs are "
@@ -217,13 +217,13 @@ class SignedRuns:
 
 
 SERVER_DECIDES = SignedRuns(None, b"", b"", AnsweredRuns(None), lambda _: None)
-"""The runs of a client without a signed scenario: every request is allowed."""
+"""The `SignedRuns` of a client without a signed scenario, which allow every request."""
 
 
 def match_scenario(
     scenarios: Sequence[SignedScenario], identity: bytes, files: Mapping[str, str]
 ) -> SignedScenario | None:
-    """Return the signed scenario with exactly these settings; None if there is none.
+    """Return the signed scenario with exactly these settings, or None.
 
     Args:
         scenarios: signed scenarios.
@@ -237,7 +237,7 @@ def match_scenario(
 
 
 def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[str, Any]) -> str:
-    """Return the differences between a server's settings and the most similar signed scenario."""
+    """Return how a server's settings differ from the most similar signed scenario."""
     differing = [
         {key for key in signed | settings if signed.get(key) != settings.get(key)}
         for signed in (scenario.settings for scenario in scenarios)
@@ -252,7 +252,7 @@ def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[
 
 
 def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
-    """Return the instruction of a round according to the terms.
+    """Return the instruction that the terms allow in a round, given the instruction of the server.
 
     If the server estimates the step size, any η and clip are accepted. In other runs η may be
     smaller than in the settings, because the server reduces η when the loss rises. Any adaptive
@@ -280,7 +280,7 @@ def _round_of(terms: RunTerms, asked: TrainInstruction) -> TrainInstruction:
 
 
 def _joint_clip(terms: RunTerms, asked: TrainInstruction) -> float:
-    """Return the adaptive clip in an instruction; 0 in a run without an adaptive clip."""
+    """Return an instruction's adaptive clip; 0 in a run without an adaptive clip."""
     return asked.joint_clip if terms.privacy and terms.privacy.is_adaptive else 0.0
 
 
@@ -291,7 +291,7 @@ def _describe_round(terms: RunTerms, number: int) -> str:
 
 
 def _describe_differences(asked: TrainInstruction, signed: TrainInstruction) -> str:
-    """Return the fields in which two instructions differ, with both values; empty if equal."""
+    """Return the fields in which two instructions differ, with both values; "" if equal."""
     ours, theirs = asdict(signed), asdict(asked)
     return _listed(
         f"{field.name.replace('_', ' ')} {_plain(theirs[field.name])} and not "

@@ -1,4 +1,4 @@
-"""Simulated clients, whose sessions are in Flower's context.
+"""Simulated clients, whose sessions are stored in Flower's context.
 
 A simulated client usually has a share of the run's data set. It may instead repeat a live client's
 part in a recorded run, with the data of the live client. The node config then contains the live
@@ -49,10 +49,10 @@ def _parse(settings: str, source: str, clients: int | None) -> RunConfig:
 
 
 class RunFacts(NamedTuple):
-    """The facts of a run for its simulated clients.
+    """Facts about a run that all its simulated clients share.
 
     Attributes:
-        part: part of the clients in the run.
+        part: participation of the clients in the run.
         limits: limits on the clients' answers.
     """
 
@@ -61,7 +61,7 @@ class RunFacts(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime) -> Self:
-        """Return the facts that the settings of a run determine.
+        """Return the facts that follow from the settings of a run.
 
         Args:
             config: settings of the run on the client.
@@ -103,7 +103,7 @@ class RunFacts(NamedTuple):
 
 
 class RunCache:
-    """The loaded models and data of the simulated clients of a process; threads share it.
+    """Loaded models and data of the simulated clients of a process, shared by its threads.
 
     Weights and examples are loaded once for configurations that agree in model, task and data.
     Every thread has a separate runtime with these weights.
@@ -128,8 +128,8 @@ class RunCache:
     def clear_if_changed(self, config: RunConfig) -> None:
         """Forget all models and data if a file that a configuration names has changed.
 
-        A notebook's process makes many runs while its user edits the data. Parsed settings are
-        always forgotten, because the tasks and starts that they name may have changed.
+        In a notebook, one process makes many runs while its user edits the data. Parsed settings
+        are always forgotten, because the tasks and starts that they name may have changed.
         """
         adapter = config.adapter
         files = adapter.start, adapter.basis, adapter.damping
@@ -145,7 +145,7 @@ class RunCache:
     def config_of(
         self, settings: Mapping[str, Any], source: str, clients: int | None = None
     ) -> RunConfig:
-        """Return the configuration of the given settings, which are parsed once per run.
+        """Return the configuration of some settings, which are parsed only once per run.
 
         Args:
             settings: flat settings.
@@ -180,7 +180,7 @@ class RunCache:
         return run
 
     def live_run_for(self, config: RunConfig) -> LoadedRun:
-        """Return the model and data of a repeated live client, for the thread of all such clients.
+        """Return the model and data of a repeated live client; one thread serves all such clients.
 
         Raises:
             SamaraError: if the model, the task or the data cannot be used.
@@ -190,14 +190,14 @@ class RunCache:
     def facts_of(
         self, config: RunConfig, server_config: RunConfig, runtime: ModelRuntime
     ) -> RunFacts:
-        """Return the facts of a run, computed once per run; see `RunFacts.of`."""
+        """Return the facts about a run, which are computed only once; see `RunFacts.of`."""
         key = config, server_config
         if key not in self._facts:
             self._facts[key] = RunFacts.of(config, server_config, runtime)
         return self._facts[key]
 
     def _load(self, config: RunConfig) -> tuple[LoadedRun, int]:
-        """Return model and data for a configuration, and the thread in which they were loaded."""
+        """Return model and data for a configuration, and the id of the thread that loaded them."""
         latest = self._latest
         if latest and _weights_and_data(latest.runtime.config) == _weights_and_data(config):
             torch.set_num_threads(config.threads or cores())
@@ -210,19 +210,20 @@ class RunCache:
 RUNS = RunCache()
 """The models and data of this process.
 
-Flower calls the ClientApp's functions without an object that could store models between messages.
+They are global, because Flower gives the ClientApp's functions no object that could store models
+between messages.
 """
 
 
 def _file_versions(path: Path) -> list[tuple[str, int, int]]:
-    """Return name, time and size of a file, or of each file in a folder; empty without files."""
+    """Return name, modification time and size of a file, or of each file in a folder."""
     files = [file for file in (path, *path.rglob("*")) if file.is_file()]
     facts = [(file, file.stat()) for file in sorted(files)]
     return [(str(file.resolve()), fact.st_mtime_ns, fact.st_size) for file, fact in facts]
 
 
 class _ContextSessions:
-    """The sessions in one client's context; every cluster of a run has a separate run id."""
+    """The sessions in one client's context; every cluster of a run has its run id."""
 
     def __init__(self, context: Context) -> None:
         self._records = context.state  # `config_records` would copy all records
@@ -238,7 +239,7 @@ class _ContextSessions:
 
 
 class _SimulatedDevice:
-    """The key and the masks of a simulated client, in its context.
+    """The device key and the masking state of a simulated client, stored in its context.
 
     The key is created for the simulation, because a simulated client has no device with a key.
     """
@@ -270,7 +271,7 @@ class _SimulatedDevice:
 
 
 def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
-    """Return the client of a context.
+    """Return the simulated client of a Flower context.
 
     Args:
         context: Flower's context, with the run config, the node config and the sessions.
@@ -291,7 +292,7 @@ def simulated_client(context: Context, runs: RunCache = RUNS) -> Client:
         config = with_device_settings(server_config, device_config)
         run = runs.live_run_for(config)
         facts = runs.facts_of(config, server_config, run.runtime)
-        hidden = facts._replace(part=replace(facts.part, is_measured=False))  # like the live client
+        hidden = facts._replace(part=replace(facts.part, is_measured=False))  # as live
         learner = RuntimeLearner(run.runtime, run.data.undivided(index))
         return hidden.client(learner, sessions, reach)
     config = runs.config_of(context.run_config, "run config", _client_count(context))
@@ -309,7 +310,7 @@ def _masking_of(context: Context, index: int, config: RunConfig) -> MaskingClien
 
 
 def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:
-    """Return the data of a context's client: a share of the run's data set.
+    """Return the data of a context's simulated client: a share of the run's data set.
 
     Args:
         context: Flower's context, with the run config and the node config.
@@ -323,7 +324,7 @@ def simulated_data(context: Context, runs: RunCache = RUNS) -> ClientData:
 
 
 def _client_count(context: Context) -> int:
-    """Return the number of clients that the run's data set is divided among.
+    """Return the number of clients among which the run's data set is divided.
 
     Raises:
         ConfigError: if the node config lacks the node's number or the number of clients.
@@ -338,7 +339,7 @@ def _client_count(context: Context) -> int:
 
 
 def client_index_of(context: Context) -> int:
-    """Return the index of a simulated client: its partition, or the index of a live client."""
+    """Return a simulated client's index: its partition, or the index of a live client."""
     partition = context.node_config.get("partition-id", 0)
     return int(context.node_config.get(CLIENT_INDEX, partition))
 

@@ -1,4 +1,4 @@
-"""A live client's catch-up: it can pause between slices, and stores its state after each step.
+"""A live client's catch-up, which can pause between slices and stores its state after each step.
 
 The length of the server's records determines the time of a replay. The records are at most as long
 as the state, because a server sends the state instead of longer records. Servers of earlier
@@ -23,11 +23,12 @@ from samara.shared.protocol.replay import Backend
 log = logging.getLogger("samara.client")
 
 SLICE_ELEMENTS = 2**27
-"""Approximate limit of direction elements between two pauses, about 0.1 s on one core."""
+"""Approximate maximum number of direction elements between two pauses; replaying them takes about
+0.1 s on one core."""
 
 
 class SlicedBackend:
-    """A replay backend that takes a turn for every slice of directions, like a forward pass.
+    """A replay backend that takes a turn for every slice of directions, as if for a forward pass.
 
     Args:
         backend: the backend that computes.
@@ -38,7 +39,7 @@ class SlicedBackend:
 
     @property
     def name(self) -> str:
-        """The name of the backend that computes."""
+        """Name of the backend that computes."""
         return self._backend.name
 
     def fold(
@@ -93,8 +94,8 @@ def reach_in_steps(
         most = most_record_bytes(layout.size, has_intercept)
         if len(catch_up.tail) > most:
             raise CatchUpError(
-                f"the server sent {len(catch_up.tail)} bytes of records, but at most {most} bytes "
-                f"may replace a state of {layout.size} elements",
+                f"the server sent {len(catch_up.tail)} bytes of records, but the limit for a state "
+                f"of {layout.size} elements is {most} bytes",
                 (goal_round, before.round),
             )
         sliced = SlicedBackend(backend) if backend else None
@@ -103,7 +104,7 @@ def reach_in_steps(
         for reached in session.steps_to(catch_up, *goal):
             number = reached.position.round
             if reached.position == before or number in (0, goal_round):
-                continue  # stored already, or without a round yet, or stored by the caller
+                continue  # already stored, or without a round, or left to the caller
             keep(reached)
             if is_late():
                 raise CatchUpError(

@@ -1,4 +1,4 @@
-"""The model of a run as stored in a client's folder, readable while the client's trainer runs."""
+"""The model of a run, read from a client's folder while the client's trainer may be running."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from samara.shared.storage.blob_store import BlobStore
 
 @dataclass(frozen=True, eq=False)
 class ClientModel:
-    """The states of a client in a run.
+    """A client's global and private state in a run.
 
     Attributes:
         run: run that the client has joined.
@@ -51,7 +51,7 @@ class ClientModel:
     def read(
         cls, folder: Path, device_config: RunConfig, client: int, run: str = ""
     ) -> "ClientModel":
-        """Read the states of a client in a run.
+        """Read a client's states in a run from the client's folder.
 
         Args:
             folder: folder of the client.
@@ -82,7 +82,7 @@ class ClientModel:
 
     @property
     def trained(self) -> TrainedModel:
-        """The client's personal model, of global and private state.
+        """The client's personal model: the global state plus the private state.
 
         Raises:
             SamaraError: if a file that the adapter needs is missing or has changed.
@@ -96,7 +96,7 @@ class ClientModel:
 
     @property
     def about(self) -> str:
-        """Sentences that identify the model."""
+        """Sentences for the owner that identify the model."""
         rounds = f"round {self.session.position.round} of run {self.run.run_id.hex()}"
         if self.private is None:
             return f"The global model after {rounds}; client {self.client} has no private round."
@@ -115,7 +115,7 @@ class ClientModel:
 def read_model_in_use(
     client_folder: Path, device_config: RunConfig, client: int, run: str = ""
 ) -> ClientModel:
-    """Read the states of the run whose model is in use, with its base model on this device.
+    """Read a client's states in the run whose model is in use.
 
     Args:
         client_folder: folder of the client.

@@ -32,8 +32,8 @@ class ValidationLosses:
         digest: hash of the state and of everything else that the losses depend on, in hex.
         losses: cross-entropy by hash of the example, in hex; equal examples count once.
         model_path: folder or name of the personal model's base model on this device.
-        by_examples: quality with private parts fitted to fewer examples; empty unless a solver fits
-            the private part.
+        by_examples: quality of private parts fitted to fewer training examples; empty unless a
+            solver fits the private part.
     """
 
     digest: str
@@ -42,7 +42,7 @@ class ValidationLosses:
     by_examples: tuple[QualityByExamples, ...] = ()
 
     def is_better_than(self, other: "ValidationLosses") -> bool:
-        """Return whether the mean loss on common examples is lower than the other's.
+        """Return whether the mean loss on the examples that both have is lower than the other's.
 
         Without common examples, the result is True.
         """
@@ -52,12 +52,12 @@ class ValidationLosses:
 
     @property
     def mean(self) -> float:
-        """The mean loss; NaN without examples."""
+        """Mean of the losses; NaN without examples."""
         return float(np.mean(list(self.losses.values()))) if self.losses else float("nan")
 
 
 class ValidationFile(KeptFile[ValidationLosses | None]):
-    """The file of a run's personal model losses, in the run's folder; None without losses."""
+    """The file in a run's folder with the losses of its personal model; its value may be None."""
 
     name = VALIDATION_FILE
     damaged = "{file}: {problem}; the file is written again"
@@ -79,9 +79,10 @@ class ValidationFile(KeptFile[ValidationLosses | None]):
 
 
 def find_unevaluated_runs(client_folder: Path) -> list[bytes]:
-    """Return, in order, the ids of the runs whose private rounds are newer than their losses.
+    """Return, in order, the ids of the runs whose private rounds are newer than the stored losses.
 
-    Such a run remains if a trainer is killed after private rounds, before it evaluates their model.
+    A run stays in this state if its trainer is killed after private rounds, before their model is
+    evaluated.
 
     Args:
         client_folder: folder of the client.
@@ -97,11 +98,11 @@ def find_unevaluated_runs(client_folder: Path) -> list[bytes]:
 def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:
     """Return the folder of the run whose model is in use.
 
-    If no run has a private part, this is the latest run.
+    If no run has a private part, the latest run is in use.
 
     Args:
         client_folder: folder of the client.
-        model_id: model id of the base model that the run must have; None for any.
+        model_id: id of the base model that the run must have; None for any base model.
 
     Raises:
         TrainerError: if there is no run.
@@ -126,7 +127,7 @@ def find_run_in_use(client_folder: Path, model_id: bytes | None = None) -> Path:
 
 
 def describe_model_in_use(client_folder: Path) -> str:
-    """Return a sentence about the model in use, or an empty text without a personal model."""
+    """Return a sentence about the model in use, or an empty text if there is no personal model."""
     if not run_folders(client_folder):
         return ""
     in_use = find_run_in_use(client_folder)
@@ -145,7 +146,7 @@ def describe_model_in_use(client_folder: Path) -> str:
 
 
 def quality_of_model_in_use(client_folder: Path) -> tuple[QualityByExamples, ...]:
-    """Return the quality of the model in use by number of training examples, or () if unknown."""
+    """Return the model in use's quality by number of training examples, or () if it is unknown."""
     if not run_folders(client_folder):
         return ()
     losses = ValidationFile(find_run_in_use(client_folder)).read()

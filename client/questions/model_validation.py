@@ -1,7 +1,7 @@
 """Evaluation of a run's personal model on its owner's validation examples.
 
-The losses decide whether the model replaces an earlier run's model (`model_in_use`). This decision
-needs no loaded base model.
+The losses decide whether the model replaces an earlier run's model (`model_in_use`). With stored
+losses, this decision needs no base model in memory.
 """
 
 import numpy as np
@@ -68,7 +68,7 @@ def note_validation(resident: ResidentTrainer, run_id: bytes) -> None:
 def _quality_by_examples(
     model: ClientModel, runtime: ModelRuntime, data: ClientData
 ) -> tuple[QualityByExamples, ...]:
-    """Return the quality by number of training examples.
+    """Return the personal model's quality by number of training examples.
 
     The result is empty if it needs further forward passes, or if no solver fits the private part.
     """

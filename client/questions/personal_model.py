@@ -1,8 +1,9 @@
-"""The models that answer an owner's questions: base, global and personal model of a run.
+"""The models of a run that answer an owner's questions: base, global and personal model.
 
 The personal model is the global model of the run's latest round with the client's private part
-(`samara.client.personal.methods`). Without a private part it is the global model, and without a run
-the base model. The models differ only in the adapter's weights, so a question loads no model.
+(`samara.client.personal.methods`). Without a private part it equals the global model. Without a run
+it equals the base model. The models differ only in the adapter's weights, so a question loads no
+model.
 """
 
 import json
@@ -45,7 +46,7 @@ _CUT = (
 
 @dataclass(frozen=True, eq=False)
 class RunModels:
-    """The models of a run at one moment.
+    """A snapshot of the models of a run.
 
     Attributes:
         runtime: model runtime under the settings of the run.
@@ -64,7 +65,10 @@ class RunModels:
     own_words: OwnWords | None = None
 
     def adapter(self, model: str) -> Perturbations:
-        """Return the adapter of a model.
+        """Return the adapter weights of one model.
+
+        Args:
+            model: ``base``, ``global`` or ``personal``.
 
         Raises:
             UnknownModelError: if there is no such model.
@@ -75,7 +79,7 @@ class RunModels:
 
 
 class Classified(NamedTuple):
-    """The classification of one text.
+    """The classification of one text by one or several models.
 
     Attributes:
         labels: labels that were compared.
@@ -91,7 +95,7 @@ class Classified(NamedTuple):
 
 
 class Prompted(NamedTuple):
-    """A prompt for text, ready to be continued.
+    """A tokenized prompt, and a generator that continues it.
 
     Attributes:
         tokens: tokens of the prompt.
@@ -105,7 +109,7 @@ class Prompted(NamedTuple):
 
 
 class PersonalModels:
-    """The models of a resident trainer's runs, for use between forward passes of training.
+    """The models of a resident trainer's runs, which answer questions between passes of training.
 
     Args:
         resident: the resident trainer.
@@ -136,7 +140,10 @@ class PersonalModels:
         return self._models
 
     def _find_run(self, run: str) -> Path | None:
-        """Return the folder of a run, or None if no run is named and no run has a state yet."""
+        """Return the folder of the named run, or of the run in use.
+
+        Without a name, the result is None if no run has a state yet.
+        """
         try:
             if run:
                 folder = find_run_folder(self._resident.folder, run.lower())
@@ -165,7 +172,7 @@ class PersonalModels:
 def classify(
     models: RunModels, questions: Sequence[str | Mapping[str, str]], names: Sequence[str]
 ) -> Generator[None, None, list[Classified]]:
-    """Classify texts with some models, one forward pass after another.
+    """Classify texts with several models, one forward pass after another.
 
     Args:
         models: models of a run.
@@ -213,9 +220,9 @@ def continue_prompt(
     Args:
         models: models of a run.
         name: name of the model.
-        prompt: text to continue.
-        messages: messages of a conversation, each with ``role`` and ``content``. If there are
-            messages, they replace `prompt`, in the run's task format if the task generates answers.
+        prompt: text to continue; ignored if there are messages.
+        messages: messages of a conversation, each with ``role`` and ``content``. If the run's task
+            generates answers, they are put into the task's format.
         sampling: sampling options and end of the text. If `max_tokens` is 0, the model's context is
             the limit.
 
@@ -281,7 +288,10 @@ def _tokens_of_task(
 
 
 def _fields_of(task: GenerationTask, text: str) -> str | dict[str, str]:
-    """Return a JSON object's fields if the task reads several fields, otherwise the text."""
+    """Return the fields in a text that is a JSON object, if the task reads several fields.
+
+    For other texts and tasks, return the text.
+    """
     if len(task.fields) == 1:
         return text
     try:
@@ -292,7 +302,7 @@ def _fields_of(task: GenerationTask, text: str) -> str | dict[str, str]:
 
 
 def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the tokens of a prompt, at least one.
+    """Return the tokens of a prompt or of messages, at least one token.
 
     The tokenizer's chat template formats messages. Without a template, their contents are joined by
     line breaks.
@@ -322,7 +332,7 @@ def _prompt_tokens(tokenizer: Any, prompt: str, messages: Sequence[Mapping[str, 
 
 
 def _row(models: RunModels, question: str | Mapping[str, str], number: int) -> Mapping[str, str]:
-    """Return a question as the fields of a row. A task of plain texts has no fields.
+    """Return a question as a row of fields; for a task of plain texts the row is empty.
 
     Raises:
         QuestionError: if the question is a text and the task reads several fields.
@@ -341,13 +351,13 @@ def _row(models: RunModels, question: str | Mapping[str, str], number: int) -> M
 
 
 def label_names(models: RunModels) -> tuple[str, ...]:
-    """Return the labels of a classification, or () for other tasks."""
+    """Return the labels that a classification compares, or () for other tasks."""
     task = models.runtime.task
     return tuple(w.strip() for w in task.words) if isinstance(task, ClassificationTask) else ()
 
 
 def _versions(folder: Path) -> list[object]:
-    """Return the versions of a run's files: session, personal ledger and own words."""
+    """Return the versions of a run's files (session, personal ledger and own words)."""
     found: list[object] = []
     own = *folder.glob("clients/*/personal.ledger/*"), *folder.glob(f"clients/*/{OWN_WORDS_FILE}")
     for file in [folder / "session", *sorted(own)]:

@@ -1,4 +1,4 @@
-"""A runner of questions: one thread takes a step of each open question in turn."""
+"""A runner of questions, whose thread takes one step of each open question in turn."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ class QuestionRunner:
         self._free = BoundedSemaphore(MOST_QUESTIONS)
 
     def run(self, steps: Iterator[Part], is_wanted: Callable[[], bool]) -> Iterator[Part]:
-        """Yield the results of a question's steps. The steps do not wait for the reader.
+        """Yield the results of a question's steps, which do not wait until a result is read.
 
         Args:
             steps: steps of the question, which run in the answering thread.
@@ -55,7 +55,7 @@ class QuestionRunner:
 
 @dataclass(frozen=True)
 class _Failed:
-    """The error of a step, in place of its result."""
+    """The result of a step that raised an error."""
 
     error: Exception
 
@@ -65,7 +65,7 @@ _END = object()
 
 
 class _Question(Generic[Part]):
-    """An open question, which submits its next step itself."""
+    """An open question, whose steps run one by one in the answering thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class _Question(Generic[Part]):
         self._opened, self._worker = opened, worker
 
     def take_step(self) -> None:
-        """Take a step, and submit the next step."""
+        """Take one step, and submit the next step to the answering thread."""
         end: object = _END
         try:
             if self._is_wanted():

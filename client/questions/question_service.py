@@ -54,7 +54,7 @@ _Text = str | Mapping[str, str]
 
 
 class QuestionService(PersonalModelServicer):  # type: ignore[misc]
-    """A service that answers questions to a resident trainer's models.
+    """A gRPC service that answers questions with a resident trainer's models.
 
     Args:
         models: the models.
@@ -65,7 +65,7 @@ class QuestionService(PersonalModelServicer):  # type: ignore[misc]
         self._models, self._runner = models, runner
 
     def Describe(self, request: DescribeRequest, context: Any) -> DescribeReply:  # noqa: N802
-        """Return the models that can be asked."""
+        """Return the models that can answer questions."""
 
         def steps() -> Iterator[DescribeReply]:
             yield _description(self._models.of(request.run))
@@ -74,7 +74,7 @@ class QuestionService(PersonalModelServicer):  # type: ignore[misc]
         return description
 
     def Classify(self, request: ClassifyRequest, context: Any) -> ClassifyReply:  # noqa: N802
-        """Return labels of texts with their probabilities."""
+        """Return the labels of texts with their probabilities under each requested model."""
 
         def steps() -> Iterator[ClassifyReply | None]:
             questions, names = _questions(request), _model_names(request.models)
@@ -91,7 +91,7 @@ class QuestionService(PersonalModelServicer):  # type: ignore[misc]
     def Generate(  # noqa: N802
         self, request: GenerateRequest, context: Any
     ) -> Iterator[GeneratePart]:
-        """Yield an opening, pieces of text, and an ending."""
+        """Yield the opening of an answer, its text piece by piece, and its ending."""
 
         def steps() -> Iterator[GeneratePart]:
             sampling, messages = _sampling(request), _messages(request)

@@ -1,1 +1,1 @@
-"""Spaces of trainable parameters: all parameters, LoRA, LoRA-FA, prefixes."""
+"""Spaces of trained parameters: all parameters, the head, adapters or a prefix."""

@@ -1,8 +1,8 @@
 """Forward-mode differentiation: a loss and its derivative along a direction, in one pass.
 
 Malladi et al. (2023), section 2.2 and appendix D: z·∇L is a Jacobian-vector product, computed along
-with the forward pass. It keeps no activations for a backward pass, but the whole direction is in
-memory.
+with the forward pass. Forward mode keeps no activations for a backward pass, but the whole
+direction is in memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,12 +52,12 @@ def network_derivative_along(
 
 
 class _Running(nn.Module):
-    """A module that wraps a network; calling it computes a loss with the network."""
+    """A module whose forward pass computes a loss with a network, as `functional_call` needs it."""
 
     def __init__(self, network: nn.Module, loss: Callable[[], Tensor]) -> None:
         super().__init__()
         self.network, self._loss = network, loss
 
     def forward(self) -> Tensor:
-        """Return the loss with the network's current parameters."""
+        """Return the loss under the network's current parameters."""
         return self._loss()

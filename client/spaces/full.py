@@ -1,10 +1,11 @@
 """The space of all parameters of the base model (MeZO, algorithm 1); tied weights count once.
 
-By default θ is a separate float32 copy. The network's parameters are θ or a perturbation of θ,
-rounded to their type. Perturbing and restoring therefore leaves no error, and with half-precision
-weights θ keeps updates that are smaller than a weight's last bit. Without the copy, θ is the
-network's parameters themselves, as in MeZO. Training then needs only the memory of inference, but
-every perturbation leaves rounding errors (docs/concepts/mezo.md).
+By default θ is a separate float32 copy. The network's parameters are then θ or a perturbation of θ,
+rounded to their type. So perturbing and restoring leaves no error, and with half-precision weights
+θ keeps updates that are smaller than a weight's last bit.
+
+Without the copy, θ is the network's parameters themselves, as in MeZO. Training then needs only the
+memory of inference, but every perturbation leaves rounding errors (docs/concepts/mezo.md).
 """
 
 from bisect import bisect_right
@@ -33,7 +34,7 @@ class FullSpace(SequentialSpace):
 
     Args:
         base: model whose parameters are trained. Networks that share these parameters change too.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
         keep_copy: whether to keep θ as a separate float32 copy, 4 bytes per parameter.
         distribution: distribution of the directions.
 
@@ -73,13 +74,13 @@ class FullSpace(SequentialSpace):
             self.state = f"{str(base.network.dtype).removeprefix('torch.')}, in place"
 
     def values(self, first: int, count: int) -> Tensor:
-        """Return elements of the copy, or of the network if there is no copy."""
+        """Return elements of θ from the copy or, without a copy, from the network."""
         if self._copy is not None:
             return self._copy[first : first + count]
         return self._read_network(first, count)
 
     def assign(self, first: int, values: Tensor) -> None:
-        """Set elements of the copy, and the network's elements rounded to their type."""
+        """Set elements of θ in the copy, and rounded to their type in the network."""
         if self._copy is not None:
             self._copy[first : first + len(values)] = values
         self._write_network(first, values)
@@ -88,7 +89,7 @@ class FullSpace(SequentialSpace):
         return torch.cat([view.float() for view in self._views(first, count)])
 
     def _write_network(self, first: int, values: Tensor) -> None:
-        """Set the network's parameters from element `first` on to rounded float32 [count]."""
+        """Set a range of the network's parameters to float32 values, rounded to their type."""
         start = 0
         for view in self._views(first, len(values)):
             view.copy_(values[start : start + len(view)])
@@ -121,7 +122,7 @@ class FullSpace(SequentialSpace):
         yield self._no_adapters
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and the derivative of L along a direction that is held entirely in memory."""
+        """Return L(θ) and the derivative of L along a direction, which is entirely in memory."""
         parts = [self.perturbation(seed, *part, self.scaling) for part in self.chunks()]
         sizes = [tensor.size for tensor in self.tensors]
         direction = {
@@ -145,7 +146,7 @@ class FullSpace(SequentialSpace):
 
 
 def check_trainable(base: BaseModel) -> None:
-    """Raise a ModelError if a model's weights are quantized and so cannot be perturbed."""
+    """Raise a `ModelError` if a model's weights are quantized, and so cannot be perturbed."""
     if base.quantization != "none":
         raise ModelError(
             f"{base.folder}: quantized weights cannot be trained; "

@@ -18,11 +18,11 @@ from samara.shared.protocol.replay import Backend
 
 
 class HeadSpace(ParameterSpace):
-    """The space of the head's weights and, if it has one, bias.
+    """The space of the head's weights and of its bias, if it has one.
 
     Args:
         base: model with a head.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
         distribution: distribution of the directions.
 
     Raises:
@@ -48,7 +48,7 @@ class HeadSpace(ParameterSpace):
         super().__init__(base.network, named, backend, distribution)
 
     def replace_head(self) -> None:
-        """Replace the network's head by θ permanently, untied from the word embeddings."""
+        """Replace the network's head permanently by θ, which is not tied to the word embeddings."""
         network: Any = self._network
         network.config.tie_word_embeddings = False
         for name, tensor in self.named_tensors():

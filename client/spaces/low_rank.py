@@ -23,7 +23,7 @@ class LowRankSpace(SharedPassSpace):
         adapter: adapters in the model.
         layout: names and shapes of the tensors of θ.
         theta: float32 [d] on the model's torch device, the initial θ.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
     """
 
     def __init__(self, adapter: Adapter, layout: Layout, theta: Tensor, backend: Backend) -> None:
@@ -32,13 +32,13 @@ class LowRankSpace(SharedPassSpace):
 
 
 class LoRAFASpace(LowRankSpace):
-    """The space of every adapted layer's B and, if configured, the label bias.
+    """The space of B of every adapted layer and, if configured, of the label bias.
 
     Args:
         base: model into which the adapters are inserted, in place.
         settings: settings of the adapters.
         labels: number of labels, for the label bias.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
 
     Raises:
         ModelError: if the settings do not fit the model.

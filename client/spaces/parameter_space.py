@@ -1,4 +1,4 @@
-"""Spaces of selected parameters of a network, which θ replaces while the model computes."""
+"""Spaces of selected parameters of a network, which are set from θ while the model computes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ class ParameterSpace(SequentialFlatSpace):
         network: network that owns the parameters.
         named: parameters by their names in the network; a parameter that is tied to one of them is
             not trained.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
         distribution: distribution of the directions.
         first_block: index of the lowest block whose output depends on the parameters.
     """
@@ -44,7 +44,7 @@ class ParameterSpace(SequentialFlatSpace):
 
     @contextmanager
     def computing_with(self, theta: Tensor) -> Iterator[PerturbedAdapters]:
-        """Set the parameters to the given vector, rounded to their type."""
+        """Set the parameters inside the context to a vector, float32 [d], rounded to their type."""
         before: list[tuple[dict[str, Any], str, Tensor]] = []
         flats = torch.split(theta, [tensor.size for tensor in self.tensors])
         try:
@@ -58,6 +58,6 @@ class ParameterSpace(SequentialFlatSpace):
                 own[name] = value
 
     def _place(self, name: str) -> tuple[dict[str, Any], str]:
-        """Return the parameter dictionary of a parameter's module, and its name there."""
+        """Return the parameter dictionary of a parameter's module, and the key there."""
         owner, _, own_name = name.rpartition(".")
         return self._network.get_submodule(owner)._parameters, own_name

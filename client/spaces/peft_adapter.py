@@ -41,8 +41,8 @@ _VECTORS = ("vera_lambda_b", "vera_lambda_d")
 class PeftSpace(FlatSpace):
     """A space of all trained parameters of a PEFT adapter, in PEFT's order.
 
-    The random matrices come from `samara.shared.protocol.directions`, so they are the same on every
-    machine.
+    The adapter's random matrices come from `samara.shared.protocol.directions`, so they are the
+    same on every machine.
     """
 
     config: Any
@@ -79,12 +79,13 @@ class PeftSpace(FlatSpace):
 class DoRASpace(ParameterSpace, PeftSpace):
     """The space of DoRA: A, B and the lengths m of every adapted layer.
 
-    The initial lengths are computed from the weights, so they may differ between machines.
+    The initial lengths are computed from the weights, so their last bits may differ between
+    machines.
 
     Args:
         base: model into which the adapter is injected, in place.
         settings: adapted layers, rank, alpha and seed.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
 
     Raises:
         ModelError: if PEFT is not installed, or the settings or the adapter do not fit the model.
@@ -126,7 +127,7 @@ class VeRASpace(SharedPassSpace, PeftSpace):
                 layer.adapter, layer.forward = self.adapter, self._by_row(name, layer)
 
     def _by_row(self, name: str, layer: nn.Module) -> Callable[..., Any]:
-        """Return an adapted layer's forward, with the vectors of each row's perturbation."""
+        """Return a forward function for an adapted layer, which uses each row's perturbation."""
         forward = layer.forward
         held = {vector: getattr(layer, vector)._parameters for vector in _VECTORS}
         before = {vector: parameters[_ADAPTER] for vector, parameters in held.items()}
@@ -155,7 +156,7 @@ def _inject(
     """Inject a PEFT adapter into a base model, in place.
 
     Returns:
-        Its configuration, and its parameters by their names in the network.
+        The adapter's PEFT configuration, and its parameters by their names in the network.
     """
     try:
         import peft
@@ -197,7 +198,7 @@ def _inject(
 def _set_random_matrices(
     base: BaseModel, settings: AdapterSettings, layers: dict[str, nn.Module]
 ) -> None:
-    """Replace an injected adapter's random matrices with matrices drawn from its seed."""
+    """Replace the random matrices of an injected adapter by matrices computed from its seed."""
     seeds = query_seeds(settings.seed, 0, 1, max(2, len(layers)))[0]
     sizes = [features(layer) for layer in layers.values()]
     widest = max(own[0] for own in sizes), max(own[1] for own in sizes)
@@ -205,7 +206,7 @@ def _set_random_matrices(
         layer: Any = base.body.get_submodule(name)
         if hasattr(layer, "lora_A"):
             _fill(layer.lora_A[_ADAPTER].weight, frozen_a(int(seed), settings.rank, inputs))
-        else:  # with the variance of Kaiming initialization, as in the paper
+        else:  # variance of Kaiming initialization, as in the paper
             a = frozen_a(int(seeds[0]), settings.rank, widest[0])
             b = frozen_a(int(seeds[1]), widest[1], settings.rank)
             _fill(layer.vera_A[_ADAPTER], math.sqrt(2) * a)
@@ -217,7 +218,7 @@ def _fill(tensor: Tensor, values: NDArray[np.float32]) -> None:
 
 
 def _exported_name(name: str) -> str:
-    """Return a parameter's name in PEFT's files, which omits the adapter's name."""
+    """Return a parameter's name in PEFT's files, which lacks the name of the adapter."""
     if "lora_magnitude_vector" in name:
         return name.removesuffix(f".{_ADAPTER}.weight")
     return name.replace(f".{_ADAPTER}", "")

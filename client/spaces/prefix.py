@@ -1,6 +1,6 @@
 """Prefix tuning of language models: every token attends to m trained keys and values per layer.
 
-Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as MeZO uses it
+Li & Liang, "Prefix-tuning: optimizing continuous prompts for generation" (2021), as in MeZO
 (appendix E.5). The initial prefix is the keys and values of random tokens of the vocabulary, or
 random numbers. Alternatively a network computes the prefix, and the network is trained. The model
 receives the prefix as a cache, as if it had already read those tokens, so the positions of a
@@ -23,7 +23,7 @@ from samara.shared.protocol.directions import Distribution, prefix_tokens
 from samara.shared.protocol.replay import Backend
 
 DEFAULT_SPREAD = 0.02
-"""Standard deviation of random initial values if the model's configuration gives none."""
+"""Standard deviation of random initial values if the model's configuration does not name one."""
 
 
 class PrefixSpace(SharedPassSpace):
@@ -85,12 +85,12 @@ class PrefixSpace(SharedPassSpace):
             tensors = self._network.tensors
             theta = theta.new_zeros(sum(tensor.size for tensor in tensors))
         layout = layout_of(tensors, distribution)
-        # packed sequences would treat the prefix as one of them, and would see each other
+        # With a prefix as cache, packed sequences would attend to each other.
         adapter = Adapter(layout, 0, packs=False)
         super().__init__(tensors, adapter, layout, theta, backend)
         if self._network is not None:
             self._theta = self._network.start(self.direction(seed, 0, self.size))
-        elif random_start:  # of the same size as the model's own initial weights
+        elif random_start:  # as large as the model's initial weights
             spread = getattr(base.network.config, "initializer_range", DEFAULT_SPREAD)
             self._theta = self.direction(seed, 0, self.size) * spread
         self.portable = random_start or self._network is not None
@@ -108,7 +108,7 @@ class PrefixSpace(SharedPassSpace):
     def _prepend(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Prepend its perturbation's prefix to every row of a pass that uses the adapter."""
+        """Give the body the prefixes of the rows' perturbations, if a pass uses the adapter."""
         perturbations = self.adapter.perturbations
         if perturbations is None:
             return args, kwargs
@@ -138,8 +138,9 @@ class PrefixSpace(SharedPassSpace):
             mask: int64 [rows, S], 0 for padding.
 
         Returns:
-            int64 [rows, m + S]. For a masked LM, which does not query its cache's length, the mask
-            in the form that its attention reads, [rows, 1, S, m + S].
+            int64 [rows, m + S]. A masked LM does not query its cache's length. For it, the mask has
+            the
+            form that its attention reads, [rows, 1, S, m + S].
         """
         whole = nn.functional.pad(mask, (self._length, 0), value=1)
         if self._base.family == "causal":
@@ -183,9 +184,9 @@ def _compute_activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
 def _make_cache(prefixes: list[Tensor]) -> Any:
     """Return a cache that prepends P prefixes to the keys and values of a pass.
 
-    The rows are ordered by perturbation. Some bodies repeat them for every perturbation only in
-    their first block, so a layer learns the number of rows from its own keys. The cache does not
-    keep these.
+    The rows are ordered by perturbation. Some bodies repeat the rows for every perturbation only in
+    their first block, so a layer finds the number of rows from its keys. The cache does not store
+    those keys.
 
     Args:
         prefixes: keys and values, layer by layer, each [P, heads, m, features].

@@ -1,7 +1,7 @@
 """The network that computes a reparameterized prefix (Li and Liang, 2021, section 4.3).
 
-Every token of the prefix has an embedding e. A network with one hidden layer computes the token's
-keys and values in all layers from it: W₂·tanh(W₁·e + b₁) + b₂. Embeddings, weights and biases are
+Every token of the prefix has an embedding e. From e, a network with one hidden layer computes the
+token's keys and values in all layers: W₂·tanh(W₁·e + b₁) + b₂. Embeddings, weights and biases are
 all trained.
 """
 
@@ -17,7 +17,7 @@ from samara.client.spaces.space import SpaceTensor
 
 @dataclass(frozen=True)
 class PrefixNetwork:
-    """The shape of a prefix network.
+    """The dimensions and the computation of a prefix network.
 
     Attributes:
         features: size of an embedding.
@@ -31,7 +31,7 @@ class PrefixNetwork:
 
     @property
     def tensors(self) -> list[SpaceTensor]:
-        """The trained tensors: embeddings of the m tokens, weights and biases of both layers."""
+        """Trained tensors: embeddings of the m tokens, weights and biases of both layers."""
         length, width = self.shapes[0][1], self.width
         made = sum(heads * features for heads, _, features in self.shapes)
         return [
@@ -43,7 +43,7 @@ class PrefixNetwork:
         ]
 
     def start(self, z: Tensor) -> Tensor:
-        """Return the initial θ: random weights with the variances of torch's layers, zero biases.
+        """Return the initial θ: zero biases, and weights with the variances of torch's layers.
 
         Args:
             z: standard-normal numbers, float32 [d].
@@ -56,7 +56,8 @@ class PrefixNetwork:
         """Return the keys and values under P perturbations, each [P, heads, m, features].
 
         Args:
-            tensors: the tensors in `tensors` as matrices, float32 [P, rows, columns].
+            tensors: the trained tensors in the order of `tensors`, as matrices, float32
+                [P, rows, columns].
         """
         embeddings, hidden, hidden_bias, output, output_bias = tensors
         inner = torch.tanh(torch.baddbmm(hidden_bias, embeddings, hidden.mT))

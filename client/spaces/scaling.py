@@ -1,4 +1,4 @@
-"""Scaling of directions by parameter group: D of variance- and expectation-modified estimates.
+"""Scaling of directions by D, which makes MeZO's variance- and expectation-modified estimates.
 
 Malladi et al. (2023), appendices B.3 and B.4: θ is perturbed by ε·D⁻¹·z, and the estimate is the
 projected gradient times D·z (definition 6, unbiased) or times z (definition 7, an estimate of
@@ -21,7 +21,7 @@ _EMBEDDING = re.compile(r"emb|wte|wpe")
 
 @dataclass(frozen=True)
 class ScalingPlan:
-    """The modification of a run's estimates, and the steps at which D is computed.
+    """The kind of a run's modified estimates, and the steps at which D is computed.
 
     Attributes:
         modify: variance or expectation. For the variance, D scales perturbations and estimates; for
@@ -35,7 +35,7 @@ class ScalingPlan:
     interval: int = 0
 
     def finds_anew(self, step: int) -> bool:
-        """Return whether D is computed before a step, given the step's index from 0."""
+        """Return whether D is computed before the step with a given index, from 0."""
         return step % self.interval == 0 if self.interval else step == 0
 
 
@@ -63,17 +63,17 @@ class Scaling:
 
     @classmethod
     def of_one(cls, group: int, groups: int) -> Self:
-        """Return factors that set all groups of a direction except one to zero (proposition 1)."""
+        """Return factors that set a direction to zero outside one group (proposition 1)."""
         return cls(np.eye(groups, dtype=np.float32)[group])
 
 
 def scaling_by(plan: ScalingPlan | None, d: NDArray[np.float32] | None) -> Scaling | None:
-    """Return the scaling for a step's D; None without a D."""
+    """Return the factors of a step with the given d, float32 [groups]; None without a d."""
     return None if plan is None or d is None else Scaling.by(d, plan.modify)
 
 
 class ParameterGroups:
-    """The groups of a space's elements: one per layer, one for embeddings and one for the head.
+    """The groups of a space's parameters: one per layer, one for embeddings and one for the head.
 
     The first number in a tensor's name is its layer. Tensors without a number belong to the
     embeddings if ``emb``, ``wte`` or ``wpe`` is in their names, otherwise to the head.
@@ -92,7 +92,7 @@ class ParameterGroups:
         self._ends = np.cumsum([size for _, size in tensors])
 
     def parts(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        """Split a range of elements at group boundaries, and yield each part's group and length."""
+        """Yield (group, length) for the parts of a range of elements, split at group boundaries."""
         index = int(np.searchsorted(self._ends, first, side="right"))
         while count:
             length = min(count, int(self._ends[index]) - first)

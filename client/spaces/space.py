@@ -2,9 +2,9 @@
 
 A space is the set of parameters that MeZO updates (Malladi et al. 2023, sections 2.1 and 3). Its d
 elements have one flattened order. Directions come from `samara.shared.protocol.directions` in that
-order. They are drawn in chunks, so that a whole model's direction is never in memory at once. All
-arithmetic on θ is elementwise float32, and each operation is rounded separately. The bits therefore
-do not depend on chunk size, number of threads or instruction set.
+order. They are computed in chunks, so that a whole model's direction is never in memory at once.
+All arithmetic on θ is elementwise float32, and each operation is rounded separately. The bits
+therefore do not depend on chunk size, number of threads or instruction set.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ LossFunction = Callable[[PerturbedAdapters], Tensor]
 """A function that runs a forward engine with given adapters, and returns the loss as a scalar."""
 
 RangeUpdate = Callable[[int, int], None]
-"""A function of first and count that updates the elements first … first + count − 1 of θ."""
+"""A function that takes first and count, and updates elements first … first + count − 1 of θ."""
 
 CPU_CHUNK, ACCELERATOR_CHUNK = 2**19, 2**24
-"""Number of a direction's elements in memory at once: few enough for a CPU's caches, or many enough
-to occupy a GPU."""
+"""Number of a direction's elements in memory at once. A CPU's chunk fits its caches. A GPU's chunk
+is large enough to occupy the GPU."""
 NO_SEEDS = np.zeros(0, np.uint64)
 
 
@@ -61,12 +61,12 @@ class SpaceTensor:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 class Space(ABC):
-    """A float state θ of a model, with operations that update θ and score under perturbations.
+    """A float state θ of a model, which can be updated, and scored under perturbations.
 
     Attributes:
         kind: name of the space.
@@ -115,7 +115,7 @@ class Space(ABC):
 
     @abstractmethod
     def assign(self, first: int, values: Tensor) -> None:
-        """Set the elements of θ from `first` on to float32 [count]."""
+        """Set elements first … first + len(values) − 1 of θ to float32 values."""
 
     @abstractmethod
     def evaluate(
@@ -125,14 +125,14 @@ class Space(ABC):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine at θ ± ε·z of every seed, or at θ itself.
+        """Run a forward engine at θ ± ε·z for every seed, or at θ itself.
 
         Args:
             score: function called one or more times with perturbations for the engine built with
                 `adapter`. The perturbations are valid only during the call.
             seeds: uint64 [q], seeds of the directions; empty for θ itself.
             epsilon: size ε of the perturbations.
-            signs: +1 and −1, or one of them.
+            signs: (+1, −1), or one of the two.
 
         Returns:
             float32 [2q, …], θ + ε·z of every seed and then θ − ε·z of every seed; [q, …] for one
@@ -194,21 +194,21 @@ class Space(ABC):
         count: int,
         scaling: Scaling | None,
     ) -> None:
-        """Move a range of elements in place from θ + current·z to θ + target·z, with z scaled."""
+        """Move a range of elements in place from θ + current·z to θ + target·z, with scaled z."""
         self.add(first, self.perturbation(seed, first, count, scaling) * (target - current))
 
     def update_all(self, update: RangeUpdate) -> None:
-        """Apply an update to all of θ range by range, now or when a range is next in memory."""
+        """Apply an update to every range of θ, at once or when the range is next in memory."""
         for first, count in self.chunks():
             update(first, count)
 
     @property
     def chunk(self) -> int:
-        """The number of elements of a direction in memory at once."""
+        """Number of elements of a direction in memory at once."""
         return CPU_CHUNK if self._torch_device.type == "cpu" else ACCELERATOR_CHUNK
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield first element and length of consecutive ranges that cover θ."""
+        """Yield (first element, length) of consecutive ranges that cover θ."""
         for first in range(0, self.size, self.chunk):
             yield first, min(self.chunk, self.size - first)
 
@@ -226,7 +226,7 @@ class Space(ABC):
         return z.to(torch.float32) * 2.0**-DIRECTION_BITS
 
     def perturbation(self, seed: int, first: int, count: int, scaling: Scaling | None) -> Tensor:
-        """Return elements of a direction, multiplied by a scaling's perturbation factors."""
+        """Return elements of a direction, multiplied by the scaling's factors for perturbations."""
         z = self.direction(seed, first, count)
         return z if scaling is None else self.scaled(z, scaling.perturbation, first)
 
@@ -250,7 +250,7 @@ class Space(ABC):
             first += tensor.size
 
     def digest(self) -> bytes:
-        """Return the SHA-256 (32 bytes) of θ: names, shapes and little-endian float32 bytes."""
+        """Return the SHA-256 of θ, 32 bytes: names, shapes and little-endian float32 values."""
         whole = hashlib.sha256(self.tensors_hash)
         for first, count in self.chunks():
             whole.update(self.values(first, count).cpu().numpy().astype("<f4").tobytes())
@@ -258,7 +258,7 @@ class Space(ABC):
 
     @property
     def tensors_hash(self) -> bytes:
-        """The SHA-256 of the tensors' names and shapes in their order, 32 bytes."""
+        """SHA-256 of the tensors' names and shapes in their order, 32 bytes."""
         content = [[tensor.name, *tensor.shape] for tensor in self.tensors]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).digest()
 
@@ -270,14 +270,14 @@ class SequentialSpace(Space):
     def _perturbed(
         self, seed: int, epsilon: float, signs: tuple[int, ...]
     ) -> Generator[PerturbedAdapters]:
-        """Set the model to θ + s·ε·z for each sign s, yield after each, and finally restore θ.
+        """Yield with the model at θ + s·ε·z for each sign s, and finally restore θ.
 
-        If the space drifts, θ is restored up to rounding.
+        If the space drifts, θ is restored only up to rounding.
         """
 
     @abstractmethod
     def _unperturbed(self) -> AbstractContextManager[PerturbedAdapters]:
-        """Return a context inside which the model computes with θ."""
+        """Return a context in which the model computes with θ."""
 
     def evaluate(
         self,
@@ -286,7 +286,7 @@ class SequentialSpace(Space):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine under one perturbation at a time, seed by seed."""
+        """Run a forward engine under one perturbation at a time; see `Space.evaluate`."""
         if not len(seeds):
             with self._unperturbed() as unperturbed:
                 return score(unperturbed)
@@ -328,10 +328,10 @@ class FlatSpace(Space):
 
     @abstractmethod
     def computing_with(self, theta: Tensor) -> AbstractContextManager[PerturbedAdapters]:
-        """Return a context inside which the model computes with a vector as θ, float32 [d]."""
+        """Return a context in which the model computes with a given vector as θ, float32 [d]."""
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and the derivative of L along a direction that is held entirely in memory."""
+        """Return L(θ) and the derivative of L along a direction, which is entirely in memory."""
 
         def loss_at(theta: Tensor) -> Tensor:
             with self.computing_with(theta) as adapters:
@@ -362,7 +362,7 @@ class SequentialFlatSpace(FlatSpace, SequentialSpace):
 
 
 class SharedPassSpace(FlatSpace):
-    """A small space, of which several perturbations can share a forward pass.
+    """A small space, several perturbations of which can share a forward pass.
 
     Each row of a pass is computed with the tensors of its perturbation, which the adapter names.
 
@@ -391,7 +391,7 @@ class SharedPassSpace(FlatSpace):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a forward engine once with all perturbations; its schedule groups them."""
+        """Run a forward engine once with all perturbations, grouped by its schedule."""
         device = self._torch_device
         if not len(seeds):
             return score(Perturbations(self.layout, self._theta))
@@ -401,12 +401,12 @@ class SharedPassSpace(FlatSpace):
         return score(Perturbations(self.layout, self._theta, z, epsilon, signs))
 
     def computing_with(self, theta: Tensor) -> AbstractContextManager[PerturbedAdapters]:
-        """Return a context of the adapters whose θ is the given vector, float32 [d]."""
+        """Return a context that provides adapters with a given vector as θ, float32 [d]."""
         return nullcontext(Perturbations(self.layout, theta))
 
 
 def layout_of(tensors: Sequence[SpaceTensor], distribution: Distribution) -> Layout:
-    """Return a layout of tensors as matrices, whose columns are a tensor's last dimension."""
+    """Return a layout in which each tensor is a matrix whose columns are its last dimension."""
     matrices = [
         LayoutTensor(t.name, t.size // t.shape[-1], t.shape[-1], ADAPTER_GROUP) for t in tensors
     ]

@@ -3,7 +3,7 @@
 Every block is transferred once per step. A loaded block receives the last step's update, computes
 with θ + ε·z and θ − ε·z of every direction, and is written back (section 5.4). The paper passes the
 state of a random generator from block to block (section 5.1). Here a direction's elements are a
-function of seed and index, so no state is passed. The arithmetic is the same as in `FullSpace`,
+function of seed and index, so no such state is needed. The arithmetic is that of `FullSpace`,
 element by element, so θ has the same bits as in `FullSpace`.
 """
 
@@ -44,7 +44,7 @@ class StreamedFullSpace(Space):
     Args:
         base: model with placeholders in its blocks and no stream attached.
         store: store of the initial blocks; from now on it contains the θ of the blocks.
-        backend: backend that draws directions.
+        backend: replay backend that computes directions.
         keep_copy: whether to keep θ in float32 in addition to the perturbed weights, as in
             `FullSpace`. Otherwise θ itself is perturbed and restored.
         deferred: whether to apply a step's update to a block when it is next loaded, instead of to
@@ -112,7 +112,7 @@ class StreamedFullSpace(Space):
             self._perturbed_buffer = allocate(largest, self._torch_device)
 
     def values(self, first: int, count: int) -> Tensor:
-        """Return a copy of elements of θ, loading the blocks that hold them."""
+        """Return a copy of elements of θ, for which the blocks that hold them are loaded."""
         # A copy, because the next block is loaded into this block's memory.
         values = torch.empty(count, device=self._torch_device)
         start = 0
@@ -123,10 +123,10 @@ class StreamedFullSpace(Space):
 
     @torch.inference_mode()
     def assign(self, first: int, values: Tensor) -> None:
-        """Set elements of θ, loading the blocks that hold them; the blocks are written later.
+        """Set elements of θ in loaded blocks, which are written back later.
 
-        With a copy, the method rounds a block's θ to the stored type at once, instead of when the
-        block is written. So the bits do not depend on the time of the transfer.
+        With a copy, θ is rounded to the stored type at once, and not when the block is written. So
+        the bits do not depend on the time of the transfer.
         """
         start = 0
         for parameter, view in self._views(first, len(values), changes=True):
@@ -145,12 +145,12 @@ class StreamedFullSpace(Space):
         epsilon: float = 0.0,
         signs: tuple[int, ...] = BOTH_SIDES,
     ) -> NDArray[np.float32]:
-        """Run a `StreamedForward` that perturbs the model through this space's `at_stage`."""
+        """Run a `StreamedForward`, which perturbs the model through this space's `at_stage`."""
         if not len(seeds):
             self.flush()
             return score(self._no_adapters)
         self._seeds, self._offsets = seeds, [sign * epsilon for sign in signs]
-        # Empty adapters, because the model itself is perturbed.
+        # The adapters are empty, because the model itself is perturbed.
         no_elements = torch.zeros((len(seeds), 0), dtype=torch.int16)
         try:
             return score(replace(self._no_adapters, directions=no_elements, signs=signs))
@@ -164,7 +164,7 @@ class StreamedFullSpace(Space):
         return whole[before:]
 
     def update_all(self, update: RangeUpdate) -> None:
-        """Apply an update to the resident parameters now, and to blocks when next loaded."""
+        """Apply an update to resident parameters now, and to each block when it is next loaded."""
         for parameter in self.parameters_of(None):
             self._apply(update, parameter)
         self._updates.append(update)
@@ -187,7 +187,7 @@ class StreamedFullSpace(Space):
 
     @contextmanager
     def at_stage(self, stage: int) -> Iterator[Callable[[int], None]]:
-        """Prepare one part of the model for perturbations; θ is restored at the end.
+        """Prepare one part of the model for perturbations inside the context; finally restore θ.
 
         Args:
             stage: index of a block. A negative number means the resident parameters before the
@@ -199,7 +199,8 @@ class StreamedFullSpace(Space):
         """
         block = stage if 0 <= stage < self.stream.block_count else None
         part = _PerturbedPart(self, block)
-        # Resident parameters are perturbed at two stages, but in place they may drift only once.
+        # The resident parameters are perturbed at two stages. In place, each perturbation leaves
+        # rounding errors, which replay repeats only once.
         restore = block is None and stage < 0 and not self.keeps_copy
         saved = {f: t.clone() for f, t in self._resident.items()} if restore else {}
         try:
@@ -210,14 +211,14 @@ class StreamedFullSpace(Space):
                 self._resident[first].copy_(before)
 
     def _seed_and_offset(self, index: int) -> tuple[int, float]:
-        """Return the seed and s·ε of a perturbation; (0, 0.0) if there are no seeds."""
+        """Return the seed and the offset s·ε of a perturbation; (0, 0.0) if there are no seeds."""
         if not len(self._seeds):
             return 0, 0.0
         sign, query = divmod(index, len(self._seeds))
         return int(self._seeds[query]), self._offsets[sign]
 
     def theta_of(self, parameter: "_Parameter") -> Tensor:
-        """Return a flat view of one parameter's θ, loading its block."""
+        """Return a flat view of one parameter's θ, for which its block is loaded."""
         if parameter.block is None:
             resident: Tensor = self._theta[parameter.first]
             return resident
@@ -225,11 +226,11 @@ class StreamedFullSpace(Space):
         return loaded
 
     def parameters_of(self, block: int | None) -> "list[_Parameter]":
-        """Return the parameters of a block, or the resident parameters."""
+        """Return the parameters of a block, or for None the resident parameters."""
         return self._by_block.get(block, [])
 
     def perturbable_tensors(self, block: int | None) -> dict[int, Tensor]:
-        """Return flat views of a part's computing tensors, keyed by first element."""
+        """Return flat views of the tensors with which a part computes, by first element in θ."""
         if block is None:
             return self._resident
         if self._perturbed_buffer is None:
@@ -268,7 +269,7 @@ class StreamedFullSpace(Space):
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A parameter of the network: its range of elements in θ, and its storage.
+    """A parameter of the network, with its range of elements in θ and its storage.
 
     Attributes:
         first: index of its first element in θ.
@@ -285,7 +286,7 @@ class _Parameter:
     stored_dtype: torch.dtype
 
     def chunks(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield first element and length of consecutive ranges, each at most a given length."""
+        """Yield (first element, length) of consecutive ranges of at most `most` elements."""
         for first in range(self.first, self.end, most):
             yield first, min(most, self.end - first)
 
@@ -295,7 +296,7 @@ class _Parameter:
 
 
 class _PerturbedPart:
-    """A block or the resident parameters, which can compute with θ + offset·z."""
+    """A block, or the resident parameters, computing with θ + offset·z."""
 
     def __init__(self, space: StreamedFullSpace, block: int | None) -> None:
         self._space, self._block = space, block
@@ -343,7 +344,7 @@ class _PerturbedPart:
 def _list_parameters(
     base: BaseModel, named: list[tuple[str, Tensor]], store: BlockStore
 ) -> list[_Parameter]:
-    """List every parameter in the network's order; resident parameters are stored in float32."""
+    """Return every parameter in the network's order; resident parameters are stored in float32."""
     stored_dtypes: dict[tuple[int | None, str], torch.dtype] = {
         (block, part.name): part.dtype
         for block, packed_block in enumerate(store.packed_blocks)

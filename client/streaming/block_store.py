@@ -42,7 +42,7 @@ class BlockStore(ABC):
     @property
     @abstractmethod
     def in_memory(self) -> bool:
-        """Return whether the store keeps the blocks in host memory rather than in files."""
+        """True if the store keeps the blocks in host memory rather than in files."""
 
     @abstractmethod
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
@@ -60,7 +60,7 @@ class BlockStore(ABC):
 
         Args:
             block: index of the block.
-            host_buffer: return value of `host_buffer` for this block.
+            host_buffer: buffer that the method `host_buffer` returned for this block.
 
         Raises:
             ModelError: if a file is missing, truncated, or cannot be read.
@@ -68,7 +68,7 @@ class BlockStore(ABC):
 
     @abstractmethod
     def write_back(self, block: int, host_buffer: Tensor) -> None:
-        """Store a changed block from its host buffer.
+        """Write a changed block from its host buffer to the store.
 
         Raises:
             ModelError: if the block cannot be written.
@@ -80,7 +80,7 @@ class FileStore(BlockStore):
 
     Args:
         locations: for each block, the location of each of its tensors by its name in the block.
-        packed_blocks: layout of each block in memory, with the same tensors and types.
+        packed_blocks: layout of each block in memory, with the same tensors and dtypes.
         writable: whether `write_back` may write into the files.
         read: function that reads a byte range of a file.
     """
@@ -98,7 +98,7 @@ class FileStore(BlockStore):
 
     @property
     def in_memory(self) -> bool:
-        """Return False: blocks are read from files."""
+        """False, because blocks are read from files."""
         return False
 
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
@@ -119,7 +119,7 @@ class FileStore(BlockStore):
                     self._readers.submit(self._read, location.file, location.offset + start, piece)
                 )
         for job in jobs:
-            job.exception()  # wait for every job to release the buffer, even if one fails
+            job.exception()  # all jobs must release the buffer, even if one fails
         for job in jobs:
             job.result()
 
@@ -163,7 +163,7 @@ class HostStore(BlockStore):
 
     @property
     def in_memory(self) -> bool:
-        """Return True: blocks are in host memory."""
+        """True, because blocks are in host memory."""
         return True
 
     def host_buffer(self, block: int, staging_buffer: Tensor | None) -> Tensor:
@@ -171,10 +171,10 @@ class HostStore(BlockStore):
         return self._memory[block]
 
     def fetch(self, block: int, host_buffer: Tensor) -> None:
-        """Do nothing: the host buffer is the stored block."""
+        """Do nothing, because the host buffer is the stored block."""
 
     def write_back(self, block: int, host_buffer: Tensor) -> None:
-        """Do nothing: the host buffer is the stored block."""
+        """Do nothing, because the host buffer is the stored block."""
 
 
 def copy_to_files(
@@ -232,7 +232,7 @@ def write_block_file(
 
 
 def allocate(size: int, device: torch.device, pinned: bool = False) -> Tensor:
-    """Allocate memory for blocks, uint8 [size], writable in and outside of inference mode.
+    """Allocate memory for blocks, uint8 [size], writable both in and outside of inference mode.
 
     Raises:
         ModelError: if there is not enough memory.
@@ -255,7 +255,7 @@ def _copy_block(
     memory: Tensor,
     model_dtype: torch.dtype | None,
 ) -> None:
-    """Copy a block of another store into memory, and convert it to the packed block's types."""
+    """Copy a block of another store into memory, in the dtypes of a packed block."""
     if source.in_memory:
         source_memory = source.host_buffer(block, None)
     elif packed_block == source.packed_blocks[block] and model_dtype is None:

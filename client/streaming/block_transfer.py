@@ -26,7 +26,7 @@ class BlockTransfer(ABC):
 
     @abstractmethod
     def upload(self, host_buffer: Tensor, device_buffer: Tensor | None, event: Any) -> Tensor:
-        """Transfer a block, wait for completion, and return the block's bytes on the device, uint8.
+        """Transfer a block to the device, wait for completion, and return its bytes there, uint8.
 
         Args:
             host_buffer: the block in host memory, uint8.
@@ -61,15 +61,15 @@ class CpuTransfer(BlockTransfer):
         return host_buffer
 
     def record_event(self) -> Any:
-        """Return None: on a CPU, work has finished when a call returns."""
+        """Return None, because work on a CPU has finished when a call returns."""
         return None
 
     def offload(self, device_bytes: Tensor, host_buffer: Tensor, event: Any) -> None:
-        """Do nothing: the bytes are already in host memory."""
+        """Do nothing, because the bytes are already in host memory."""
 
 
 class CudaTransfer(BlockTransfer):
-    """A transfer from and to page-locked memory, with one CUDA stream per direction.
+    """A transfer from and to page-locked memory, with one CUDA stream for each direction.
 
     Args:
         device: a CUDA device.

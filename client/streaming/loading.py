@@ -1,7 +1,7 @@
 """Loading of a model whose blocks stay on disk or in host memory.
 
-Unquantized blocks are read from the checkpoint's files, in their stored types. Quantized blocks are
-computed once and stored in a folder shared by all runs.
+Unquantized blocks are read from the checkpoint's files, in their stored types. Blocks are quantized
+once, and the result is stored in a folder that all runs share.
 """
 
 import logging
@@ -40,7 +40,7 @@ log = logging.getLogger("samara.stream")
 Tier = Literal["host", "disk"]
 
 _FREE_SHARE = 0.25
-"""Share of the free memory that must stay free if weights are stored there."""
+"""Share of a free memory that must stay free when weights are stored in that memory."""
 HELD_SHARE = 0.5
 """Largest total size of blocks that are read through the page cache, as a share of the free memory.
 Larger blocks would evict each other's pages and the pages of other processes."""
@@ -51,7 +51,7 @@ _KIND = "quantized blocks 2"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, with a store of its blocks if they are streamed.
+    """A loaded model, with a store of its blocks if they are streamed.
 
     Attributes:
         base: model with all its weights, or with placeholders in its blocks if they are streamed.
@@ -62,7 +62,7 @@ class LoadedModel:
     store: BlockStore | None = None
 
     def make_stream(self, base: BaseModel) -> BlockStream | None:
-        """Attach a stream of the blocks to a model and return it; return None without a store.
+        """Attach a stream of the blocks to a model and return it; without a store, return None.
 
         Args:
             base: the loaded model or a copy of its modules.
@@ -93,11 +93,11 @@ class LoadedModel:
 
 
 def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
-    """Load a model, with a store of its blocks if its settings require streaming.
+    """Load a model, together with a store of its blocks if the settings require streaming.
 
     Args:
         settings: settings of the model.
-        depth: number or share of the lowest blocks to load; empty for all.
+        depth: number of the lowest blocks to load, or their share of all blocks; empty for all.
 
     Raises:
         ModelError: if the model cannot be loaded.
@@ -138,7 +138,10 @@ def load_model(settings: ModelSettings, depth: str = "") -> LoadedModel:
 def _choose_reading(
     locations: list[dict[str, TensorLocation]], packed: list[PackedBlock]
 ) -> ReadRange:
-    """Return `read_directly` if the disk supports it and memory cannot hold all blocks."""
+    """Return `read_directly` if the disk supports it and memory cannot hold all blocks.
+
+    Otherwise return `read`.
+    """
     if sum(block.bytes for block in packed) <= free_memory() * HELD_SHARE:
         return read
     file = next(iter(locations[0].values())).file
@@ -150,12 +153,12 @@ def _choose_reading(
 
 
 def choose_tier(settings: ModelSettings) -> Tier | None:
-    """Choose where to store the blocks; return None to keep the whole model on the device.
+    """Choose where to store the blocks, or return None if the whole model stays on the device.
 
     With ``stream = auto`` the model stays on the device if its weights take at most three quarters
-    of the device's free memory. Otherwise the blocks are stored on disk. The blocks of a GPU's
-    model are stored in host memory instead if the weights take at most three quarters of that
-    memory.
+    of the device's free memory. Otherwise its blocks are streamed. The blocks of a GPU's model are
+    stored in host memory if the weights take at most three quarters of the free host memory. In all
+    other cases, blocks are stored on disk.
     """
     if settings.stream == "off":
         return None
@@ -180,7 +183,7 @@ def _check_memory(settings: ModelSettings) -> None:
     """
     sizes = read_model_sizes(settings)
     if sizes is None or settings.torch_device != "cpu":
-        return  # on a GPU the allocator reports a lack of memory
+        return  # a GPU's allocator reports a lack of memory
     need, free = sizes.outside + _BUFFERS * sizes.largest, free_memory()
     if need > free:
         raise ModelError(
@@ -211,7 +214,7 @@ def _locations(
 def _packed_blocks(
     base: BaseModel, locations: list[dict[str, TensorLocation]]
 ) -> list[PackedBlock]:
-    """Return each block's layout in memory.
+    """Return the layout of each block in memory.
 
     On a CPU, unquantized tensors keep the alignment that they have in the memory-mapped checkpoint.
     """
@@ -233,7 +236,7 @@ def _packed_blocks(
 def _quantized_locations(
     settings: ModelSettings, base: BaseModel, entries: list[dict[str, CheckpointEntry]]
 ) -> list[dict[str, TensorLocation]]:
-    """Return the locations of quantized blocks; quantize and store the blocks without a file.
+    """Return the locations of quantized blocks, after quantizing and storing missing blocks.
 
     The function also replaces the model's linear layers with quantized layers on the meta device.
     """

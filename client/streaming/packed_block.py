@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Alignment in bytes, equal to the alignment of torch's allocator."""
+"""Alignment of tensors in bytes, equal to the alignment of torch's allocator."""
 
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor inside a packed block.
+    """A tensor's place inside a packed block.
 
     Attributes:
         name: name of the tensor in its block.
-        dtype: type for storing and transferring the tensor.
+        dtype: dtype for storing and transferring the tensor.
         shape: shape of the tensor.
         misalignment: bytes between the preceding multiple of `ALIGNMENT` and the tensor's first
             byte. The last bits of a CPU matrix product depend on this number. It is therefore
@@ -53,10 +53,10 @@ class PackedBlock:
     def lay_out(
         cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], int]]
     ) -> "PackedBlock":
-        """Lay out tensors one after another.
+        """Return a layout with the tensors one after another.
 
         Args:
-            tensors: name, type, shape and misalignment of each tensor.
+            tensors: name, dtype, shape and misalignment of each tensor.
         """
         packed, end = list[PackedTensor](), 0
         for name, dtype, shape, misalignment in tensors:
@@ -66,7 +66,7 @@ class PackedBlock:
         return cls(tuple(packed), end)
 
     def with_dtype(self, dtype: torch.dtype | None) -> "PackedBlock":
-        """Return the layout with all floating-point tensors in another type; unchanged for None."""
+        """Return the layout with floating-point tensors in another dtype; unchanged for None."""
         if dtype is None:
             return self
         return PackedBlock.lay_out(
@@ -80,7 +80,11 @@ class PackedBlock:
         )
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """Return the block's tensors as views of a buffer, uint8 [at least `bytes`]."""
+        """Return views of a buffer as the block's tensors, by name.
+
+        Args:
+            memory: uint8, at least `bytes` long.
+        """
         return {
             tensor.name: memory[tensor.offset : tensor.offset + tensor.bytes]
             .view(tensor.dtype)

@@ -1,6 +1,6 @@
 """Reading of file ranges into memory, through the system's page cache or bypassing it.
 
-Direct reads bypass the page cache, so they do not evict other processes' pages from it.
+Direct reads bypass the page cache, so they do not evict the pages of other processes.
 """
 
 import errno
@@ -15,13 +15,12 @@ from threading import local
 from samara.shared.errors import ModelError
 
 READERS = 4
-"""Number of threads that read a block together, because disks serve parallel requests faster."""
+"""Number of threads that read a block together. Disks serve parallel requests faster."""
 PIECE_BYTES = 8 * 2**20
 ReadRange = Callable[[Path, int, memoryview], None]
-"""A function that fills a buffer with a file's bytes from an offset on, or raises ModelError."""
+"""A function that fills a buffer with a file's bytes from an offset on. It may raise ModelError."""
 _ALIGNMENT = 4096
-"""Alignment in bytes of offset, length and memory of a direct read; no common disk has larger
-sectors."""
+"""Alignment in bytes of a direct read's offset, length and memory. Disk sectors are not larger."""
 _thread = local()
 
 
@@ -59,7 +58,7 @@ def read_directly(file: Path, offset: int, buffer: memoryview) -> None:
 
 
 def measure_disk_rate(file: Path, pieces: int) -> float:
-    """Return the measured speed of direct reads of a file's first pieces, in bytes/s.
+    """Return the measured rate of direct reads of a file's first pieces, in bytes/s.
 
     Args:
         file: file to read.

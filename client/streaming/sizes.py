@@ -1,4 +1,4 @@
-"""Estimation of a model's memory from the headers of its files."""
+"""Estimation of a model's size in memory from the headers of its files."""
 
 import re
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class ModelSizes:
 
 
 def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
-    """Return a model's sizes; None unless a local folder holds its safetensors files.
+    """Return a model's sizes, or None unless a local folder holds its safetensors files.
 
     Raises:
         ModelError: if one of the model's files is damaged, or its weights are quantized.
@@ -51,7 +51,7 @@ def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
     for file in weight_files(folder):
         for name, location in tensor_locations(file).items():
             count = location.bytes / location.dtype.itemsize
-            # Only the names of tensors in blocks contain the number of a layer.
+            # Only tensors in blocks have names with a layer's number.
             if block := re.match(r"(.*?\.)?\d+\.", name):
                 each = matrix_bytes if len(location.shape) == 2 else full_bytes
                 blocks[block[0]] = blocks.get(block[0], 0.0) + count * each

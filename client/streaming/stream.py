@@ -1,4 +1,4 @@
-"""A stream that loads each block of a model when the block is called (ZO2, sections 5.2, 5.3).
+"""A stream, which loads each block of a model when the block is called (ZO2, sections 5.2, 5.3).
 
 While one block computes, the next block is read into a second buffer. If blocks are changed, the
 previous block is written back from a third buffer. The order of the previous pass predicts the next
@@ -28,12 +28,12 @@ log = logging.getLogger("samara.stream")
 
 _PASSES_BEFORE_WARNING = 3
 _SLOW_SHARE = 0.5
-"""The disk is reported as slow if waiting for blocks takes at least this share of the time."""
+"""Share of the time spent waiting for blocks from which on the disk is reported as slow."""
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """The optimizations ablated in ZO2's table 4; only measurements turn them off.
+    """The optimizations in the ablation of ZO2's table 4; only measurements turn them off.
 
     Attributes:
         overlap: whether to load the next block while the present block computes.
@@ -65,12 +65,12 @@ class TransferStatistics:
 
 
 class _BlockBuffer:
-    """Memory for one block.
+    """Memory for one block, on the host and on the device.
 
     Attributes:
         staging: host memory for reading a block from a file, or None.
         device: memory on the torch device, or None if the device computes in host memory.
-        compute: memory for tensors whose computing type differs from their stored type.
+        compute: memory for tensors whose computing dtype differs from their stored dtype.
         event: event at the end of the last computation with this buffer. After an allocation,
             event at the end of all earlier work.
         write: latest job that writes a block back from this buffer.
@@ -86,7 +86,7 @@ class _BlockBuffer:
 
 @dataclass
 class _PendingBlock:
-    """A block being loaded into a buffer; the future returns its bytes on the device."""
+    """A block being loaded into a buffer; the future's result is its bytes on the device."""
 
     buffer: _BlockBuffer
     device_bytes: "Future[Tensor]"
@@ -101,7 +101,8 @@ class BlockStream:
     Args:
         base: model with placeholders on the meta device in its blocks.
         store: store of the blocks.
-        dtype: computing type of floating-point tensors; None uses each tensor's type in the model.
+        dtype: computing dtype of floating-point tensors; None keeps each tensor's dtype in the
+            model.
         writable: whether blocks may change; changed blocks are written back.
         scheduling: optimizations, for measurements.
         on_load: function called with the index of each loaded block before it computes.
@@ -191,7 +192,7 @@ class BlockStream:
         return self._tensors
 
     def set_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Make the loaded block compute with these tensors, converted to the types of the model."""
+        """Make the loaded block compute with these tensors, converted to the model's dtypes."""
         assert self._current is not None
         for name, swappable in self._swappable[self._current].items():
             swappable.swap_in(tensors[name])
@@ -202,7 +203,7 @@ class BlockStream:
         self._changed = True
 
     def unload_block(self) -> None:
-        """Put the placeholders back into the loaded block; start writing it if it was changed."""
+        """Put placeholders back into the loaded block, and start writing it if it has changed."""
         if self._current is None:
             return
         assert self._buffer is not None
@@ -253,7 +254,7 @@ class BlockStream:
         self._unallocated = self._buffer_count
 
     def slow_disk_warning(self, seconds: float) -> str:
-        """Return a warning if the disk was slow during the given seconds of work, else ''."""
+        """Return a warning if the disk was too slow during some seconds of work, else ""."""
         statistics = self.statistics
         if self._store.in_memory or statistics.waiting_seconds < _SLOW_SHARE * seconds:
             return ""
@@ -272,7 +273,10 @@ class BlockStream:
             self._pending[successor] = self._start_loading(successor)
 
     def _start_loading(self, index: int) -> _PendingBlock:
-        """Start loading a block into a free buffer, or that of an unused block loaded ahead."""
+        """Start loading a block into a free buffer.
+
+        Without a free buffer, the buffer of an unused block that was loaded ahead is taken.
+        """
         if not self._free and self._unallocated:
             buffer = _BlockBuffer()
             self._allocate(buffer)
@@ -311,7 +315,7 @@ class BlockStream:
         self._store.write_back(index, host_buffer)
 
     def _compute_tensors(self, index: int) -> dict[str, Tensor]:
-        """Return the loaded block's tensors in their computing types."""
+        """Return the loaded block's tensors in their computing dtypes, by name."""
         assert self._buffer is not None
         assert self._device_bytes is not None
         stored, computed = self._store.packed_blocks[index], self._compute_layouts[index]
@@ -327,7 +331,7 @@ class BlockStream:
         return converted
 
     def _round_to_stored_types(self, index: int, device_bytes: Tensor) -> None:
-        """Round the loaded block's tensors to their stored types."""
+        """Round the loaded block's tensors to the dtypes in which they are stored."""
         for name, view in self._store.packed_blocks[index].views(device_bytes).items():
             if self._tensors[name].data_ptr() != view.data_ptr():
                 view.copy_(self._tensors[name])
@@ -357,7 +361,7 @@ class BlockStream:
         ]
 
     def _check(self, folder: str) -> None:
-        """Raise a ModelError unless store and model have the same tensors."""
+        """Raise a `ModelError` unless store and model have the same tensors."""
         if len(self._swappable) != len(self._store.packed_blocks):
             raise ModelError(
                 f"{folder}: the model has {len(self._swappable)} blocks, but the store has "

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a block, with placeholders for them while the block is not loaded."""
+"""The parameters and buffers of a block, and placeholders for them while it is not loaded."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from samara.shared.model.quantized import QuantizedLinear
 
 
 class SwappableTensor:
-    """A parameter or buffer of a module that can be swapped for another tensor.
+    """A parameter or buffer of a module, which can be replaced by another tensor.
 
     Args:
         module: module that owns the tensor.
@@ -28,7 +28,7 @@ class SwappableTensor:
         self._name, self._is_parameter = name, is_parameter
 
     def swap_in(self, tensor: Tensor) -> None:
-        """Make the module compute with a tensor, converted to the placeholder's type."""
+        """Make the module compute with a tensor, converted to the placeholder's dtype."""
         value = tensor.to(self.placeholder.dtype)
         if self._is_parameter:
             value = nn.Parameter(value, requires_grad=False)

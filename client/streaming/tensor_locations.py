@@ -1,8 +1,8 @@
 """Byte ranges of tensors in safetensors files, for reading blocks into existing buffers.
 
-The safetensors library returns new tensors or maps the file into memory. If a mapped file is
-truncated later, a signal ends the process. This module instead supports reading into existing
-buffers, and every problem with a file raises an error that names the file.
+The safetensors library cannot do this: it returns new tensors or maps the file into memory. If a
+mapped file is truncated later, a signal ends the process. Here every problem with a file raises an
+error that names the file.
 """
 
 import json
@@ -18,7 +18,7 @@ from samara.shared.errors import ModelError
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""Largest header in bytes, the limit of the safetensors library."""
+"""Maximum size of a header in bytes, as in the safetensors library."""
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -41,7 +41,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """A tensor's byte range in a file, with its type and shape.
+    """A tensor's byte range in a file, with its dtype and shape.
 
     Attributes:
         file: file that holds the tensor.
@@ -62,7 +62,7 @@ class TensorLocation:
 
 
 def tensor_locations(file: Path) -> dict[str, TensorLocation]:
-    """Read the header of a safetensors file and return the location of every tensor by name.
+    """Read the header of a safetensors file, and return the location of every tensor by name.
 
     Raises:
         ModelError: if the file is missing, truncated or damaged, or a tensor has a type that torch

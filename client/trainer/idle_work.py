@@ -16,7 +16,7 @@ from samara.shared.errors import SamaraError
 log = logging.getLogger("samara.client")
 
 SECONDS_BETWEEN = 10.0
-"""Interval of checks for idle work, in seconds; new data or the end of a pause may allow work."""
+"""Seconds between checks for idle work, which new data or the end of a pause may allow."""
 
 
 class InterruptionError(Exception):
@@ -31,8 +31,8 @@ class IdleWork:
         work: function that does the pending work, called on the worker's thread. An
             `InterruptionError` may end the function before any forward pass. The function is then
             called again later.
-        pause_reason: function that immediately returns the current reason for a pause; empty for no
-            pause. It is called before every forward pass.
+        pause_reason: function that returns without delay the current reason for a pause; empty for
+            no pause. It is called before every forward pass.
         seconds: interval between checks for pending work.
     """
 
@@ -50,7 +50,7 @@ class IdleWork:
         self._timer = threading.Thread(target=self._wake_regularly, name="idle", daemon=True)
 
     def begin(self) -> None:
-        """Start looking for work."""
+        """Start checking for pending work."""
         self._timer.start()
         self._wake()
 
@@ -62,7 +62,7 @@ class IdleWork:
 
     @contextmanager
     def message(self) -> Iterator[None]:
-        """Keep the working thread free for a message."""
+        """Keep the working thread free for a message inside the context."""
         with self._lock:
             self._messages += 1
         try:

@@ -1,4 +1,4 @@
-"""The models of this device, behind the socket of its resident trainer."""
+"""A client for questions to this device's models through the resident trainer's socket."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ _KINDS: dict[grpc.StatusCode, type[SamaraError]] = {
 
 
 class RemoteModel:
-    """The models in the process of the resident trainer.
+    """The models of the resident trainer, which runs in another process.
 
     Every method raises a `QuestionError` if the question cannot be answered, a `BusyError` if too
     many questions are open, and a `TrainerError` if the trainer cannot be reached or fails.
@@ -50,7 +50,7 @@ class RemoteModel:
         self._stub = PersonalModelStub(self._channel)
 
     async def __aenter__(self) -> Self:
-        """Return the models; the first question opens the connection."""
+        """Return this object; the first question opens the connection."""
         return self
 
     async def __aexit__(
@@ -63,7 +63,7 @@ class RemoteModel:
         await self._channel.close()
 
     async def describe(self, run: str = "") -> DescribeReply:
-        """Return the models that can be asked.
+        """Return the models that can answer questions.
 
         Args:
             run: first digits of a run id; empty for the run whose model is in use.
@@ -73,7 +73,7 @@ class RemoteModel:
     async def classify(
         self, questions: Sequence[str | Mapping[str, str]], models: Sequence[str], run: str = ""
     ) -> ClassifyReply:
-        """Return the labels of texts under some models.
+        """Return the labels of texts under several models.
 
         Args:
             questions: texts, or rows by field if the task reads several fields.

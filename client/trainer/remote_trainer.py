@@ -1,4 +1,4 @@
-"""The remote trainer, which passes a server's tasks to the resident trainer's Unix socket."""
+"""A proxy that passes a server's tasks to the resident trainer's Unix socket."""
 
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from samara.shared.protocol.wire import MAX_FRAME_BYTES
 PATIENCE_SECONDS = 60.0
 """Default time in seconds to wait for a trainer that is being restarted."""
 CHANNEL_OPTIONS = (
-    # a snapshot and a tail in one message, each within the limit of a frame
+    # One message may contain a snapshot and a tail, each as large as a frame.
     ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES + 2**20),
     ("grpc.max_send_message_length", 2 * MAX_FRAME_BYTES + 2**20),
     *RECONNECT_OPTIONS,
@@ -23,7 +23,7 @@ CHANNEL_OPTIONS = (
 
 
 class RemoteTrainer:
-    """A proxy for the client in the resident trainer's process, which forwards unread frames.
+    """A proxy for the client in the resident trainer's process; it does not decode frames.
 
     Every method raises `TrainerError` if the trainer fails or ends.
 

@@ -2,8 +2,8 @@
 
 One thread loads the model and does all the work in the order of the calls, so that no result
 depends on the thread that computed it. Between calls this thread takes the client's private rounds.
-Between its forward passes, another thread answers the owner's questions, which have priority. A
-third thread returns the status at any time.
+A second thread answers the owner's questions between the first thread's forward passes. Questions
+have priority. A third thread returns the status at any time.
 """
 
 import logging
@@ -48,12 +48,12 @@ from samara.shared.protocol.wire import Kind, kind_of
 log = logging.getLogger("samara.client")
 
 _RECEIVERS = 4 + MOST_QUESTIONS
-"""Number of threads that receive calls and wait for the working or the answering thread."""
+"""Number of threads that receive calls, then wait for the working or the answering thread."""
 _OWNER_ONLY_UMASK = 0o177
 
 
 class _Service(TrainerServicer):  # type: ignore[misc]
-    """A service that passes calls to the working thread; trainer.proto describes the calls."""
+    """A gRPC service that passes calls to the working thread; see trainer.proto for the calls."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Service(TrainerServicer):  # type: ignore[misc]
         return reply
 
     def _take_private_rounds(self) -> None:
-        """Carry out the private rounds that are due, between messages.
+        """Take the private rounds that are due, between messages.
 
         Models left over from a killed trainer are evaluated first. The personal model is evaluated
         after the private rounds from each state, before the next private rounds begin. A device
@@ -129,13 +129,13 @@ class _Service(TrainerServicer):  # type: ignore[misc]
     def _note_validation(self, run_id: bytes) -> None:
         try:
             note_validation(self._resident, run_id)
-        except SamaraError as error:  # the answer does not depend on this
+        except SamaraError as error:  # the task's answer does not depend on it
             log.warning("the personal model could not be evaluated: %s", error)
 
     def _note_cost(self, instruction: bytes, cost: WorkCost) -> None:
         try:
             self._costs.add(decode_instruction(instruction).run_id, cost)
-        except SamaraError as error:  # no answer depends on this
+        except SamaraError as error:  # no answer depends on the costs
             log.warning("%s", error)
 
 
@@ -153,8 +153,8 @@ def serve_trainer(
         load: function that loads the trainer; called once, in the thread that uses the trainer.
         socket: path of the socket. An existing file is replaced, so the caller must make sure that
             no other trainer listens there.
-        pause_reason: function that immediately returns the current reason for a pause; empty for no
-            pause. It is called before every forward pass.
+        pause_reason: function that returns without delay the current reason for a pause; empty for
+            no pause. It is called before every forward pass.
         joules: function that returns the machine's energy so far, in joules; None if it is not
             measured.
         shares_cost: whether to send each report's cost for this device along with the report.

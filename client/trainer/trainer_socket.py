@@ -12,7 +12,7 @@ RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-"""Options for reconnecting quickly to a restarted trainer; the default delay grows to two
+"""gRPC options for reconnecting quickly to a restarted trainer. gRPC's default delay grows to two
 minutes."""
 
 
@@ -32,7 +32,7 @@ def address_of(socket: Path) -> str:
 
 
 def open_channel(socket: Path) -> grpc.Channel:
-    """Return a connection to a trainer, which opens on first use.
+    """Return a gRPC channel to a trainer, which connects on first use.
 
     Raises:
         TrainerError: if the path is too long for a socket.

@@ -28,7 +28,7 @@ from samara.shared.tasks.rows import Example, hash_examples
 from samara.shared.tasks.sampling import limit_evaluation
 
 ExampleReader = Callable[[int], Sequence[Example]]
-"""Function from a number of clients to the examples of a task on this machine.
+"""A function that takes a number of clients, and returns the examples of a task on this machine.
 
 The examples will be divided among these clients. The number of generated messages depends on the
 number of clients.
@@ -37,13 +37,13 @@ number of clients.
 
 @dataclass(frozen=True, eq=False)
 class LabelledPrompts:
-    """One split of a client's data in the form that the model reads.
+    """The tokenized examples of one split of a client's data, with their labels.
 
     Attributes:
         prompts: n tokenized examples.
         labels: label of each example, int64 [n].
         parts: groups of the examples. A readout computes and caches the features of a group
-            together. Each group has more examples than the next one.
+            together. Each group has more examples than the next group.
     """
 
     prompts: tuple[Prompt, ...]
@@ -52,12 +52,12 @@ class LabelledPrompts:
 
     @property
     def token_counts(self) -> NDArray[np.int64]:
-        """The number of tokens in the answer of each example of a generation task, int64 [n]."""
+        """Number of tokens in the answer of each example of a generation task, int64 [n]."""
         return np.array([len(prompt.targets[0]) for prompt in self.prompts], np.int64)
 
     @property
     def byte_count(self) -> int:
-        """The total length of all answers of a generation task, in bytes of UTF-8."""
+        """Total length of all answers of a generation task, in bytes of UTF-8."""
         return sum(prompt.target_bytes for prompt in self.prompts)
 
     def first(self, count: int | None) -> "LabelledPrompts":
@@ -66,7 +66,7 @@ class LabelledPrompts:
 
 
 class ExampleTokenizer:
-    """A scorer's tokenization behind a lock, since fast tokenizers allow one thread at a time.
+    """The tokenization of a scorer behind a lock, because fast tokenizers allow only one thread.
 
     Attributes:
         lock: lock of the tokenizer.
@@ -76,24 +76,24 @@ class ExampleTokenizer:
         self._scorer, self.lock = scorer, threading.Lock()
 
     def __call__(self, example: Example) -> Prompt:
-        """Convert an example to a prompt."""
+        """Return the prompt of an example."""
         with self.lock:
             return self._scorer.prompt(example.text, example.answers, example.cut)
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer of a generation task; empty for other tasks."""
+        """Text that ends an answer of a generation task; empty for other tasks."""
         return self._scorer.stop if isinstance(self._scorer, GenerationScorer) else ""
 
     def fits(self, example: Example) -> bool:
-        """Return whether the whole text before a generated answer fits into the model's context."""
+        """Return whether all text before a generated answer fits into the model's context."""
         scorer = self._scorer
         assert isinstance(scorer, GenerationScorer)
         (stem,) = self(replace(example, answers=())).sequences
         return len(stem) < scorer.max_length - scorer.most_tokens - 1
 
     def windows(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """Return examples with long plain texts cut into windows."""
+        """Return examples in which long plain texts are cut into windows."""
         if not isinstance(self._scorer, GenerationScorer) or not self._scorer.is_plain_text:
             return examples
         with self.lock:
@@ -107,14 +107,14 @@ class ClientData:
         client: client index.
         examples: examples of all splits.
         tokenize: function that turns an example into a prompt.
-        client_count: number of clients that a common data set is divided among; None if the
-            examples are the client's own.
+        client_count: number of clients among which a common data set is divided; None if the data
+            belong to this client alone.
 
     Attributes:
         client: client index.
         examples: examples of all splits.
-        client_count: number of clients that a common data set is divided among; None if the
-            examples are the client's own.
+        client_count: number of clients among which a common data set is divided; None if the data
+            belong to this client alone.
         most_evaluated: maximum number of examples that an evaluation of the current run may use,
             by split, as declared in the client's hello. Other splits are not limited.
         passes: number of rows that went through the model for the client's steps so far.
@@ -136,7 +136,7 @@ class ClientData:
         self._hashes: dict[Split, str] = {}
 
     def take_passes(self) -> int:
-        """Return the number of rows since the last call, and restart the count."""
+        """Return the number of rows run since the last call, and restart the count."""
         rows, self.passes = self.passes, 0
         return rows
 
@@ -157,7 +157,7 @@ class ClientData:
             return self._hashes[split]
 
     def tokenized(self, split: Split) -> LabelledPrompts:
-        """Return the examples of a split, tokenized at the first call."""
+        """Return the tokenized examples of a split; the first call tokenizes them."""
         with self._lock:
             if split not in self._tokenized:
                 prompts = tuple(self._tokenize(example) for example in self.in_split(split))
@@ -165,7 +165,7 @@ class ClientData:
             return self._tokenized[split]
 
     def some_prompts(self, split: Split, most: int) -> list[Prompt]:
-        """Return up to `most` prompts of a split, evenly spread."""
+        """Return up to `most` prompts of a split, spread evenly over the split."""
         examples = self.in_split(split)
         step = max(1, math.ceil(len(examples) / most))
         if step == 1:
@@ -173,11 +173,11 @@ class ClientData:
         return [self._tokenize(example) for example in examples[::step]]
 
     def evaluated(self, split: Split) -> LabelledPrompts:
-        """Return the tokenized examples of a split, at most `most_evaluated` of them."""
+        """Return the tokenized examples that an evaluation of a split uses (`most_evaluated`)."""
         return self.tokenized(split).first(self.most_evaluated.get(split))
 
     def evaluated_texts(self, split: Split) -> list[Example]:
-        """Return the examples of `evaluated` as text."""
+        """Return the examples that an evaluation of a split uses, as text."""
         return self.in_split(split)[: self.most_evaluated.get(split)]
 
     def replace_examples(self, examples: Sequence[Example], afresh: bool = False) -> None:
@@ -206,7 +206,7 @@ class ClientData:
                 self._tokenized[split] = LabelledPrompts(prompts, self.labels(split), parts)
 
     def parts(self) -> list[tuple[Prompt, ...]]:
-        """Return the parts of all splits that have been tokenized."""
+        """Return the parts of all splits that have been tokenized; see `LabelledPrompts`."""
         with self._lock:
             return [part for split in self._tokenized.values() for part in split.parts]
 
@@ -216,8 +216,9 @@ def grown_parts(
 ) -> tuple[tuple[Prompt, ...], ...]:
     """Return the parts of some examples, given the parts of the previous examples.
 
-    A part that is not longer than the next part is merged with the next part. This keeps the number
-    of parts small. An example is computed again only when the number of examples has about doubled.
+    New examples form a new part. A part that is not longer than the next part is then merged with
+    it. This keeps the number of parts small. An example is computed again only when the number of
+    examples has about doubled.
 
     Args:
         parts: parts of the previous examples. A part stays the same as long as one of its examples
@@ -238,7 +239,7 @@ class ClientDataSource:
     """The source of all clients' data on this machine; threads may share it.
 
     Args:
-        examples: reader of the task's examples.
+        examples: function that returns the task's examples for a number of clients.
         settings: settings of the examples' division among clients.
         tokenize: function that turns an example into a prompt.
         evaluated: maximum number of examples in the validation split of a client, and in its test
@@ -258,7 +259,7 @@ class ClientDataSource:
         self._lock = threading.Lock()
 
     def share_of(self, client: int, client_count: int) -> ClientData:
-        """Return the data of one of several clients that the examples are divided among.
+        """Return the data of one of the clients among which the examples are divided.
 
         Args:
             client: client index, below client_count.
@@ -279,7 +280,7 @@ class ClientDataSource:
         return shares[client]
 
     def examples_for(self, client_count: int) -> Sequence[Example]:
-        """Return all examples that are divided among `client_count` clients."""
+        """Return all examples, before their division among `client_count` clients."""
         return self._examples(max(1, client_count))
 
     def undivided(self, client: int) -> ClientData:
@@ -313,7 +314,7 @@ def example_reader(task: Task, settings: DataSettings) -> ExampleReader:
             the returned function, by one writer per client.
 
     Raises:
-        DataError: if the data cannot be read, are missing, or lack the user field that the task
+        DataError: if the data are missing or cannot be read, or lack the user field that the task
             names.
         ConfigError: if the data may grow, which is not supported here.
     """

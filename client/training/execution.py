@@ -1,4 +1,4 @@
-"""The execution of a run on this machine: decided once, recorded, and kept on resume.
+"""The execution of a run on this machine, which is decided once, recorded, and kept on resume.
 
 Grouping, micro-batch and thread count change the last bits of a projected gradient. If a resumed
 run had other values, its results would differ from those of an uninterrupted run. So the values
@@ -38,7 +38,7 @@ from samara.shared.storage.files import write_once
 from samara.shared.storage.kept_file import KeptFile
 
 USUAL_PASS_BYTES = 32 * 2**20
-"""Memory limit of a pass on a CPU without a setting, in bytes; about the size of a CPU's caches."""
+"""Default memory limit of a pass on a CPU, in bytes. It is about the size of a CPU's caches."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Execution:
 
 
 class _ExecutionFile(KeptFile[Execution | None]):
-    """The record of a run's execution on this machine; the first of several processes writes it.
+    """The file with a run's execution on this machine; the first of several processes writes it.
 
     Args:
         folder: folder of the run.
@@ -89,7 +89,7 @@ class _ExecutionFile(KeptFile[Execution | None]):
 def read_or_decide_execution(
     folder: Path, run_id: bytes, decide: Callable[[], Execution]
 ) -> Execution:
-    """Return the recorded execution of a run; decide and record it if there is none.
+    """Return the recorded execution of a run, or decide and record it.
 
     Args:
         folder: folder of the run.
@@ -104,11 +104,11 @@ def read_or_decide_execution(
         return recorded
     decided = decide()
     file.write(decided)
-    return file.read() or decided  # another process may have been first
+    return file.read() or decided  # another process may have written first
 
 
 class StepBenchmark:
-    """A measurement of the time and memory of steps; the steps do not change the state.
+    """A measurement of the time and memory of steps that do not change the state.
 
     Args:
         forward: forward engine.
@@ -137,13 +137,13 @@ class StepBenchmark:
         )
 
     def seconds(self, schedule: Schedule) -> float:
-        """Return the time of one step."""
+        """Return the seconds of one step."""
         start = time.perf_counter()
         self._forward.scores(self._perturbations, self._typical, schedule)
         return time.perf_counter() - start
 
     def peak_bytes(self, schedule: Schedule) -> int:
-        """Return the peak memory of one pass over the longest examples, without the weights."""
+        """Return the peak bytes of a pass over the longest examples, without the weights."""
         with measure_peak_memory(self._torch_device) as peak:
             longest = self._longest[: schedule.micro_batch]
             self._forward.scores(self._perturbations, longest, schedule)
@@ -153,7 +153,7 @@ class StepBenchmark:
 def choose_schedule(
     config: RunConfig, benchmark: StepBenchmark, is_streamed: bool = False
 ) -> Schedule:
-    """Return the schedule that the settings define; open values are chosen by measurement.
+    """Return the schedule that the settings name, with open values chosen by measurement.
 
     Args:
         config: settings of the run.
@@ -239,8 +239,8 @@ def largest_micro_batch(
 
     Args:
         config: settings of the run.
-        peak_bytes: function that measures or predicts the memory of a pass with a given number of
-            examples.
+        peak_bytes: function that measures or predicts the memory in bytes of a pass with a given
+            number of examples.
         most: largest micro-batch.
         is_streamed: whether the model's blocks are streamed.
     """
@@ -260,7 +260,7 @@ def _budget_error(config: RunConfig, needed: int) -> ConfigError:
 
 
 def evaluation_batch_size(schedule: Schedule, config: RunConfig, limit: int) -> int:
-    """Return the number of examples in an evaluation's forward pass, within the memory of a step.
+    """Return the number of examples in an evaluation's pass, which takes at most a step's memory.
 
     Args:
         schedule: schedule of a step.

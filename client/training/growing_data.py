@@ -1,8 +1,8 @@
 """The examples of a live client, whose number may grow while the client runs.
 
 The examples come from ``data.path``, which is read once or watched, and from the client's owner
-(learned examples). They are in the order of arrival. Deletions and additions do not change the
-order of the remaining examples.
+(learned examples). They are ordered by arrival. Deletions and additions do not change the order of
+the remaining examples.
 """
 
 import logging
@@ -35,13 +35,13 @@ SECONDS_PER_DAY = 86_400
 _LOGGED_PROBLEMS = 5
 
 Source = Literal["given", "watched", "learned"]
-"""Origin of an example: data read once, watched data, or the client's owner."""
+"""The origin of an example: data that are read once, watched data, or the client's owner."""
 _Files = tuple[tuple[str, int, int, int], ...]
-"""Files of a source: path, inode, size, and modification time in nanoseconds."""
+"""The files of a source. Each has a path, inode, size, and modification time in nanoseconds."""
 
 
 class _Added(NamedTuple):
-    """An added example: its row and source, and for a learned example also its line."""
+    """An added example with its row and source; a learned example also has its line."""
 
     row: Row
     source: Source
@@ -50,7 +50,7 @@ class _Added(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The numbers of a client's examples, and the problems with unusable data, for its owner.
+    """Facts about a client's data for its owner: numbers of examples, and unusable data.
 
     Attributes:
         counts: number of examples by source and split.
@@ -64,13 +64,13 @@ class DataFacts:
 
 
 class GrowingData:
-    """The examples of one client, for use by one thread.
+    """The examples of one live client, for use by one thread.
 
     Args:
         task: task of the examples.
         settings: the device's data settings.
         folder: folder of the client, which contains the learned examples.
-        clock: function that gives the seconds since 1970.
+        clock: function that returns the seconds since 1970.
         may_delete: whether expired examples are deleted from the file of learned examples.
 
     Attributes:
@@ -112,7 +112,7 @@ class GrowingData:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read changes from the disk; return whether the examples have changed.
+        """Read changes from the disk, and return whether the examples have changed.
 
         If watched data cannot be read, the data of the last reading stay in use. Examples that the
         retention settings no longer allow are left out, and are deleted from the file of learned
@@ -137,7 +137,7 @@ class GrowingData:
         return self.examples != before
 
     def divide_as(self, settings: DataSettings) -> bool:
-        """Divide the examples into splits by other settings; return whether an example has changed.
+        """Divide the examples into splits by other settings; return whether any has changed.
 
         Args:
             settings: the device's data settings, with the split and the seed of a run.
@@ -163,7 +163,7 @@ class GrowingData:
         return self.refresh()
 
     def _read_again(self) -> bool:
-        """Read the watched data again; return whether the data or the problems have changed."""
+        """Read the watched data again, and return whether the data or the problems have changed."""
         if not self._settings.watch:
             return False
         try:
@@ -176,7 +176,7 @@ class GrowingData:
             return True
 
     def _read_watched(self) -> bool:
-        """Read the watched data if a file has changed; return whether a file has changed.
+        """Read the watched data if a file has changed, and return whether a file has changed.
 
         Raises:
             DataError: if the data cannot be read.
@@ -191,7 +191,7 @@ class GrowingData:
         return True
 
     def _read_learned(self) -> bool:
-        """Read the file of learned examples if it has changed; return whether it has changed."""
+        """Read the learned examples if their file has changed, and return whether it has."""
         files = _files(self._own.file)
         if files == self._learned_files:
             return False
@@ -212,7 +212,7 @@ class GrowingData:
     def _retained(self, added: Sequence[_Added]) -> list[_Added]:
         """Return the added examples that the retention settings allow.
 
-        All other learned examples are deleted from their file if `may_delete` is true.
+        The other learned examples are deleted from their file if `may_delete` is true.
         """
         keep, days = self._settings.keep, self._settings.keep_days
         since = self._clock() - days * SECONDS_PER_DAY if days else 0.0
@@ -236,7 +236,7 @@ class GrowingData:
 
 
 def load_given(task: Task, settings: DataSettings) -> list[Example]:
-    """Load the examples of data that do not grow.
+    """Load the examples of data that are read only once.
 
     Raises:
         DataError: if the data are missing or cannot be read.
@@ -250,7 +250,7 @@ def load_given(task: Task, settings: DataSettings) -> list[Example]:
 def _merge(
     before: Iterable[Example], given: Sequence[Example], added: Sequence[_Added], task: Task
 ) -> tuple[list[Example], list[Source]]:
-    """Return all examples with their sources: given data first, then added examples by arrival.
+    """Return all examples with their sources: data read once, then added examples by arrival.
 
     A text counts once, in the split of its first source, with its newest label.
 
@@ -289,6 +289,6 @@ def _files(path: Path) -> _Files:
         for one in paths:
             stat = one.stat()
             found.append((str(one), stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    except OSError:  # the file has disappeared, and reading the data reports that
+    except OSError:  # a missing file: reading the data reports it
         return ()
     return tuple(sorted(found))

@@ -1,13 +1,14 @@
-"""The measurement of an informed basis: the directions in which a model's answers change.
+"""The measurement of an informed basis, whose vectors are the directions that change answers most.
 
 F = E[∇log p(y|x) ∇log p(y|x)ᵀ] is the Fisher matrix of the adapter's elements at B = 0 under the
 model's own predictions y. The texts x are random tokens or lines of a public file, with the task's
-prompt around them, so neither data nor labels of a federation are needed. The basis consists of the
-eigenvectors with the largest eigenvalues λ, each multiplied by λ^(−1/4). The factor shortens
-directions that change answers a lot, because such directions limit the learning rate. It lengthens
-the other directions, but not so far that those directions mostly add noise. All vectors are scaled
-so that tr(UᵀFU) = tr(F). Projected gradients are then as large as those of isotropic directions,
-and the same learning rates are stable.
+prompt around them, so neither data nor labels of a federation are needed.
+
+The basis consists of the eigenvectors with the largest eigenvalues λ, each multiplied by λ^(−1/4).
+The factor shortens directions that change answers a lot, because such directions limit the learning
+rate. It lengthens the other directions, but not so far that those directions mostly add noise. All
+vectors are scaled so that tr(UᵀFU) = tr(F). Projected gradients are then as large as those of
+isotropic directions, and the same learning rates are stable.
 """
 
 import logging
@@ -33,9 +34,9 @@ log = logging.getLogger("samara.client")
 
 TEXTS, PROBE_TEXTS = 2000, 200
 BASIS_SIZE = 128
-"""Number of basis vectors, k."""
+"""Number k of basis vectors."""
 LEAST_SHARE = 0.95
-"""Minimum share of the squared gradients of probe texts that the span of a basis must contain."""
+"""Minimum share of the probe texts' squared gradients that the span of a basis must contain."""
 EXPONENT = -0.25
 SHORTEST, LONGEST = 4, 40
 """Minimum and maximum number of random tokens in a text."""
@@ -60,12 +61,12 @@ class MeasuredBasis:
 
 
 def random_texts(runtime: ModelRuntime, count: int, first: int = 0) -> list[str]:
-    """Return texts of random tokens, without the tokenizer's special tokens.
+    """Return texts of random tokens other than the tokenizer's special tokens.
 
     Args:
         runtime: model runtime.
         count: number of texts.
-        first: index of the first text; texts depend on their index alone.
+        first: index of the first text; a text depends on its index alone.
     """
     tokenizer = runtime.base.tokenizer
     special = set(tokenizer.all_special_ids)
@@ -81,7 +82,7 @@ def random_texts(runtime: ModelRuntime, count: int, first: int = 0) -> list[str]
 def prompts_around(
     runtime: ModelRuntime, task: ClassificationTask | ChoiceTask, texts: Sequence[str]
 ) -> list[Prompt]:
-    """Return prompts of a task whose fields hold these texts, one after the other.
+    """Return prompts of a task whose fields are filled with texts, one text after the other.
 
     A field that accepts only given values gets the first of these values.
     """
@@ -100,8 +101,10 @@ def prompts_around(
 def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
     """Return the gradients of −log p(y|x) at B = 0, for one predicted answer y per prompt.
 
-    Returns: float32 [n, elements], ordered by the lengths of the prompts. Answers are drawn with
-        the model's probabilities.
+    The answers are drawn with the model's probabilities.
+
+    Returns:
+        float32 [n, elements], ordered by the lengths of the prompts.
     """
     longest = sorted(prompts, key=lambda prompt: max(map(len, prompt.sequences)))
     probabilities = softmax(runtime.base_scores(longest).astype(np.float64), axis=1)
@@ -119,7 +122,7 @@ def prediction_gradients(runtime: ModelRuntime, prompts: Sequence[Prompt]) -> ND
 
 
 def equal_rows(prompts: Sequence[Prompt]) -> Iterator[NDArray[np.int64]]:
-    """Yield indices of prompts that can share a pass as the prompts of separate clients."""
+    """Yield groups of prompt indices, int64, that can share a pass with one prompt per client."""
     for start in range(0, len(prompts), _CLIENTS_PER_PASS):
         some = np.arange(start, min(start + _CLIENTS_PER_PASS, len(prompts)))
         if have_equal_row_counts([prompts[index] for index in some.tolist()], len(some)):
@@ -135,9 +138,10 @@ def leading_vectors(
 
     Args:
         gradients: float32 [n, d].
-        size: number of vectors, k.
+        size: number k of vectors.
 
-    Returns: All nonzero eigenvalues, descending, float64 [r]; and k orthonormal vectors, float64
+    Returns:
+        All nonzero eigenvalues, descending, float64 [r]; and k orthonormal vectors, float64
         [k, d].
 
     Raises:
@@ -160,7 +164,7 @@ def leading_vectors(
 
 
 def share_of_gradients(basis: Basis, gradients: NDArray[np.float32]) -> float:
-    """Return the share of squared gradients [n, d] inside the span of a basis, 0 to 1."""
+    """Return the share, 0 to 1, of squared gradients [n, d] that lies in the span of a basis."""
     orthonormal, _ = np.linalg.qr(basis.as_float32().T.astype(np.float64))
     inside = gradients @ orthonormal
     return float(np.square(inside).sum() / np.square(gradients.astype(np.float64)).sum())
@@ -177,7 +181,8 @@ def measure_basis(
     Args:
         runtime: model runtime, whose adapter has no basis.
         task: task whose prompts surround the texts.
-        texts: texts. The last texts are probe texts, which do not influence the basis.
+        texts: texts for the measurement. The last of them are probe texts, which do not influence
+            the basis.
         source: source of the texts, ``random-tokens`` or ``file``.
 
     Raises:

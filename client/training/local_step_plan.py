@@ -1,4 +1,4 @@
-"""The plan of a client's local steps in a round: batches, directions and report, without a model.
+"""A client's local steps in a round, planned without a model: batches, directions and report.
 
 The losses are computed elsewhere: by a model runtime, or by a phone's program.
 """
@@ -32,7 +32,7 @@ _Progress = TypeVar("_Progress")
 
 
 def has_batches_of_one_label(instruction: TrainInstruction, label_count: int) -> bool:
-    """Return whether every batch has a single label, as in clustering rounds.
+    """Return whether all examples of a batch have the same label, as in clustering rounds.
 
     The labels take turns. With mixed batches, the frequencies of the client's labels would dominate
     its projected gradients. If a label has fewer examples than a batch, its projected gradients are
@@ -50,7 +50,7 @@ def smallest_batch(
 ) -> int:
     """Return the number of a client's examples in the smallest batch of an instruction's steps.
 
-    Steps for a label without examples are left out, because they report zeros and no loss.
+    Steps for a label without examples do not count, because they report zeros and no loss.
 
     Args:
         instruction: instruction of the round.
@@ -93,11 +93,11 @@ class LocalStepPlan:
 
     @property
     def steps_taken(self) -> int:
-        """The number of steps that are finished."""
+        """Number of finished steps."""
         return len(self._estimates)
 
     def next_estimator(self, gradients: str = "differences") -> Estimator:
-        """Create the estimator of the next step, for its directions and its batch.
+        """Return the estimator of the next step, with the step's directions and batch.
 
         Args:
             gradients: value of the setting `gradients`.
@@ -116,7 +116,10 @@ class LocalStepPlan:
         return _with_curvature(extension("estimator", gradients), seeds, batch, epsilon, curvature)
 
     def _next_batch(self) -> NDArray[np.int64]:
-        """Return the indices of the next step's examples; index 0 if the step's label has none."""
+        """Return the indices of the next step's examples, int64.
+
+        If the step's label has no examples, the only index is 0.
+        """
         instruction, step = self._instruction, len(self._estimates)
         if self._has_whole_batches and len(self._labels):
             return np.arange(len(self._labels))
@@ -130,10 +133,12 @@ class LocalStepPlan:
     ) -> list[tuple[NDArray[np.uint64], CoefficientBlock]]:
         """Record the estimate of the current step, and return the step's update.
 
-        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic. The reported loss
-        estimates the loss at the round's start state. If every batch holds all of the client's
-        examples, the first step's loss is reported. Otherwise the first step covers few examples,
-        so the mean includes losses of later steps while the client is near the start (`REACH`).
+        The update is −η·Σ clip(g)·z / q in the ledger's arithmetic.
+
+        The reported loss estimates the loss at the round's start state. If every batch holds all of
+        the client's examples, the first step's loss is reported. Otherwise the first step covers
+        few examples, so the mean includes losses of later steps while the client is near the start
+        (`REACH`).
 
         Args:
             estimate: result of the step's estimator.
@@ -193,7 +198,7 @@ def _with_curvature(
     epsilon: float,
     curvature: bool,
 ) -> Estimator:
-    """Run a registered estimator, and measure the curvature by central differences if asked for."""
+    """Run a registered estimator; if requested, measure the curvature by central differences."""
     estimate = yield from function(seeds, batch, epsilon)
     gradients = np.asarray(estimate.gradients, np.float32)
     if gradients.shape != seeds.shape:
@@ -208,10 +213,10 @@ def _with_curvature(
 
 
 class InterruptedSteps(Generic[_Progress]):
-    """Finished steps of a client's interrupted round, kept in memory until the round continues.
+    """The finished steps of a client's interrupted round, kept in memory until the round continues.
 
-    An exception between two forward passes interrupts a round. Earlier steps are not repeated if
-    the same round starts again with the same examples.
+    An exception between two forward passes interrupts a round. If the same round starts again with
+    the same examples, its finished steps are not repeated.
     """
 
     def __init__(self) -> None:
@@ -219,7 +224,7 @@ class InterruptedSteps(Generic[_Progress]):
         self._progress: _Progress | None = None
 
     def resume(self, token: bytes, examples: object, beginning: _Progress) -> _Progress:
-        """Return the kept progress if the same round was interrupted, else `beginning`.
+        """Return the progress of a round that was interrupted, or `beginning` for another round.
 
         Args:
             token: token of the round's instruction, 8 bytes.

@@ -1,4 +1,4 @@
-"""The local steps of a round, of one client or of many that share forward passes.
+"""The local steps of a round, for one client or for many that share forward passes.
 
 Every client has separate examples, batches, directions and state. Only the forward passes are
 shared. So a client that shares passes reports the same as a client that steps alone, except for the
@@ -43,7 +43,7 @@ interpreter every few microseconds.
 
 @dataclass(frozen=True, eq=False)
 class _TrainedPart:
-    """The trained numbers that are perturbed; all other numbers keep their values at the start.
+    """The numbers that are trained; all other numbers keep their values at the start of the round.
 
     Attributes:
         start: state at the start of the round, int64 [d].
@@ -54,17 +54,21 @@ class _TrainedPart:
     mask: torch.Tensor | None
 
     def center(self, state: torch.Tensor) -> torch.Tensor:
-        """Return the center of the perturbations of a client with this state, int64 [d]."""
+        """Return the state around which a client's adapter is perturbed, int64 [d].
+
+        Args:
+            state: state of the client, int64 [d].
+        """
         return state if self.mask is None else torch.where(self.mask, state, self.start)
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
-        """Return directions, int16 [n, d], with zeros where numbers are not perturbed."""
+        """Return directions, int16 [n, d], set to zero where numbers are not trained."""
         return z if self.mask is None else z * self.mask
 
 
 @dataclass(eq=False)
 class _Participant:
-    """A client during the steps of a round.
+    """A client with its data, plan and state during the steps of a round.
 
     Attributes:
         data: all examples of the client.
@@ -97,9 +101,9 @@ def take_local_steps(
         runtime: model runtime.
         data: examples of the client.
         instruction: instruction of the round.
-        state: int64 [d], the model that the steps start from; it is not changed.
+        state: int64 [d], the state from which the steps start; it is not changed.
         mask: bool [d], true where numbers are perturbed; None perturbs all.
-        interrupted: keeps finished steps if an exception interrupts the round.
+        interrupted: storage of finished steps if an exception interrupts the round; None for none.
 
     Raises:
         LayoutError: if the instruction is for another layout.
@@ -126,9 +130,9 @@ def take_local_steps_together(
         runtime: model runtime.
         clients: examples of each client.
         instruction: instruction of the round.
-        state: int64 [d], the model that the steps start from; it is not changed.
+        state: int64 [d], the state from which the steps start; it is not changed.
         mask: bool [d], true where numbers are perturbed; None perturbs all.
-        interrupted: keeps finished steps of a single client.
+        interrupted: storage of finished steps of a single client; None for none.
 
     Returns:
         The report of each client, or the error that ended its steps.
@@ -157,8 +161,8 @@ def take_local_steps_together(
 def prepare_training_examples(runtime: ModelRuntime, data: ClientData) -> LabelledPrompts:
     """Return a client's training examples, prepared for the runtime's forward engine.
 
-    The rows needed for this count as passes of the client. The first pass of a readout counts once,
-    even if it was kept from an earlier run.
+    The rows of this preparation count as passes of the client. The first pass of a readout counts
+    once, even if its result was cached by an earlier run.
     """
     examples, before = data.tokenized(Split.TRAIN), runtime.passes
     for part in examples.parts:
@@ -173,7 +177,7 @@ def prepare_training_examples(runtime: ModelRuntime, data: ClientData) -> Labell
 def prepare_evaluated_examples(
     runtime: ModelRuntime, data: ClientData, split: Split
 ) -> LabelledPrompts:
-    """Return the examples that an evaluation counts, prepared for the runtime's forward engine."""
+    """Return the examples that an evaluation uses, prepared for the runtime's forward engine."""
     examples = data.evaluated(split)
     for part in examples.parts:
         runtime.prepare(part)
@@ -181,7 +185,7 @@ def prepare_evaluated_examples(
 
 
 def clients_per_pass(row_budget: int, instruction: TrainInstruction, schedule: Schedule) -> int:
-    """Return the number of clients that share a forward pass under a budget of rows; at least 1.
+    """Return the number of clients that share a forward pass within a budget of rows; at least 1.
 
     Args:
         row_budget: largest number of rows in a pass, of all clients together; 0 means one client
@@ -217,7 +221,7 @@ def _losses(
     requests: Sequence[LossRequest],
     part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """Return the losses for each request; participants with equal row counts share passes."""
+    """Return the losses for each request, with passes shared by clients with equal row counts."""
     losses: dict[int, NDArray[np.float64]] = {}
     by_size: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
@@ -244,7 +248,7 @@ def _losses_in_one_pass(
     requests: Sequence[LossRequest],
     part: _TrainedPart,
 ) -> list[NDArray[np.float64]]:
-    """Return the losses for requests of participants that share forward passes, float64 [n]."""
+    """Return the losses for the requests of clients that share forward passes, float64 [n] each."""
     layout, weight_map, first = runtime.layout, runtime.weight_map, requests[0]
     weights = torch.stack([weight_map.center(part.center(one.state)) for one in participants])
     z = None
@@ -297,7 +301,7 @@ def _losses_of_answers(
     perturbations: Perturbations,
     schedule: Schedule,
 ) -> NDArray[np.float64]:
-    """Return the losses for a request whose objective is a metric of decoded answers."""
+    """Return the losses for a request whose objective is a metric of answers, float64 [n]."""
     task, forward = runtime.task, runtime.forward
     assert isinstance(task, GenerationTask)
     assert isinstance(forward, ResidentForward)
@@ -314,7 +318,10 @@ def _losses_of_answers(
 
 
 def _batch_prompts(participant: _Participant, request: LossRequest) -> Sequence[Prompt]:
-    """Return the prompts of a request's batch; for all examples, the participant's own tuple."""
+    """Return the prompts of a request's batch.
+
+    A batch of all examples is the participant's tuple itself, which caches recognize.
+    """
     prompts, rows = participant.examples.prompts, request.batch
     if np.array_equal(rows, np.arange(len(prompts))):
         return prompts

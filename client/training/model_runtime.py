@@ -1,7 +1,7 @@
 """The model runtime: base model, adapter, scorer, forward engine, and their execution.
 
-The runtime is independent of clients. `scores` evaluates prompts under a state; local steps
-(local_steps.py) use the forward engine, the replay backend and the schedule.
+The runtime does not depend on clients. Its method `scores` evaluates prompts under a state. Local
+steps (local_steps.py) use its forward engine, replay backend and schedule.
 """
 
 import threading
@@ -62,13 +62,13 @@ from samara.shared.tasks.rows import Example
 
 
 class ModelRuntime:
-    """A loaded model under the settings of a run; one thread at a time uses it.
+    """A loaded model under the settings of a run, for use by one thread at a time.
 
     Args:
         config: settings of the run.
         model: loaded base model.
-        task: task that the model is adapted to.
-        examples: reader of the examples that the execution is measured on.
+        task: task to which the model is adapted.
+        examples: function that returns the examples on which the execution is measured.
         predecessor: runtime of the same model, task and data, whose caches are reused.
 
     Raises:
@@ -110,7 +110,7 @@ class ModelRuntime:
         self._stream = model.make_stream(base)
         if self._stream is not None and config.gradients == "exact":
             raise ConfigError(NO_STREAMED_GRADIENTS)
-        # The turn comes before the lock: training waits for questions, which need the lock too.
+        # Take the turn before the lock: training waits for questions, which also need the lock.
         with forward_pass(), predecessor.tokenize.lock if predecessor else nullcontext():
             self.scorer = make_scorer(base, task, config.model.max_length, only_compares(config))
         settings = config.adapter
@@ -157,16 +157,16 @@ class ModelRuntime:
 
     @property
     def has_readout_alone(self) -> bool:
-        """Return whether only a readout is trained, so that the model runs once per example."""
+        """True if only a readout is trained, so that the model runs once per example."""
         return isinstance(self.forward, ReadoutForward)
 
     def texts_to_measure(self) -> Sequence[Prompt]:
-        """Return the texts that a model with only a readout reads before the first example."""
+        """Return the texts that a model with only a readout reads before its first example."""
         return self.forward.texts_to_measure() if isinstance(self.forward, ReadoutForward) else ()
 
     @property
     def passes(self) -> int:
-        """The number of rows, examples times perturbations, that went through the model so far."""
+        """Number of rows, examples times perturbations, that went through the model so far."""
         return self.forward.passes
 
     def make_pass(self) -> Callable[[Sequence[Prompt], int], None]:
@@ -196,8 +196,9 @@ class ModelRuntime:
     def prepare(self, prompts: Sequence[Prompt]) -> None:
         """Compute a readout's representations of all given prompts, always in the same passes.
 
-        Rounding of a readout's scores then depends only on these prompts, and not on which of them
-        later share a batch. With adapters inside the model there is nothing to prepare.
+        The rounding of a readout's scores then depends only on these prompts, and not on the
+        batches in which they are used later. With adapters inside the model there is nothing to
+        prepare.
 
         Args:
             prompts: all prompts of a client's split, or of the part of it that is used, in order.
@@ -206,7 +207,7 @@ class ModelRuntime:
             self.forward.prepare(prompts)
 
     def keep_only(self, parts: Sequence[Sequence[Prompt]]) -> None:
-        """Discard the cached representations of all examples outside of the given parts."""
+        """Discard the cached representations of all examples outside the given parts."""
         if self._representations is not None:
             self._representations.keep_only(parts)
 
@@ -231,10 +232,10 @@ class ModelRuntime:
         """Return a runtime with the same weights under other settings of adapter and run.
 
         Args:
-            config: settings with the same model, task and data as this runtime has. If the depth
+            config: settings with the same model, task and data as in this runtime. If the depth
                 differs, the model is loaded again.
         """
-        self.free_buffers()  # two runtimes' staging buffers may not fit at once
+        self.free_buffers()  # memory may not hold the staging buffers of two runtimes
         depth = config.adapter.depth
         is_same = depth == self.config.adapter.depth
         model = self._model if is_same else load_model(config.model, depth)
@@ -248,38 +249,38 @@ class ModelRuntime:
 
     @property
     def base(self) -> BaseModel:
-        """The base model without adapters: its folder, family, tokenizer and context."""
+        """Base model without adapters, with its folder, family, tokenizer and context."""
         return self._model.base
 
     @property
     def task(self) -> Task:
-        """The task that the model is adapted to."""
+        """Task to which the model is adapted."""
         return self._task
 
     @property
     def adapted_block_count(self) -> int:
-        """The number of blocks from the lowest adapted block upward."""
+        """Number of blocks from the lowest adapted block to the top."""
         return len(self._model.base.blocks) - self.first_block
 
     @property
     def score_inputs(self) -> dict[str, object]:
-        """All inputs that determine the scores of prompts, except the state of the adapter."""
+        """All values on which the scores of prompts depend, except the state of the adapter."""
         return {"model": model_inputs(self.base), "scorer": scorer_inputs(self.scorer)}
 
     @property
     def label_count(self) -> int:
-        """The number of labels of the task."""
+        """Number of labels of the task."""
         return self.scorer.labels
 
     @property
     def _trunk_inputs(self) -> tuple[object, ...]:
-        """The settings that must be equal before another runtime may reuse the trunk's outputs."""
+        """Settings that two runtimes must share, so that they can share trunk outputs."""
         config = self.config
         return self.model_id, self.first_block, config.trunk_cache, config.trunk_cache_folder
 
     @property
     def _first_pass_inputs(self) -> tuple[object, ...]:
-        """The settings that must be equal before another runtime may reuse features.
+        """Settings that two runtimes must share, so that they can share features.
 
         The settings of `_trunk_inputs` must be equal as well. Dampings with equal content are
         equal.
@@ -288,12 +289,12 @@ class ModelRuntime:
 
     @cached_property
     def objective(self) -> Objective:
-        """The objective of the steps."""
+        """Objective of the steps."""
         return training_objective(self.config.objective, self.task)
 
     @cached_property
     def execution(self) -> Execution:
-        """The schedule and the threads of this run on this machine.
+        """Schedule and threads of this run on this machine.
 
         At the first use they are decided, or read from the run's folder, and torch's number of
         threads is set. Passes that only measure do not count in `passes`.
@@ -327,13 +328,13 @@ class ModelRuntime:
         return execution
 
     def use_threads(self) -> None:
-        """Set this run's number of threads again, after another runtime has computed."""
+        """Set torch's number of threads to this run's, after another runtime has computed."""
         if "execution" in self.__dict__:
             torch.set_num_threads(self.execution.threads)
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule of a step, decided at the first use."""
+        """Schedule of a step, decided at the first use."""
         return self.execution.schedule
 
     def schedule_for(self, batch: int) -> Schedule:
@@ -346,7 +347,7 @@ class ModelRuntime:
         return schedule if batch <= limit else replace(schedule, micro_batch=limit)
 
     def scores(self, state: NDArray[np.int64], prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-        """Return the scores of n prompts under a state, int64 [size]: float32 [n, labels]."""
+        """Return the scores of n prompts under a state, int64 [d]: float32 [n, labels]."""
         return self._scores(self.perturbation(state), prompts)
 
     def base_scores(self, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
@@ -354,7 +355,7 @@ class ModelRuntime:
         return self._scores(self.perturbation(None), prompts)
 
     def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
-        """Return the adapter for a state, int64 [size]; for None, zeros, as in the base model."""
+        """Return the adapter of a state, int64 [d]; for None, zeros, which give the base model."""
         if state is None:
             weights = torch.zeros(self.layout.element_count, device=self.torch_device)
         else:
@@ -369,7 +370,7 @@ class ModelRuntime:
         return scores.reshape(scores.shape[1:])
 
     def check_layout(self, layout_hash: bytes) -> None:
-        """Raise an error if an instruction's layout is not the layout of the adapter.
+        """Raise an error unless an instruction's layout is the layout of the adapter.
 
         Raises:
             LayoutError: if the layouts differ.
@@ -379,7 +380,7 @@ class ModelRuntime:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings and versions that the results depend on, for a hello."""
+        """Return the settings and versions on which the results depend, for a hello."""
         return {
             "grouping": self.schedule.grouping,
             "micro_batch": self.schedule.micro_batch,
@@ -417,7 +418,7 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 
     Args:
         config: settings of the run.
-        examples: reader of the data; None means the data that the settings name.
+        examples: function that returns the data; None means the data that the settings name.
 
     Raises:
         SamaraError: if the model, the task or the data cannot be used.
@@ -436,9 +437,9 @@ def load_run(config: RunConfig, examples: ExampleReader | None = None) -> Loaded
 
 
 def only_compares(config: RunConfig) -> bool:
-    """Return whether a run uses the scores of a row only in comparisons with each other.
+    """Return whether a run only compares the scores of a row with each other.
 
-    This holds for all objectives over labels. A readout is an exception: its base scores are
+    This holds for all objectives over labels. A readout is an exception: its base model scores are
     computed once and cached, also for other runs, so they must be log-likelihoods.
     """
     return bool(config.adapter.inner_layers) and not config.adapter.has_readout

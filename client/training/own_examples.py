@@ -1,6 +1,6 @@
 """Learned examples: the examples that a client's owner has taught it, in the client's folder.
 
-The file has one JSON object per line. A line is on the disk before it is acknowledged. Several
+The file has one JSON object per line. A line is on the disk before the program confirms it. Several
 processes may add and delete lines; a lock file admits one process at a time. Only the owner may
 read the file, and the file never leaves the device.
 """
@@ -46,7 +46,7 @@ class OwnExample:
     row: Mapping[str, Any]
 
     def rows(self, task: Task) -> list[Row]:
-        """Return the examples of the row under a task.
+        """Return the examples that a task reads from the row.
 
         Raises:
             DataError: if the task cannot read the row.
@@ -55,7 +55,7 @@ class OwnExample:
 
 
 def row_of_text(task: Task, text: str | Mapping[str, str], label: str) -> dict[str, str]:
-    """Return the row of a text and a label.
+    """Return a row with a text and its label.
 
     Args:
         task: task that reads the row.
@@ -73,11 +73,11 @@ def row_of_text(task: Task, text: str | Mapping[str, str], label: str) -> dict[s
 
 
 class OwnExamples:
-    """The file of one client's learned examples.
+    """The file with one client's learned examples.
 
     Args:
         folder: folder of the client; created if missing.
-        clock: function that gives the seconds since 1970.
+        clock: function that returns the seconds since 1970.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -124,7 +124,7 @@ class OwnExamples:
         return examples
 
     def delete(self, ids: Collection[str] | None) -> list[OwnExample]:
-        """Delete the examples with these ids, or all, and return them.
+        """Delete the examples with these ids, and return them; None deletes all examples.
 
         The examples are no longer in the file when the method returns.
 
@@ -151,7 +151,7 @@ class OwnExamples:
             self._rewrite(lambda one: one is None or (one.id, one.time) not in lines)
 
     def _rewrite(self, keep: Callable[[OwnExample | None], bool]) -> list[OwnExample]:
-        """Write the file without some lines, and return the examples of these lines.
+        """Write the file without some examples, and return those examples.
 
         Args:
             keep: function that returns whether to keep an example; it gets None for a damaged line.
@@ -181,7 +181,7 @@ class OwnExamples:
                 is_new = not self.file.exists()
                 self.file.touch(_OWNER_ONLY)
                 with self.file.open("r+b", buffering=0) as file:
-                    # An incomplete line of a killed process has not been acknowledged.
+                    # An incomplete line is from a killed process, which has not confirmed it.
                     end = file.read().rfind(b"\n") + 1
                     file.truncate(end)
                     file.seek(end)
@@ -211,7 +211,7 @@ class OwnExamples:
 
 
 def parse_rows(lines: Iterable[bytes]) -> list[Mapping[str, Any]]:
-    """Read rows from JSON lines.
+    """Parse rows from JSON lines.
 
     Raises:
         DataError: if a line is not a JSON object or is too long. The message names all such lines.
@@ -251,7 +251,7 @@ def _id_of(row: Mapping[str, Any], task: Task) -> str:
 
 
 def _read_line(line: bytes) -> OwnExample | None:
-    """Return the example of a line; None if it is damaged."""
+    """Return the example on a line of the file, or None if the line is damaged."""
     try:
         content = json.loads(line)
         example = OwnExample(content["id"], float(content["time"]), content["row"])

@@ -14,14 +14,15 @@ from samara.shared.model.perturbations import Perturbations
 
 Mix = Callable[[NDArray[np.float32], Sequence[int]], NDArray[np.float32]]
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""The character that a decoder writes in place of a character with missing bytes."""
+"""Character that a tokenizer's decoder writes in place of a character with missing bytes."""
 _TOKENS_BEFORE = 8
-"""Number of prompt tokens decoded with an answer, to get the space before the answer right."""
+"""Number of prompt tokens that are decoded together with an answer. They decide whether a space
+comes before the answer."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rules by which tokens are chosen and a text ends.
+    """Rules for choosing tokens and for ending a text.
 
     Attributes:
         max_tokens: maximum number of tokens to generate.
@@ -81,7 +82,7 @@ def choose_token(
 
 
 class TextPieces:
-    """A decoder of a growing list of tokens; it returns text that no later token can change.
+    """A decoder of a growing list of tokens, which returns text that no later token can change.
 
     Args:
         decode: function that turns tokens into text.
@@ -99,7 +100,7 @@ class TextPieces:
         self._given = 0
 
     def add(self, token: int) -> tuple[str, bool]:
-        """Add a token; return the new text that is final, and whether a stop text ends the answer.
+        """Add a token, and return newly final text and whether a stop text has ended the answer.
 
         Text is final when no later token can change it or complete a stop text.
         """
@@ -113,7 +114,7 @@ class TextPieces:
         return self._give(text, certain - held), False
 
     def rest(self) -> str:
-        """Return the remaining text, which might have continued as a stop text or a character."""
+        """Return the text that was held back as a possible start of a stop text or character."""
         text = self._text()
         return self._give(text, len(text))
 
@@ -136,7 +137,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class _GrowingText:
-    """A prompt and the text that a model writes after it.
+    """A prompt with the text that a model writes after it.
 
     Attributes:
         ending: end of the text; None while it grows.
@@ -158,14 +159,14 @@ class _GrowingText:
         self.ending = None if sampling.max_tokens else Ending("length", 0)
 
     def unread(self, is_cached: bool) -> tuple[int, ...]:
-        """Return the tokens for the next pass: all, or only the last if all others are cached."""
+        """Return the tokens for the next pass: all, or only the last if a cache has the others."""
         return tuple(self._written[-1:] if is_cached else [*self._prompt, *self._written])
 
     def add(self, logits: NDArray[np.float32]) -> str:
         """Append the next token, and return the text that became final with it.
 
-        After its end, a text still gets tokens, so that it has as many as the other texts in the
-        same passes. No more text becomes final then.
+        A text still gets tokens after its end, so that all texts in the same passes have equally
+        many. These tokens add no text.
 
         Args:
             logits: float32 [vocabulary], logits of the next token.
@@ -200,7 +201,7 @@ def generate(
     sampling: Sampling,
     mix: Mix | None = None,
 ) -> Generator[str, None, Ending]:
-    """Generate text after a prompt; each step is a forward pass of one more token.
+    """Generate text after a prompt, with one forward pass per token.
 
     Args:
         runtime: model runtime of a causal model.
@@ -209,9 +210,11 @@ def generate(
         sampling: rules for choosing tokens and ending the text.
         mix: function that changes the logits of the next token, given the tokens so far.
 
-    Yields: The text that became final with each token, often empty.
+    Yields:
+        The text that became final with each token, often empty.
 
-    Returns: The reason for the end of the text, and its number of tokens.
+    Returns:
+        The reason for the end of the text, and its number of tokens.
 
     Raises:
         QuestionError: if the model's output is not finite, or the model is cut below its head.
@@ -269,7 +272,7 @@ def _check_head(runtime: ModelRuntime) -> None:
 
 
 def end_tokens(runtime: ModelRuntime) -> set[int]:
-    """Return the tokens that end a text, according to tokenizer and generation settings."""
+    """Return the tokens that end a text, according to the tokenizer and the generation settings."""
     settings = getattr(runtime.base.network, "generation_config", None)
     listed = getattr(settings, "eos_token_id", None)
     ends = {runtime.base.tokenizer.eos_token_id}

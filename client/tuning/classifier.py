@@ -1,8 +1,8 @@
 """A classifier in place of label words: a linear layer on the last hidden state.
 
-A classifier serves to tune models without a prompt (Malladi et al. 2023, appendix A.1), and to tune
-all parameters after linear probing (appendix F.1). The layer is part of the network, so "all
-parameters" include the parameters of the layer.
+A classifier allows tuning of models without a prompt (Malladi et al. 2023, appendix A.1), and
+tuning of all parameters after linear probing (appendix F.1). The layer is part of the network, so
+"all parameters" include the parameters of the layer.
 """
 
 from collections.abc import Sequence
@@ -31,20 +31,20 @@ MODULE = "label_classifier"
 """Name of the layer in the network."""
 
 Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Matrix, float32 [labels, features], and bias, float32 [labels]."""
+"""Matrix W, float32 [labels, features], and bias b, float32 [labels], of a linear layer."""
 
 CLASSIFIER_FILE = "classifier.safetensors"
-"""Name of the file with the classifier's initial weights (in a run's folder) or trained weights (in
-an export).
+"""Name of the file with a classifier's weights. A run's folder has the initial weights. An export
+has the trained weights.
 """
 _PARTS = ("weight", "bias")
 
 
 class ClassifierScorer(Scorer):
-    """A scorer with a linear layer in place of the label words.
+    """A scorer that applies a linear layer instead of comparing label words.
 
-    The layer reads the representation that the family's scorer reads. For a text without a
-    question, it reads the first token of a masked LM or the last token of a causal LM.
+    The layer reads the same representation as the scorer of the model's family. For a text without
+    a question, it reads the first token of a masked LM or the last token of a causal LM.
 
     Args:
         base: model to which the layer is added in place; the layer starts at zero.
@@ -79,7 +79,7 @@ class ClassifierScorer(Scorer):
         network.add_module(MODULE, self._layer)
 
     def begin_at(self, weights: Weights) -> None:
-        """Set matrix and bias of the layer, rounded to the layer's type."""
+        """Set the matrix and the bias of the layer, rounded to the layer's dtype."""
         for parameter, values in zip(self._layer.parameters(), weights, strict=True):
             parameter.copy_(torch.from_numpy(values))
 
@@ -90,7 +90,7 @@ class ClassifierScorer(Scorer):
         return matrix, bias
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Return the prompt of an example with its question, or of only its text."""
+        """Return the prompt of an example, with the question or with the text alone."""
         family = self.base.family
         if self._asks or family == "encoder":
             prompt = self._scorer.prompt(text, answers, cut)
@@ -115,7 +115,9 @@ class ClassifierScorer(Scorer):
 
 
 def probe_weights(probe: Pipeline, labels: int) -> Weights:
-    """Return the weights of a linear layer that gives a probe's scores, up to a constant per row.
+    """Return the weights of a linear layer with the scores of a fitted probe.
+
+    The scores are equal up to one constant per row.
 
     Args:
         probe: standardization of the features, followed by logistic regression.
@@ -125,7 +127,7 @@ def probe_weights(probe: Pipeline, labels: int) -> Weights:
     scaler, regression = (step for _, step in probe.steps)
     own = regression.coef_
     bias = regression.intercept_
-    if len(regression.classes_) == 2:  # scikit-learn stores only the labels' difference
+    if len(regression.classes_) == 2:  # for two labels, scikit-learn stores one row
         own = np.vstack([-own, own]) / 2
         bias = np.concatenate([-bias, bias]) / 2
     own = own / scaler.scale_
@@ -152,7 +154,7 @@ def write_classifier(weights: Weights, folder: Path) -> None:
 
 
 def read_classifier(folder: Path) -> Weights:
-    """Return the weights in the file of `write_classifier`.
+    """Return the weights that `write_classifier` wrote to a folder.
 
     Raises:
         TrainingError: if the file is missing or damaged.

@@ -12,13 +12,13 @@ from samara.client.tuning.tuning_setup import TaskSplit, TuningSetup
 from samara.shared.protocol.directions import DIRECTION_BITS, directions, query_seeds
 
 CLASSIFIER_STREAM = 2
-"""Seed stream of random weights; directions of steps use stream 0, directions of norms stream 1."""
+"""Seed stream of random weights. The directions of steps use stream 0, those of norms stream 1."""
 DEFAULT_SPREAD = 0.02
-"""Standard deviation of random weights if a model's configuration has none."""
+"""Standard deviation of random weights if the model's configuration does not name one."""
 
 
 def start_classifier(setup: TuningSetup) -> Weights | None:
-    """Initialize the classifier of a run, if it has one, and return the weights.
+    """Initialize the classifier of a run, and return its weights; None for a run without one.
 
     Raises:
         DataError: if linear probing has training examples of only one label.
@@ -32,7 +32,7 @@ def start_classifier(setup: TuningSetup) -> Weights | None:
 
 
 def _random(setup: TuningSetup) -> Weights:
-    """Return normal weights with the model's initial standard deviation, and a bias of zeros."""
+    """Return a matrix of normal numbers with the model's initial deviation, and a zero bias."""
     spread = getattr(setup.base.network.config, "initializer_range", DEFAULT_SPREAD)
     shape = setup.scorer.labels, setup.base.features
     seeds = query_seeds(setup.root, CLASSIFIER_STREAM, 1, 1)[0]

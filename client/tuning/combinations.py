@@ -1,4 +1,4 @@
-"""The combinations of tuning settings that are refused, each with its reason and a remedy."""
+"""The combinations of tuning settings that are refused, with the reasons and remedies."""
 
 from samara.client.tuning.methods import BY_PEFT, MEZO, SPACES, ZEROTH_ORDER
 from samara.client.tuning.setting_fields import TuneFields
@@ -12,7 +12,7 @@ from samara.shared.tasks.sampling import LOW_DATA
 
 
 def mistakes_in(settings: TuneFields) -> list[str]:
-    """Return the mistakes in a combination of settings; each setting alone must be valid."""
+    """Return the mistakes in a combination of settings, each of which is valid by itself."""
     return [*_about_the_optimizer(settings), *_about_the_data(settings)]
 
 
@@ -25,8 +25,8 @@ def _about_the_optimizer(settings: TuneFields) -> list[str]:
         else:
             able = [other for other, spaces in SPACES.items() if settings.space in spaces]
             mistakes.append(
-                f"space: {optimizer} trains in {' or '.join(where)}, not in {settings.space}; "
-                f"in {settings.space} train {', '.join(able)}"
+                f"space: {optimizer} can train {' or '.join(where)}, but not {settings.space}; "
+                f"methods that can train {settings.space}: {', '.join(able)}"
             )
     mistakes += _about_the_rate(settings)
     mistakes += _about_unread_settings(settings)
@@ -101,7 +101,7 @@ def _about_the_rate(settings: TuneFields) -> list[str]:
 
 
 def _about_peft(settings: TuneFields) -> list[str]:
-    """Return settings that cannot be combined with an adapter that PEFT computes."""
+    """Return the mistakes in settings for an adapter that PEFT computes."""
     space, mistakes = settings.trained_space, []
     if space not in BY_PEFT:
         return []
@@ -124,7 +124,7 @@ def _about_peft(settings: TuneFields) -> list[str]:
 
 
 def _about_the_prefix(settings: TuneFields) -> list[str]:
-    """Return settings that cannot be combined with a prefix that a network computes."""
+    """Return the mistakes in settings for a prefix that a network computes."""
     if settings.prefix_width and settings.prefix_start == "activations":
         return [
             "prefix-start: with prefix-width, a network also computes the prefix's start; set "
@@ -134,7 +134,7 @@ def _about_the_prefix(settings: TuneFields) -> list[str]:
 
 
 def _about_the_classifier(settings: TuneFields) -> list[str]:
-    """Return settings that cannot be combined with a classifier in place of label words."""
+    """Return the mistakes in settings for a classifier in place of label words."""
     mistakes: list[str] = []
     if settings.classifier == "label-words":
         return mistakes
@@ -157,7 +157,7 @@ def _about_the_classifier(settings: TuneFields) -> list[str]:
 
 
 def _about_perturbations(settings: TuneFields) -> list[str]:
-    """Return settings whose parameters a zeroth-order method cannot perturb."""
+    """Return the mistakes in settings about parameters that a zeroth-order method perturbs."""
     mistakes, optimizer, space = [], settings.optimizer, settings.trained_space
     other = "one-point" if optimizer == "prge" else "forward"
     if optimizer in ZEROTH_ORDER and settings.differences == other:
@@ -195,7 +195,7 @@ def _about_perturbations(settings: TuneFields) -> list[str]:
 
 
 def _about_derivatives(settings: TuneFields) -> list[str]:
-    """Return settings with which a zeroth-order method cannot compute exact derivatives."""
+    """Return the mistakes in settings for exact derivatives in a zeroth-order method."""
     mistakes: list[str] = []
     if settings.gradients == "differences" or settings.optimizer not in ZEROTH_ORDER:
         return mistakes
@@ -233,7 +233,7 @@ def _about_derivatives(settings: TuneFields) -> list[str]:
 
 
 def _about_scaling(settings: TuneFields) -> list[str]:
-    """Return settings with which directions cannot be scaled, or norms cannot be computed."""
+    """Return the mistakes in settings for scaled directions and the norms of groups."""
     scaling, mistakes = settings.scaling, []
     if scaling.modify == "nothing" or settings.optimizer not in MEZO:
         return []
@@ -276,7 +276,7 @@ def _about_scaling(settings: TuneFields) -> list[str]:
 
 
 def _about_gradients(settings: TuneFields) -> list[str]:
-    """Return settings that cannot be combined with a first-order method."""
+    """Return the mistakes in settings for a first-order method."""
     mistakes, optimizer, space = [], settings.optimizer, settings.trained_space
     if settings.autocast == "float16":
         mistakes.append(

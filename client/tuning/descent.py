@@ -1,4 +1,4 @@
-"""SGD, momentum and Adam on a space, from a history of seeds and projected gradients.
+"""SGD, momentum and Adam on a space, computed from a history of seeds and projected gradients.
 
 The gradient estimate of a step is ĝ = Σ g_j·z_j / n, and z_j is a function of its seed. So moments
 need not be stored: they can be recomputed from the history, chunk by chunk (MeZO, section 2.2 and
@@ -19,12 +19,12 @@ from samara.client.spaces.space import Space
 from samara.shared.errors import TrainingError
 
 NEGLIGIBLE = 2.0**-24
-"""Largest fraction of a moment's weight that may be dropped, half an ulp of float32."""
+"""Largest fraction of a moment's total weight that may be dropped: half an ulp of float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateStep:
-    """Seeds and scalars of one training step, from which its update can be recomputed.
+    """The seeds and scalars of one training step, from which its update can be recomputed.
 
     Attributes:
         seeds: uint64 [n], seeds of the directions.
@@ -51,9 +51,17 @@ class UpdateStep:
             )
 
     def gradient(self, space: Space, first: int, count: int) -> Tensor:
-        """Return elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds, float32 [count].
+        """Return a range of elements of ĝ = Σ (g_j / n)·z_j, summed in order of the seeds.
 
         With a scaling, the elements are multiplied by the scaling's factors of the update.
+
+        Args:
+            space: space of the directions.
+            first: index of the first element.
+            count: number of elements.
+
+        Returns:
+            float32 [count].
         """
         total = torch.zeros(())
         coefficients = self.gradients / np.float32(len(self.gradients))
@@ -68,11 +76,11 @@ class SGD:
 
     weight_decay: float = 0.0
     window = 0
-    """K, the number of steps after which a step's weight is negligible; 0 if only the last step
-    counts."""
+    """Number K of steps after which a step's weight in the moments is negligible; 0 if only the
+    last step counts."""
 
     def moments(self) -> "Moments":
-        """Return moments that hold the last gradient."""
+        """Return moments that consist of the last gradient alone."""
         return _Average(0.0, 1.0)
 
 
@@ -88,11 +96,11 @@ class Momentum:
 
     @property
     def window(self) -> int:
-        """The number of steps K, the smallest number with βᴷ ≤ 2⁻²⁴."""
+        """Number K of steps after which a weight is negligible, the smallest K with βᴷ ≤ 2⁻²⁴."""
         return _window(self.beta)
 
     def moments(self) -> "Moments":
-        """Return moments that hold m = 0."""
+        """Return the initial moments, m = 0."""
         return _Average(self.beta, 1.0)
 
 
@@ -112,11 +120,11 @@ class Adam:
 
     @property
     def window(self) -> int:
-        """The number of steps K of the slower average."""
+        """Number K of steps after which a weight is negligible in the slower average."""
         return _window(max(self.beta1, self.beta2))
 
     def moments(self) -> "Moments":
-        """Return moments that hold m = 0 and v = 0."""
+        """Return the initial moments, m = 0 and v = 0."""
         return _AdamMoments(self)
 
 
@@ -133,12 +141,12 @@ class _Average:
         self.weight = self.weight * self._beta + self._gain
 
     def update(self) -> Tensor:
-        """Return the update before it is multiplied by −η, float32 [count]."""
+        """Return the update of θ before the multiplication by −η, float32 [count]."""
         return self.value
 
 
 class _AdamMoments:
-    """The two averages of Adam; their weights sum to 1 − βᵗ, Adam's bias corrections."""
+    """The two averages of Adam, whose total weights 1 − βᵗ are Adam's bias corrections."""
 
     def __init__(self, rule: Adam) -> None:
         self._first = _Average(rule.beta1, 1 - rule.beta1)
@@ -151,7 +159,7 @@ class _AdamMoments:
         self._second.add(gradient * gradient)
 
     def update(self) -> Tensor:
-        """Return the update before it is multiplied by −η, float32 [count]."""
+        """Return the update of θ before the multiplication by −η, float32 [count]."""
         # Multiply by the inverse, because torch's division by a scalar differs between devices.
         first = self._first.value * (1 / self._first.weight)
         second = self._second.value * (1 / self._second.weight)
@@ -159,7 +167,7 @@ class _AdamMoments:
 
 
 UpdateRule = SGD | Momentum | Adam
-"""A rule that turns gradient estimates into updates."""
+"""A rule that computes updates of θ from gradient estimates."""
 Moments = _Average | _AdamMoments
 """Moments of a range of elements of θ, accumulated from a given step on."""
 
@@ -176,8 +184,8 @@ def _check_decay(name: str, beta: float) -> None:
 def window_start(step: int, window: int) -> int:
     """Return the first step whose gradient enters the moments of a given step.
 
-    Windows begin only at multiples of K, so that consecutive steps share a window. The moments of a
-    step cover the last K to 2K steps, or all steps if there are fewer.
+    Windows begin only at multiples of K, so that consecutive steps share a window. Once 2K steps
+    are taken, the moments cover the last K to 2K steps; before, they cover all steps.
 
     Args:
         step: index of the step, from 0.
@@ -187,7 +195,7 @@ def window_start(step: int, window: int) -> int:
 
 
 class _Windows:
-    """The moments of a range of elements, for all windows that contain the current step."""
+    """The moments of a range of elements, one for every window that contains the current step."""
 
     def __init__(self, rule: UpdateRule, step: int) -> None:
         self._rule, self._step = rule, step
@@ -205,12 +213,12 @@ class _Windows:
         self._step += 1
 
     def update(self) -> Tensor:
-        """Return the last step's update before it is multiplied by −η, float32 [count]."""
+        """Return the last step's update of θ before the multiplication by −η, float32 [count]."""
         return self._moments[min(self._moments)].update()
 
 
 class Descent:
-    """A descent on a space, step by step.
+    """A sequence of update steps on a space.
 
     Attributes:
         space: space that is updated.
@@ -222,7 +230,7 @@ class Descent:
 
         Args:
             space: space in its initial state.
-            rule: rule that turns gradient estimates into updates.
+            rule: rule that computes updates from gradient estimates.
             hold_moments: whether the moments of all elements are held in memory. Otherwise each
                 step recomputes them from the history, with the same bits. SGD has no moments
                 to hold.
@@ -232,11 +240,11 @@ class Descent:
         self._held: dict[int, _Windows] | None = {} if hold_moments and rule.window else None
 
     def step(self, step: UpdateStep) -> None:
-        """Take a step whose perturbations were evaluated in this space just before."""
+        """Take a step whose perturbations this space has just evaluated."""
         self._take([step], repeat_perturbations=False)
 
     def replay(self, steps: Sequence[UpdateStep]) -> None:
-        """Take steps that were evaluated earlier, and bring the space to the same bits."""
+        """Take steps that were evaluated earlier, so that the space has the same bits as then."""
         self._take(steps, repeat_perturbations=True)
 
     def _take(self, steps: Sequence[UpdateStep], repeat_perturbations: bool) -> None:
@@ -261,7 +269,13 @@ class Descent:
         self.history += steps
 
     def _windows(self, first: int, count: int, steps: int) -> _Windows:
-        """Return the moments of the given elements after the first `steps` steps of the history."""
+        """Return the moments of a range of elements after some first steps of the history.
+
+        Args:
+            first: index of the first element.
+            count: number of elements.
+            steps: number of steps of the history.
+        """
         if self._held is not None and first in self._held:
             return self._held[first]
         start = window_start(steps, self._rule.window)

@@ -1,4 +1,4 @@
-"""The best state of a finished `samara tune` run, rebuilt in its model.
+"""The best state of a finished `samara tune` run, rebuilt in the run's model.
 
 A zeroth-order run leaves seeds and scalars, from which the state is replayed. A first-order run
 leaves the trained tensors themselves. Rebuilding never needs the data.
@@ -33,7 +33,7 @@ def is_tuning_folder(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class FinishedTuning:
-    """A finished `samara tune` run, opened to rebuild its best state.
+    """A finished `samara tune` run, whose best state can be rebuilt.
 
     Attributes:
         folder: folder of the run.
@@ -77,7 +77,7 @@ class FinishedTuning:
 
     @property
     def about(self) -> str:
-        """A sentence for the model card that identifies the model."""
+        """Sentence for the model card that identifies the model."""
         return (
             f"The model after step {self.result['best_step']} of {self.settings.steps} of samara "
             f"tune, optimizer {self.settings.optimizer}, space {self.settings.space}."
@@ -101,7 +101,7 @@ class FinishedTuning:
         return setup
 
     def restore(self, setup: ModelSetup) -> Space | None:
-        """Bring a loaded base model to the run's best state.
+        """Set a loaded base model to the run's best state.
 
         Returns:
             The space in this state; None if the model's own weights were trained.

@@ -1,7 +1,8 @@
-"""Norms of the groups of parameters, which form d in the matrix D of MeZO's definitions 6 and 7.
+"""Norms of groups of parameters, from which d in MeZO's definitions 6 and 7 is computed.
 
-In Malladi et al. (2023), appendix B.3, d is a block vector of gradient norms or of parameter norms.
-Gradient norms are estimated from losses (proposition 1), or computed by one backward pass.
+In Malladi et al. (2023), appendix B.3, D is a diagonal matrix with blocks of equal d, one per
+group. The values of d are gradient norms or parameter norms. Gradient norms are estimated from
+losses (proposition 1), or computed by one backward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,14 +26,17 @@ def estimate_gradient_norms(
     """Estimate the norm of every group's gradient from losses (proposition 1).
 
     For group ℓ, the estimate is the mean of |L(θ + ε·z_ℓ; B) − L(θ − ε·z_ℓ; B)| / 2ε over its
-    directions z_ℓ, which are 0 outside the group. The expectation is √(2/π) times the norm, for
-    every group.
+    directions z_ℓ, which are 0 outside the group. For every group, the estimate's expectation is
+    √(2/π) times the norm.
 
     Args:
         space: space at θ; its scaling is None afterwards.
         seeds: uint64 [groups, k], seeds of the directions of every group.
         epsilon: size ε > 0 of the perturbations.
         losses_of: function that returns the losses along directions, float64 [2k], with + first.
+
+    Returns:
+        float32 [groups].
     """
     norms = []
     try:
@@ -46,7 +50,7 @@ def estimate_gradient_norms(
 
 
 def parameter_norms(space: Space) -> NDArray[np.float32]:
-    """Return the norm of every group of a space's θ, float32 [groups]."""
+    """Return the norm of every group of a space's parameters θ, float32 [groups]."""
     return _norms(space, space.values)
 
 
@@ -61,7 +65,7 @@ def gradient_norms(space: Space, gradient: Tensor) -> NDArray[np.float32]:
 
 
 def backward_gradient(network: nn.Module, losses: Iterable[Tensor]) -> Tensor:
-    """Return the gradient of a sum of losses by backward passes, float32 [d].
+    """Return the gradient of a sum of losses, computed by backward passes, float32 [d].
 
     Args:
         network: network whose parameters, in order, are θ.
@@ -94,7 +98,12 @@ def _norms(space: Space, values: Callable[[int, int], Tensor]) -> NDArray[np.flo
 
 
 def d_of(norms: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return d computed from norms; a group with norm 0, on which no loss depends, gets d = 1.
+    """Return the d of every group, computed from the groups' norms, float32 [groups].
+
+    A group with norm 0, on which no loss depends, gets d = 1.
+
+    Args:
+        norms: float32 [groups].
 
     Raises:
         TrainingError: if a norm is not finite.

@@ -1,4 +1,4 @@
-"""The methods of `samara tune`: the spaces that each can train, and their automatic settings."""
+"""The methods of `samara tune`, the spaces that each method can train, and default settings."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ Optimizer = Literal[
 ]
 SpaceName = Literal["lora-fa", "lora", "dora", "vera", "prefix", "head", "full", "linear"]
 ClassifierName = Literal["label-words", "new", "linear-probe"]
-"""Source of the scores of a classification: label words, or a classifier by its initialization."""
+"""Source of a classification's scores: label words, or a classifier with a named start."""
 
 SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
     "prge": ("lora-fa", "lora", "vera", "prefix"),
@@ -34,16 +34,16 @@ SPACES: dict[Optimizer, tuple[SpaceName, ...]] = {
     "icl": (),
     "linear-probe": (),
 }
-"""The spaces that each method can train, the default first; empty if the method trains nothing."""
+"""Spaces that each method can train, beginning with the default; empty if it trains nothing."""
 
 BY_PEFT: tuple[SpaceName, ...] = ("dora", "vera")
 """Spaces of adapters that PEFT implements."""
 LOW_RANK: tuple[SpaceName, ...] = ("lora-fa", "lora", *BY_PEFT)
-"""Spaces of adapters in chosen blocks; the outputs of lower layers are the same in every pass."""
+"""Spaces of adapters in chosen blocks. The outputs of the layers below never change."""
 MEZO: tuple[Optimizer, ...] = ("mezo", "mezo-momentum", "mezo-adam")
 ZEROTH_ORDER: tuple[Optimizer, ...] = ("prge", *MEZO)
 ESTIMATING: tuple[Optimizer, ...] = ("prge", "mezo", "mezo-momentum")
-"""Methods that estimate a learning rate during the run; Adam uses the default of its space."""
+"""Methods that estimate a learning rate during the run. Adam has a default for each space."""
 FIRST_ORDER: tuple[Optimizer, ...] = ("fo-adam", "fo-sgd", "lora", "zero-offload", "lsp")
 QUERIES: dict[Optimizer, int] = {"prge": 4}
 BATCH = 16
@@ -67,8 +67,9 @@ ADAM_RATE: dict[SpaceName, float] = {
     "head": 1e-4,
 }
 LSP_GAMMA = 1e-4
-"""γ of LSP-Offload, the weight of the projectors' norms while the projectors are learned."""
+"""Weight γ of the projectors' norms in the loss from which LSP-Offload learns projectors."""
 LSP_RATE = 1e-3
-"""η of LSP-Offload, whose learned projectors shrink Adam's updates. It is the middle of the rates
-with the lowest validation loss on the data sets of docs/measurements/lsp.md.
+"""Default η of LSP-Offload, whose learned projectors shrink Adam's updates. In
+docs/measurements/lsp.md, each data set has an η with the lowest validation loss. The default is the
+middle of these values.
 """

@@ -15,10 +15,10 @@ _ENCODER_FILES = ("modules.json", "config_sentence_transformers.json", "sentence
 
 
 def export_model(base: BaseModel, folder: Path) -> None:
-    """Write config, safetensors weights and tokenizer, replacing the content of the folder.
+    """Write a model's config, safetensors weights and tokenizer, replacing the folder's content.
 
-    The files are written beside the folder, fsynced and renamed, so that the folder is complete or
-    missing.
+    The files are written beside the folder, fsynced and renamed, so that the folder is either
+    complete or missing.
 
     Args:
         base: model without adapters inside.

@@ -1,4 +1,4 @@
-"""The model, task and seeds of a tuning run: its setup without the data."""
+"""The setup of a tuning run without the data: model, task and seeds."""
 
 import gc
 
@@ -17,7 +17,7 @@ from samara.shared.tasks.kinds import Task
 
 
 class ModelSetup:
-    """The model, task and seeds of a tuning run; `load` loads the model.
+    """The model, task and seeds of a tuning run; the model is loaded by `load`.
 
     Attributes:
         settings: complete settings.
@@ -46,11 +46,11 @@ class ModelSetup:
 
     @property
     def _only_compares(self) -> bool:
-        """Return whether a row's scores are only compared with each other."""
+        """Return whether the scores of a row are only compared with each other."""
         return False
 
     def load(self) -> None:
-        """Load the model; a repeated call loads an unchanged model and scorer.
+        """Load the model, or load it again unchanged.
 
         A classifier in place of label words starts with the weights from `begin_classifier`.
 
@@ -71,7 +71,7 @@ class ModelSetup:
                 scorer.begin_at(self._classifier)
 
     def begin_classifier(self, weights: Weights) -> None:
-        """Set the initial weights of the classifier, now and whenever the model is loaded again."""
+        """Set the initial weights of the classifier, for this and later loads of the model."""
         assert isinstance(self.scorer, ClassifierScorer)
         self.scorer.begin_at(weights)
         self._classifier = weights
@@ -81,4 +81,4 @@ class ModelSetup:
         if self.stream is not None:
             self.stream.free_buffers()
         del self.loaded, self.base, self.stream, self.scorer
-        gc.collect()  # modules and their observers refer to each other
+        gc.collect()  # modules and their hooks form reference cycles

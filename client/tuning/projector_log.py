@@ -1,4 +1,4 @@
-"""Checks of LSP-Offload's projectors: their schedule, and a log of their results.
+"""The schedule and the log of checks of LSP-Offload's projectors.
 
 OUT/projectors.jsonl  a line per check: number of layers, bias before and after
 """
@@ -19,12 +19,12 @@ PROJECTORS_FILE = "projectors.jsonl"
 
 
 class ProjectorLog:
-    """The checks of a run's projectors.
+    """Regular checks of a run's projectors, with a log of the results.
 
     Args:
         folder: folder of the run.
         optimizer: optimizer with the projectors.
-        frequency: steps between checks, from step 0 on.
+        frequency: number of steps between checks, from step 0 on.
     """
 
     def __init__(self, folder: Path, optimizer: OffloadedAdam, frequency: int) -> None:

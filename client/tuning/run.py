@@ -8,7 +8,7 @@ OUT/start.safetensors: the state with the lowest validation loss, for `adapter.s
 OUT/model          the best state as a model folder, if the method trains the model's own weights
 OUT/result.json    the summary, written at the end
 
-A killed run continues from the files in its folder, to the same result.
+If a run is killed, the next start continues from the files in its folder, to the same result.
 """
 
 import json
@@ -70,11 +70,11 @@ EvaluateSplit = Callable[[TaskSplit], EvaluationResult]
 def tune(
     settings: TuneSettings, on_step: Callable[[int, int], None] = lambda done, steps: None
 ) -> Path:
-    """Run a method on this machine, and return the run's folder.
+    """Execute a tuning run on this machine, and return its folder.
 
     Model, task and data are loaded first, so that mistakes in them are reported before anything is
-    written. A folder with the beginning of the same run is continued; a finished run is left
-    unchanged.
+    written. If the folder holds an unfinished part of the same run, the run is continued. A
+    finished run is left unchanged.
 
     Args:
         settings: settings of the run.
@@ -132,7 +132,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 class _EvaluationLog:
-    """The evaluations of a run, stored in its metrics file; each evaluation is computed once.
+    """The evaluations in a run's metrics file, each of which is computed only once.
 
     Args:
         file: metrics file of the run.
@@ -147,7 +147,7 @@ class _EvaluationLog:
     def result(
         self, state: str, split: str, step: int, evaluate: Callable[[], EvaluationResult]
     ) -> EvaluationResult:
-        """Return the stored result of a state on a split, or evaluate it and store the result.
+        """Return the stored result of a state on a split; without one, evaluate and store it.
 
         Args:
             state: name of the state, used as the event's name.
@@ -168,7 +168,7 @@ class _EvaluationLog:
         return result
 
     def to_json(self, result: EvaluationResult) -> dict[str, Any]:
-        """Return a result in the form written to files."""
+        """Return a result as the object written to files."""
         return {
             "examples": result.examples,
             "loss": result.loss,
@@ -226,7 +226,7 @@ def _train(
 
 
 def _log_start(validations: dict[int, EvaluationResult]) -> dict[str, int]:
-    """Log the step of the start, and return it as a part of the result."""
+    """Log the step whose state is the start, and return it as a part of the result."""
     step = _start_step(validations)
     if step == 0:
         log.warning(
@@ -241,7 +241,7 @@ def _log_start(validations: dict[int, EvaluationResult]) -> dict[str, int]:
 
 
 def _write_start(method: TrainingMethod, file: Path) -> None:
-    """Write the current state as a start, if a federation's adapter could have this state."""
+    """Write the current state as a federation's start, if an adapter can have this state."""
     try:
         start = method.make_start()
     except ModelError as error:
@@ -261,10 +261,10 @@ def _take_steps(
     folder: Path,
     at_zero: EvaluationResult | None,
 ) -> dict[int, EvaluationResult]:
-    """Take all remaining steps, and return the validations of the whole run by step, starting at 0.
+    """Take all remaining steps, and return the validation results of the whole run by step.
 
-    A start is written whenever the validation loss reaches a new minimum. Before the first step,
-    the model is the base model, whose validation is repeated only with a prefix.
+    A start is written whenever the validation loss reaches a new minimum. At step 0 the model is
+    the base model. Its validation result is `at_zero`, or is computed if that is None.
     """
     settings = setup.settings
     validation = setup.splits["validation"]
@@ -293,7 +293,7 @@ def _take_steps(
 
 
 def _evaluate_at(method: TrainingMethod, step: int, split: TaskSplit) -> EvaluationResult:
-    """Evaluate a method's current state, which must be the state after a given step."""
+    """Evaluate the current state of a method that has taken a given number of steps."""
     if method.steps != step:
         raise ConfigError(
             f"{METRICS_FILE} lacks the validation after step {step}, but the run is already "
@@ -307,7 +307,7 @@ def _same(result: EvaluationResult) -> EvaluationResult:
 
 
 def _tested_step(settings: TuneSettings, validations: dict[int, EvaluationResult]) -> int:
-    """Return the step whose state is tested and kept, chosen from the validated steps."""
+    """Return the validated step whose state is tested and kept."""
     return max(validations) if settings.tested_state == "last" else _best_step(validations)
 
 
@@ -360,7 +360,7 @@ def _evaluate_scored(
 def _with_fitted_bias(
     setup: TuningSetup, scores: Callable[[TaskSplit], ScoresAndAnswers]
 ) -> EvaluateSplit:
-    """Return a function that evaluates scores plus a label bias, fitted to the validation split.
+    """Return an evaluation of scores plus a label bias that is fitted to the validation split.
 
     Raises:
         TaskError: if the rows have no common labels.
@@ -381,7 +381,7 @@ def _with_fitted_bias(
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
-    """Return the model's path, and duration, peak memory and versions of the last process."""
+    """Return the model's path, and the last process's duration, peak memory and versions."""
     device = torch.device(setup.settings.model.torch_device)
     on_gpu = device.type == "cuda"
     model = setup.settings.model.path

@@ -1,4 +1,4 @@
-"""The space that a tuning run trains, in its initial state."""
+"""Creation of the space that a tuning run trains, in its initial state."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.model.replay_torch import backend_for
 
 BLOCKS_FOLDER = "blocks"
-"""Name of the folder for the blocks of a streamed model while all its parameters are trained."""
+"""Name of the folder for a streamed model's blocks, in a run that trains all parameters."""
 
 
 _STORED_DTYPES = {
@@ -29,7 +29,7 @@ _STORED_DTYPES = {
 
 
 def make_space(setup: ModelSetup, blocks: Path = Path(BLOCKS_FOLDER)) -> Space:
-    """Create the space that the settings name in the loaded model.
+    """Create the space that the settings name, in the loaded model.
 
     The space is in its initial state.
 
@@ -86,7 +86,7 @@ def _make_space(setup: ModelSetup, blocks: Path) -> Space:
 
 
 def scaling_plan(settings: TuneSettings, space: Space, examples: int) -> ScalingPlan | None:
-    """Return the plan of the diagonal scaling D of a run; None without scaling.
+    """Return the plan of a run's diagonal scaling D, or None without scaling.
 
     Args:
         settings: complete settings.

@@ -9,7 +9,7 @@ from samara.shared.tasks.sampling import LOW_DATA
 
 
 class TuneData(Section):
-    """The examples, and the number drawn for each split."""
+    """The examples of a tuning run, and the number of examples drawn for each split."""
 
     path: Text = setting(
         EMBEDDED_DATA,
@@ -36,8 +36,9 @@ class TuneData(Section):
 
 
 class ScalingSettings(Section):
-    """The matrix D of the variance- and expectation-modified estimates (MeZO, appendices B.3 and
-    B.4).
+    """The diagonal matrix D of MeZO's variance- and expectation-modified estimates.
+
+    See MeZO, appendices B.3 and B.4.
     """
 
     modify: Literal["nothing", "variance", "expectation"] = setting(
@@ -80,8 +81,8 @@ class LspSettings(Section):
 
     subspace_size: int = setting(
         0,
-        "side s of the matrix that is trained in place of a weight matrix; a side of at most s of "
-        "the weight matrix is not reduced. 0 means an eighth of the hidden size",
+        "size s of the s × s matrix that is trained in place of a weight matrix; a side of length "
+        "s or less is not reduced. 0 means an eighth of the hidden size",
         read_by=("lsp",),
         ge=0,
     )
@@ -94,8 +95,8 @@ class LspSettings(Section):
     check_examples: int = setting(
         0,
         "number |S| of examples whose gradient serves to check and learn the projectors; 0 means "
-        "the examples of one forward pass of a batch. With more than one pass, the gradients of "
-        "all layers are kept",
+        "as many as share a forward pass. If the examples need more than one pass, the gradients "
+        "of all layers are kept in memory",
         read_by=("lsp",),
         ge=0,
         before=0,
@@ -125,7 +126,7 @@ class OffloadSettings(Section):
     schedule: Literal["auto", "layer-wise", "zero", "none"] = setting(
         "auto",
         "order of transfers and host updates: `layer-wise`, `zero` (the order of Zero-Offload), "
-        "or `none`, without overlap. `auto` means the method's own order, and `none` if the CPU "
+        "or `none`, without overlap. `auto` means the order of the method, or `none` if the CPU "
         "computes",
         read_by=("zero-offload", "lsp"),
         page="concepts/offloading.md#the-schedule",
@@ -164,5 +165,5 @@ class OffloadSettings(Section):
 
     @property
     def emulates(self) -> bool:
-        """Return whether an accelerator is emulated."""
+        """True if an accelerator is emulated."""
         return bool(self.memory or self.bandwidth or self.slowdown > 1)

@@ -1,4 +1,4 @@
-"""The settings of a tuning run, each valid by itself, and values derived from them."""
+"""The settings of a tuning run, each checked by itself, and values derived from them."""
 
 from typing import ClassVar, Literal
 
@@ -37,7 +37,7 @@ from samara.shared.tasks.kinds import Form
 
 
 class TuneFields(Settings):
-    """All settings of a tuning run; 0 and auto mean the method's defaults."""
+    """The settings of a tuning run; 0 and ``auto`` mean the method's defaults."""
 
     fixed: ClassVar = {"trunk-cache": Fixed(TRUNK_CACHE_BYTES)}
 
@@ -251,24 +251,24 @@ class TuneFields(Settings):
 
     @property
     def trained_space(self) -> SpaceName | Literal["none"]:
-        """The trained space; ``none`` if the method trains nothing."""
+        """The trained space, or ``none`` if the method trains nothing."""
         if self.space != "auto":
             return self.space
         return SPACES[self.optimizer][0] if SPACES[self.optimizer] else "none"
 
     @property
     def is_first_order(self) -> bool:
-        """Return whether the method trains on gradients of backward passes."""
+        """True if the method trains on gradients of backward passes."""
         return self.optimizer in FIRST_ORDER
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether the parameters themselves are perturbed, without a float32 copy."""
+        """True if the parameters themselves are perturbed, without a float32 copy."""
         if self.in_place != "auto":
             return self.in_place
         is_float32 = self.model.dtype == "float32" and self.stream_compression == "none"
-        # A trajectory records only perturbations of steps, so a rebuild would lack the rounding
-        # errors of any others.
+        # A trajectory records only the perturbations of steps. A rebuild would therefore lack the
+        # rounding errors of other perturbations.
         of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "gradients"
         of_curvature = self.gradients == "forward-mode" and self.estimates_its_rate
         is_full = self.optimizer in MEZO and self.trained_space == "full"
@@ -276,13 +276,13 @@ class TuneFields(Settings):
 
     @property
     def differentiates(self) -> bool:
-        """Return whether any gradient is computed by differentiation."""
+        """True if any gradient is computed by differentiation."""
         of_norms = self.scaling.modify != "nothing" and self.scaling.norms == "backward"
         return self.is_first_order or self.gradients != "differences" or of_norms
 
     @property
     def features(self) -> dict[str, str]:
-        """The values in the feature matrix of tuning that the settings decide."""
+        """Values of these settings in the feature matrix of tuning."""
         return {
             "optimizer": self.optimizer,
             "space": self.trained_space,
@@ -291,16 +291,16 @@ class TuneFields(Settings):
 
     @property
     def estimates_its_rate(self) -> bool:
-        """Return whether the learning rate is estimated during the run."""
+        """True if the learning rate is estimated during the run."""
         return self.learning_rate == "auto" and self.optimizer in ESTIMATING
 
     @property
     def rate(self) -> float:
-        """The learning rate as a number."""
+        """The learning rate, which must be a number."""
         assert self.learning_rate != "auto", "it is decided, or estimated while the method runs"
         return self.learning_rate
 
     @property
     def trains(self) -> bool:
-        """Return whether the method trains the model in steps."""
+        """True if the method trains the model in steps."""
         return bool(SPACES[self.optimizer])

@@ -1,4 +1,4 @@
-"""Settings of a tuning run in one frozen object; all mistakes are reported together."""
+"""The settings of a tuning run in one frozen object, which reports all mistakes together."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +21,11 @@ from samara.shared.settings.choices import AUTO, INNER, READOUT_BATCH
 from samara.shared.settings.setting import Scalar, flattened, nest, read_recorded
 
 IDENTITY_FILE = "tune.json"
-"""Name of the file in a run's folder with all inputs that determine the run's results."""
+"""Name of the file with all inputs that determine a run's results, in the run's folder."""
 
 
 class TuneSettings(TuneFields):
-    """All settings of a tuning run, checked; 0 and auto mean the method's defaults."""
+    """The settings of a tuning run, checked together; 0 and ``auto`` mean the method's defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,14 +45,14 @@ class TuneSettings(TuneFields):
 
     @staticmethod
     def recorded(folder: Path) -> Mapping[str, Any]:
-        """Return the settings that the run in a folder was begun with; empty without a run."""
+        """Return the settings of the run that was begun in a folder; empty without a run."""
         config = read_recorded(folder / IDENTITY_FILE).get("config")
         return config if isinstance(config, dict) else {}
 
     def identity(self) -> dict[str, Scalar]:
         """Return the settings that are part of a run's identity, by dotted key.
 
-        Settings of subspaces are left out if there are no subspaces. The optimizer is called
+        Settings of subspaces are left out if there are no subspaces. The optimizer has the key
         ``method``, its name when runs first had an identity.
         """
         identity = super().identity()
@@ -62,7 +62,7 @@ class TuneSettings(TuneFields):
         return identity
 
     def complete(self, threads: int) -> Self:
-        """Return the settings with a value for every open setting.
+        """Return the settings with a value in place of every 0 and ``auto`` that means a default.
 
         Args:
             threads: number of threads of this machine.
@@ -84,7 +84,7 @@ class TuneSettings(TuneFields):
             where = SPACES[self.optimizer][0] if self.space == "auto" else self.space
             changes["space"] = where
             if where == "prefix" and self.prefix_width:
-                where = "lora"  # the network of a prefix has linear layers, like LoRA
+                where = "lora"  # a prefix network consists of linear layers, like LoRA
             if self.learning_rate == "auto" and not self.estimates_its_rate:
                 changes["learning_rate"] = LSP_RATE if self.optimizer == "lsp" else ADAM_RATE[where]
             if not self.is_first_order:

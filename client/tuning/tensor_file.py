@@ -13,7 +13,7 @@ from samara.shared.storage.files import write_durably
 
 
 class TensorFile:
-    """A file with the tensors after some step, written completely or not at all.
+    """A file with the tensors after a training step, written completely or not at all.
 
     Args:
         path: path of the file.
@@ -62,7 +62,7 @@ class TensorFile:
             raise self.damaged(error) from error
 
     def read(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Read all tensors.
+        """Read all tensors of the file.
 
         Args:
             expected: tensors whose names and shapes the file must have.
@@ -86,7 +86,7 @@ class TensorFile:
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return the hash of names, shapes and values as float32, in hexadecimal."""
+    """Return the hash of tensors' names, shapes and float32 values, in hexadecimal."""
     whole = hashlib.sha256()
     for name, tensor in tensors.items():
         whole.update(f"{name} {tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""The loss from which backward passes start, and the precision of training passes."""
+"""The loss of first-order training, and the precision of its passes."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from samara.shared.tasks.objectives import ObjectiveName
 
 
 def summed_loss(scores: Tensor, labels: NDArray[np.int64], goal: ObjectiveName) -> Tensor:
-    """Return the summed loss of some rows, with its autograd graph.
+    """Return the loss summed over rows, with its autograd graph.
 
     Args:
         scores: float32 [rows, width].

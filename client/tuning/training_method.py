@@ -7,15 +7,15 @@ from samara.shared.protocol.start import Start
 
 
 class TrainingMethod(Protocol):
-    """A method that trains a model step by step and that another process can continue."""
+    """Protocol of methods that train step by step, and that another process can continue."""
 
     @property
     def steps(self) -> int:
-        """The number of steps taken."""
+        """Number of steps taken."""
 
     @property
     def warning(self) -> str:
-        """A warning about the files from which the run continues; empty without a warning."""
+        """Warning about the files from which the run continues; empty without a warning."""
 
     def step(self) -> float:
         """Take the next step and return its mean loss.
@@ -34,7 +34,11 @@ class TrainingMethod(Protocol):
         """Keep the current state as the best state so far."""
 
     def restore_best(self, step: int) -> None:
-        """Restore the state that the last call of `keep_best` kept, after the given step."""
+        """Restore the state of the last call of `keep_best`.
+
+        Args:
+            step: number of steps taken at that call.
+        """
 
     def digest(self) -> str:
         """Return a hash of the trained numbers, in hexadecimal."""
@@ -47,10 +51,10 @@ class TrainingMethod(Protocol):
         """
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return seconds and bytes on an emulated accelerator; empty without one."""
+        """Return the seconds and bytes of an emulated accelerator; empty without one."""
 
     def export(self) -> None:
-        """Write the model in its current state, if the method can; called at the end of a run."""
+        """Write the current model if the method exports models; called at the end of a run."""
 
     def close(self) -> None:
-        """Close the files, so that another process can continue."""
+        """Close the files of the run, so that another process can continue it."""

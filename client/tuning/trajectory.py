@@ -1,7 +1,7 @@
 """The trajectory checkpoint: base model + (seed root, scalars) = trained model, for float states.
 
-The file holds a header and one record per step, each appended and fsynced;
-`samara.client.tuning.trajectory_format` defines its bytes.
+The file holds a header and one record per step, each appended and fsynced. Its bytes are defined in
+`samara.client.tuning.trajectory_format`.
 """
 
 import os
@@ -75,7 +75,8 @@ class Trajectory:
         path: path of the file.
         header: header of the file.
         start: initial θ as float32; empty if the header determines it.
-        records: records in order: a step, or for a revert the number of records to which θ returns.
+        records: records in order. A record is a step, or for a revert the number of records to
+            which θ returns.
         d: D of the next step, float32 [groups], unless it is computed again; None without D.
         checksum: CRC-32 that the next record continues.
         dropped: number of bytes of an incomplete record at the end.
@@ -91,9 +92,9 @@ class Trajectory:
 
     @property
     def steps(self) -> tuple[UpdateStep, ...]:
-        """The steps that lead to θ, without reverted steps."""
-        taken: list[tuple[int, UpdateStep]] = []  # each with the number of its predecessor
-        # last[n] is the last step after n records, counted from 1 in `taken`; 0 without steps
+        """Steps that lead to the present θ, without reverted steps."""
+        taken: list[tuple[int, UpdateStep]] = []  # (number of the predecessor, step)
+        # last[n] is the number of the last step after n records: its place in `taken`, from 1, or 0
         last = [0]
         for record in self.records:
             if isinstance(record, int):
@@ -110,7 +111,7 @@ class Trajectory:
 
     @property
     def warning(self) -> str:
-        """A warning about an incomplete record at the end; empty if all records are complete."""
+        """Warning about an incomplete record at the end; empty if all records are complete."""
         if not self.dropped:
             return ""
         return (
@@ -141,7 +142,7 @@ class Trajectory:
         model_id: bytes,
         hold_moments: bool = False,
     ) -> Descent:
-        """Move a space from its initial state to the end of the trajectory, bit for bit.
+        """Move a space from its initial state to the end of the trajectory, with the same bits.
 
         Args:
             space: space before its first step.
@@ -223,7 +224,7 @@ def _decode(path: Path, data: bytes) -> Trajectory:
 def _split_d(
     content: NDArray[np.float32], groups: int, step: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return D and the projected gradients of a step in which D was computed."""
+    """Return the values of D, and the projected gradients, of a step in which D was computed."""
     d = content[:groups]
     gradients = content[groups:]
     if not len(gradients) or not (np.isfinite(d) & (d > 0)).all():
@@ -232,7 +233,7 @@ def _split_d(
 
 
 class TrajectoryWriter:
-    """A trajectory file opened by its only writer.
+    """A trajectory file that this process alone writes.
 
     Attributes:
         trajectory: contents of the file when it was opened.
@@ -300,7 +301,7 @@ class TrajectoryWriter:
         learning_rate: float,
         d: NDArray[np.float32] | None = None,
     ) -> UpdateStep:
-        """Write the next step to disk.
+        """Append the next step to the file, durably.
 
         Args:
             gradients: float32 [n], the projected gradients of `seeds(n)`.
@@ -325,7 +326,7 @@ class TrajectoryWriter:
         return step
 
     def append_revert(self, records: int) -> None:
-        """Append a record that sets θ back to its value after the first `records` records.
+        """Append a record that returns θ to its value after the first `records` records.
 
         Raises:
             TrajectoryError: if writing fails; the file is then unchanged.
@@ -352,12 +353,12 @@ class TrajectoryWriter:
         self._checksum = last_checksum(record)
 
     def close(self) -> None:
-        """Close the file and let another process write."""
+        """Close the file, so that another process can write it."""
         self._file.close()
         self._lock.release()
 
 
 def _to_bytes(space: Space) -> bytes:
-    """Return θ as little-endian float32."""
+    """Return a space's θ as little-endian float32."""
     parts = (space.values(first, count).cpu().numpy() for first, count in space.chunks())
     return b"".join(part.astype("<f4").tobytes() for part in parts)

@@ -40,7 +40,7 @@ _HASH_BYTES = 32
 
 @dataclass(frozen=True)
 class TrajectoryHeader:
-    """The model, space and settings that a trajectory belongs to; hashes in hexadecimal.
+    """The model, space and settings to which a trajectory belongs; hashes are in hexadecimal.
 
     Attributes:
         model_id: model id of the base model.
@@ -77,14 +77,14 @@ class TrajectoryHeader:
 
     @property
     def scaling_plan(self) -> ScalingPlan | None:
-        """The plan of the diagonal scaling D; None without scaling."""
+        """Plan of the diagonal scaling D; None without scaling."""
         match self.update:
             case {"modify": ("variance" | "expectation") as modify, "groups": groups, **rest}:
                 return ScalingPlan(modify, int(groups), int(rest.get("interval", 0)))
         return None
 
     def encode(self, start: bytes) -> bytes:
-        """Return the bytes before the first record.
+        """Return all bytes of the file before the first record.
 
         Args:
             start: initial θ as float32; empty if the settings determine it.
@@ -95,7 +95,7 @@ class TrajectoryHeader:
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Self, bytes, int]:
-        """Read a header.
+        """Decode the header of a file.
 
         Returns:
             The header, the initial θ or no bytes, and the offset of the first record.
@@ -119,14 +119,14 @@ class TrajectoryHeader:
         try:
             header = cls(**json.loads(data[_PREFIX.size : begin]))
         except (ValueError, TypeError) as error:
-            raise TrajectoryError(f"the trajectory's header has other fields: {error}") from error
+            raise TrajectoryError(f"the header has missing or unknown fields: {error}") from error
         start = data[begin:end]
         if start and len(start) != 4 * header.size:
             raise TrajectoryError("the initial θ does not have the size of the space")
         return header, start, end + _HASH_BYTES
 
     def differences(self, other: "TrajectoryHeader", portable: bool) -> str:
-        """Return the fields in which another header differs, with both values; empty if equal.
+        """Return the fields in which another header differs, with both values; "" if equal.
 
         Args:
             other: header to compare with.

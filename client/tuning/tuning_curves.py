@@ -10,7 +10,7 @@ CURVES_FOLDER = "tensorboard"
 
 
 class Curves(Protocol):
-    """A writer of numbers by step."""
+    """Protocol of writers of training curves, which consist of numbers by step."""
 
     def add(self, name: str, value: float, step: int) -> None:
         """Add a point to a curve."""
@@ -39,7 +39,7 @@ class _TensorBoardCurves:
 
 
 def open_curves(folder: Path, steps: int) -> Curves:
-    """Open the curves of a run, or log that there are none if TensorBoard is not installed.
+    """Open the curves of a run; without TensorBoard, log a hint and return curves without effect.
 
     Args:
         folder: folder of the run.

@@ -1,4 +1,4 @@
-"""The folder of a tuning run: its identity, its completion, and its lock."""
+"""The folder of a tuning run: its identity, its lock, and whether the run has ended."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from samara.shared.tasks.sources import SPLITS
 
 RESULT_FILE = "result.json"
 MODEL_PATH = "model_path"
-"""Key of the base model's path in the result; the identity contains only the model's hash."""
+"""Key of the base model's path in result.json. The identity contains only the model's hash."""
 
 
 def identity_of(
@@ -42,12 +42,12 @@ def identity_of(
 
 
 def hash_of(identity: dict[str, Any]) -> bytes:
-    """Return the hash of a run's identity, 32 bytes, which ties files to the run."""
+    """Return the hash of a run's identity, 32 bytes, by which files name their run."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
 
 
 def find_ended(settings: TuneSettings) -> Path | None:
-    """Return the folder of this run if it has ended, without loading the model.
+    """Return the folder of this run if it has ended, else None; the model is not loaded.
 
     Raises:
         ConfigError: if `out` contains another run; the message names the differences.
@@ -75,7 +75,9 @@ def find_ended(settings: TuneSettings) -> Path | None:
 
 @contextmanager
 def locked(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
-    """Lock a folder for this process, and check that it is empty or holds this run.
+    """Lock a folder for this process inside the context.
+
+    Before, the folder is checked: it must be empty or hold this run.
 
     Raises:
         ConfigError: if the folder holds another run, is in use by another process, or cannot be

@@ -1,4 +1,4 @@
-"""The setup of a tuning run: model, task, a sample of the data, and evaluation on a split."""
+"""The setup of a tuning run: model, task, drawn examples, and evaluation on a split."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ from samara.shared.tasks.sources import SPLITS
 log = logging.getLogger("samara.tune")
 
 EMBEDDED_WRITERS = 32
-"""Number of writers of generated data; their messages are as many as a run draws by default."""
+"""Number of writers of generated data. They write as many messages as a run draws by default."""
 
 Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 """A function that calls a score function with the adapters of one state.
@@ -49,12 +49,12 @@ Evaluate = Callable[[ScoreFunction], NDArray[np.float32]]
 `Space.evaluate` without seeds is such a function.
 """
 ScoresAndAnswers = tuple[NDArray[np.float32], list[str]]
-"""Scores, float32 [n, width], and the n decoded answers of a generation task, otherwise none."""
+"""Scores, float32 [n, width], and decoded answers: n in a generation task, none in other tasks."""
 
 
 @dataclass(frozen=True, eq=False)
 class TaskSplit:
-    """The examples of one split, with their prompts.
+    """The examples and prompts of one split.
 
     Attributes:
         examples: the n examples.
@@ -87,12 +87,12 @@ class EvaluationResult:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The metric and the negative loss; a result with a greater rank is better."""
+        """Sort key (metric, −loss), which is greater for a better result."""
         return (self.metric, -self.loss)
 
 
 class TuningSetup(ModelSetup):
-    """The model, task and data shared by all methods of `samara tune`.
+    """The model, task and data of a run, which all methods of `samara tune` share.
 
     Attributes:
         examples: drawn examples of all splits.
@@ -146,10 +146,10 @@ class TuningSetup(ModelSetup):
         adapter: Adapter,
         parameters: BlockwiseParameters | None = None,
     ) -> ForwardEngine:
-        """Make the forward engine of the loaded model with an adapter.
+        """Return a forward engine of the loaded model with an adapter.
 
-        All engines of this setup share cached representations (for a readout alone) or cached
-        outputs of the trunk (below other adapters).
+        All engines of this setup share a cache. For a readout alone it contains representations,
+        for other adapters the outputs of the trunk below them.
 
         Args:
             adapter: adapter in the model.
@@ -190,18 +190,24 @@ class TuningSetup(ModelSetup):
 
         Args:
             step: index of the step, from 0.
-            query: index of the direction, if every direction has its own batch.
+            query: index of the direction, if every direction has a separate batch.
             examples: number of examples; 0 means B.
         """
         count = len(self.splits["train"].labels)
         return batch_order(self.root, query, step, count)[: examples or self.settings.batch]
 
     def rows(self, batch: NDArray[np.int64]) -> tuple[list[Prompt], NDArray[np.int64]]:
-        """Return prompts and labels of some training examples in the form scored by steps.
+        """Return prompts and labels of some training examples, in the form that steps score.
 
         The likelihood of an answer needs no pass over other candidates, so only the correct
         candidate is included. A label bias or a readout adds to scores by position, and then all
         candidates are included.
+
+        Args:
+            batch: indices of n training examples, int64 [n].
+
+        Returns:
+            n prompts, and labels, int64 [n].
         """
         train = self.splits["train"]
         adapter = self.settings.adapter
@@ -218,8 +224,8 @@ class TuningSetup(ModelSetup):
         return self.result_of(*self.base_scores(split), split)
 
     def base_scores(self, split: TaskSplit) -> ScoresAndAnswers:
-        """Return the base model's scores of a split, and its decoded answers."""
-        if not self.settings.adapter.inner_layers:  # with only a readout, base scores are cached
+        """Return the base model's scores of a split; for a generation task, also its answers."""
+        if not self.settings.adapter.inner_layers:  # base scores of a readout are cached
             adapter = inject(self.base, self.settings.adapter, self.scorer.labels)
             forward = self.make_forward(adapter)
             assert isinstance(forward, ReadoutForward)
@@ -256,12 +262,12 @@ class TuningSetup(ModelSetup):
     def result_of(
         self, scores: NDArray[np.float32], answers: Sequence[str], split: TaskSplit
     ) -> EvaluationResult:
-        """Return the figures of scores, and of decoded answers if the task has them.
+        """Return loss and metric of a split, computed from scores or from decoded answers.
 
         Args:
             scores: float32 [n, width].
             answers: n decoded answers of a generation task; otherwise empty.
-            split: split that the scores belong to.
+            split: split to which the scores belong.
         """
         loss = float(self._evaluation_loss(scores[None], split.labels)[0])
         area = None

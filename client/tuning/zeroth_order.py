@@ -1,4 +1,4 @@
-"""MeZO and P-RGE on one machine: a space, its steps, and the trajectory that rebuilds the space."""
+"""MeZO and P-RGE on one machine: a space, its steps, and the trajectory that can rebuild it."""
 
 import logging
 import shutil
@@ -61,9 +61,9 @@ log = logging.getLogger("samara.tune")
 
 TRAJECTORY_FILE = "trajectory.bin"
 NORMS_ORDER = 65535
-"""Batch order for the norms in D; directions of steps use lower orders."""
+"""Number of the batch order for the norms in D. The directions of steps use lower numbers."""
 NORMS_STREAM = 1
-"""Seed stream for the norms in D; directions of steps use stream 0."""
+"""Number of the seed stream for the norms in D. The directions of steps use stream 0."""
 
 _UPDATE_RULES: dict[Optimizer, type[SGD] | type[Momentum] | type[Adam]] = {
     "prge": SGD,
@@ -79,7 +79,7 @@ def update_rule(settings: TuneSettings) -> UpdateRule:
 
 
 class ZerothOrder:
-    """A method that trains a space by projected gradients.
+    """A training method that moves a space by projected gradients.
 
     Args:
         setup: setup whose model is trained or adapted.
@@ -118,16 +118,16 @@ class ZerothOrder:
 
     @property
     def steps(self) -> int:
-        """The number of steps taken, including reverted steps and reverts."""
+        """Number of steps taken, including reverted steps and reverts."""
         return self._steps
 
     @property
     def warning(self) -> str:
-        """A warning about an incomplete step at the trajectory's end; empty without one."""
+        """Warning about an incomplete step at the trajectory's end; empty without one."""
         return self._writer.trajectory.warning
 
     def step(self) -> float:
-        """Estimate a gradient, record it, and take the step; return the mean loss.
+        """Estimate a gradient, record it, take the step, and return the mean loss.
 
         If the loss has risen beyond its noise, a revert is recorded instead: θ returns to the state
         with the lowest loss, and the learning rate is lowered.
@@ -175,7 +175,7 @@ class ZerothOrder:
         return estimate.mean_loss
 
     def _find_d(self) -> NDArray[np.float32] | None:
-        """Return d of the next step, and compute d if the plan requires it; None without D."""
+        """Return the next step's d, computed again if the plan requires it; None without D."""
         space = self._space
         settings = self._setup.settings
         if space.scaling_plan is None or not space.scaling_plan.finds_anew(self.steps):
@@ -253,7 +253,7 @@ class ZerothOrder:
         self._replay(steps)
 
     def digest(self) -> str:
-        """Return the hash of names, shapes and θ, in hexadecimal."""
+        """Return the hash of θ and of its tensors' names and shapes, in hexadecimal."""
         return self._space.digest().hex()
 
     def make_start(self) -> Start | None:
@@ -287,11 +287,15 @@ class ZerothOrder:
         self._forward = setup.make_forward(space.adapter, parameters)
 
     def _replay(self, steps: int | None) -> None:
-        """Move the space from its initial state to that after `steps` steps; None for all steps."""
+        """Move the space from its initial state to the state after a number of steps.
+
+        Args:
+            steps: number of steps; None for all steps of the trajectory.
+        """
         trajectory = read_trajectory(self._path)
         trajectory = replace(trajectory, records=trajectory.records[:steps])
         moments = self._setup.settings.moments
-        if moments == "auto":  # if the model does not fit into memory, neither do its moments
+        if moments == "auto":  # if a model does not fit into memory, its moments do not either
             moments = "recomputed" if isinstance(self._space, StreamedFullSpace) else "held"
         self._d = trajectory.d
         self._descent: Descent = trajectory.rebuild(
@@ -317,7 +321,7 @@ class ZerothOrder:
     def _exact_derivatives(
         self, request: LossRequest, prompts: Sequence[Prompt], labels: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
+        """Return L₀ and the derivatives along q directions by backward passes, float64 [1 + q]."""
         space = self._space
         assert isinstance(space, SharedPassSpace)
         center = Perturbations(space.layout, space.values(0, space.size))
@@ -329,7 +333,7 @@ class ZerothOrder:
         return np.append(losses, directional_derivatives(gradients[0], z))
 
     def _forward_derivatives(self, request: LossRequest) -> NDArray[np.float64]:
-        """Return L₀ and the derivatives along all directions of a request, float64 [1 + q]."""
+        """Return L₀ and the derivatives along q directions in forward mode, float64 [1 + q]."""
         found = np.zeros(1 + len(request.seeds))
         shift, penalty = self._fit_shift(request.batch)
         for some in self._passes(request.batch):
@@ -343,7 +347,7 @@ class ZerothOrder:
         return found
 
     def _fit_shift(self, batch: NDArray[np.int64]) -> tuple[NDArray[np.float64] | float, float]:
-        """Return the best shift of a batch's scores, float64 [labels], and its penalty.
+        """Return the shift that fits a batch's scores best, float64 [labels], and its penalty.
 
         Shift and penalty are 0 if the loss is not profiled.
         """
@@ -357,7 +361,7 @@ class ZerothOrder:
         return shifts[0], float(penalties[0])
 
     def _passes(self, batch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the groups of a batch's examples that share a pass."""
+        """Return the parts of a batch, each of which takes one pass."""
         size = self._schedule.micro_batch or len(batch)
         return [batch[start : start + size] for start in range(0, len(batch), size)]
 
@@ -367,12 +371,12 @@ class ZerothOrder:
         some: NDArray[np.int64],
         shift: NDArray[np.float64] | float,
     ) -> Tensor:
-        """Return the summed, differentiable loss of some training examples at one point.
+        """Return the loss summed over some training examples, with its autograd graph.
 
         Args:
-            adapters: the adapters at the point.
+            adapters: the adapters under which the loss is computed.
             some: int64 [n], indices of the examples.
-            shift: addend of the scores, float64 [labels]; 0 for none.
+            shift: addend of the scores, float64 [labels]; 0 for no shift.
         """
         (prompts, labels), forward = self._setup.rows(some), self._forward
         assert isinstance(forward, ResidentForward)
@@ -399,7 +403,7 @@ class ZerothOrder:
 
 
 def _total_gain(rule: UpdateRule) -> float:
-    """Return the total factor by which a gradient moves θ.
+    """Return the total factor with which a gradient moves θ, over this and later steps.
 
     With momentum, later steps apply the gradient again.
     """

@@ -10,9 +10,9 @@ from samara.shared.network.log_budget import LogBudget
 from samara.shared.network.rate_limit import RateLimit, network_of
 
 MAX_ASKED = 4
-"""Maximum number of new keys that the server is asked about at once."""
+"""Maximum number of simultaneous requests to the server about new keys."""
 NEW_KEYS_PER_MINUTE = 6
-"""Maximum number of new keys per network address that the server is asked about in a minute."""
+"""Maximum number of requests to the server about new keys, per network address and minute."""
 
 
 class RejectionError(Exception):
@@ -25,12 +25,12 @@ class RejectionError(Exception):
 
 
 class Admission:
-    """Decisions on the keys that may attach.
+    """Decides which keys may attach to the gateway.
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
-        registered: function that asks the server whether another key may attach; it runs in a
-            separate thread. None means that no other key may attach.
+        registered: function that asks the server about a key that `admitted` rejects; it runs in a
+            separate thread. None rejects such a key without asking.
         lines: limit on log lines about unknown connections.
     """
 

@@ -36,7 +36,7 @@ class AdmittedKeys:
     def __call__(self, public_key: bytes) -> bool:
         """Return whether a public key (PEM) is in the folder."""
         name = self._names.get(public_key)
-        # A file that contained another key may have been overwritten with this key.
+        # The file of another key may have been overwritten with this key.
         is_due = name is None and self._clock() >= self._searched + SEARCH_SECONDS
         if is_due or self._files.may_have_changed(name or ""):
             self.read()

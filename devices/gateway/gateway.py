@@ -52,7 +52,7 @@ MAX_STREAMS = 4096
 PROOF_SECONDS = 10.0
 """Seconds allowed from the challenge to its proof."""
 LINGER_SECONDS = 0.25
-"""Seconds to wait after the first answers of a request, so that further answers join them."""
+"""Time to wait after a request's first answers, in seconds, to return more answers with them."""
 _POLL_SECONDS = 0.5
 ATTACHMENTS_PER_MINUTE = 12
 """Maximum number of attachments of one key in a minute."""
@@ -64,7 +64,7 @@ class _AttachedPhone:
 
     Attributes:
         public_key: public key of the phone or board, PEM.
-        is_board: whether the stream is a board's.
+        is_board: whether the other end of the stream is a board, not a phone.
         config: last run config that was sent to a board; empty for a phone.
         is_introduced: whether the phone or board has answered with a hello on this stream.
         requests: unanswered requests.
@@ -80,12 +80,12 @@ class _AttachedPhone:
 
 
 class Gateway:
-    """Holds the phones' streams and sends requests over them.
+    """Holds the phones' streams, and sends requests over them.
 
     Args:
         admitted: function that returns whether a public key (PEM) may attach.
-        registered: function that asks the server whether another key may attach; it runs in a
-            separate thread. None means that no other key may attach.
+        registered: function that asks the server about a key that `admitted` rejects; it runs in a
+            separate thread. None rejects such a key without asking.
         folder: folder with the file of introduced clients; None stores nothing.
 
     Attributes:
@@ -146,10 +146,10 @@ class Gateway:
         """Send a task to phones, and wait until all have answered or the time is over.
 
         Args:
-            task: the task; number, seconds and shares are set for each phone.
-            seconds: time limit.
-            clients: client indices of the phones; by default all attached phones. A detached phone
-                is waited for up to `RECONNECT_SECONDS`.
+            task: the task, whose number, seconds and shares are then set for each phone.
+            seconds: time limit in seconds.
+            clients: client indices of the phones; by default all attached phones. The call waits up
+                to `RECONNECT_SECONDS` for a detached phone.
             shares: sealed shares by client index, for a train instruction with masks.
             config: run config as sorted JSON, which boards get as settings.
 
@@ -217,7 +217,7 @@ class Gateway:
         return answers, sorted([*no_room, *request.pending(clients, self._is_expected)])
 
     def _close_old_requests(self, now: float) -> None:
-        """Drop partially collected requests that are fully answered or timed out."""
+        """Drop requests with answers returned in parts, once they are answered or timed out."""
         for request in [r for r in self._in_parts if not r.answers or now >= r.end]:
             self._in_parts.remove(request)
             self._requests.remove(request)
@@ -346,9 +346,7 @@ class Gateway:
     async def _remains_attached(
         self, incoming: asyncio.Future[FromPhone | None], ended: asyncio.Future[Any]
     ) -> bool:
-        """Return whether the gateway should keep waiting: the phone is silent, and its stream is
-        open.
-        """
+        """Return whether to keep waiting for a silent phone whose stream is still open."""
         if incoming.done() and incoming.result() is not None:
             raise RejectionError(
                 grpc.StatusCode.FAILED_PRECONDITION, "a message was sent out of turn"
@@ -373,9 +371,7 @@ def _task_for(phone: _AttachedPhone, request: GatewayRequest, client: int) -> Ta
 def _check_answer(
     message: FromPhone, number: int, public_key: bytes, instruction: bytes
 ) -> SignedAnswer:
-    """Return the answer in a phone's message, after checking that it is a signed frame for the
-    task.
-    """
+    """Return the signed answer in a phone's message, after checking that it answers the task."""
     if message.WhichOneof("content") != "result" or message.result.number != number:
         raise RejectionError(
             grpc.StatusCode.FAILED_PRECONDITION, "the message does not answer the task"

@@ -1,8 +1,8 @@
 """Connections of phones, passed on to gRPC byte by byte.
 
-gRPC accepts any connection, and only reports a connection once a stream is opened on it. This
-module counts, limits and ends connections before a stream is opened, regardless of the received
-bytes. Browsers' connections have the same limits.
+gRPC accepts any connection, and reports a connection only once a stream is opened on it. This
+module counts, limits and ends connections that have no stream yet, whatever bytes they send.
+Browsers' connections have the same limits.
 """
 
 import asyncio
@@ -15,9 +15,7 @@ MAX_UNPROVEN = 1024
 MAX_UNPROVEN_OF_NETWORK = 256
 """Maximum number of unproven connections from one network, which many phones may share."""
 MAX_UNPROVEN_STREAMS = 4
-"""Maximum number of streams that a connection may open without a proof; a phone opens one
-stream.
-"""
+"""Maximum number of streams on a connection without a proof of a key; a phone opens one."""
 _LAST_BYTES_SECONDS = 10.0
 """Seconds for the other end to receive the last bytes of a connection that gRPC has ended."""
 _LAST_SECOND = 1.0

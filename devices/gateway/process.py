@@ -82,8 +82,9 @@ def up(settings: GatewaySettings) -> None:
 
 
 def _check_superlink_settings(settings: GatewaySettings) -> None:
-    """Check the files that Flower's SuperNode needs; without them, the SuperNode would fail
-    repeatedly.
+    """Check the files that Flower's SuperNode needs.
+
+    Without these files the SuperNode would fail again and again.
     """
     if settings.key:
         read_client_index(settings.key)

@@ -11,9 +11,9 @@ from samara.shared.storage.files import make_private_folder, write_durably
 class RegisteredKeys:
     """The keys of a run's clients, as confirmed by the server.
 
-    The gateway stores each confirmed key in a folder, and does not ask the server for it again. A
-    key that is revoked later stays in the folder. The server itself refuses the answers of the
-    phone with a revoked key.
+    The gateway stores each confirmed key in a folder, and does not ask the server about it again. A
+    key that is revoked later stays in the folder. The server itself refuses the answers of a phone
+    with a revoked key.
 
     Args:
         known: keys that the server has confirmed, and their folder.

@@ -11,8 +11,9 @@ from samara.shared.proto.trainer_pb2 import Task
 RECONNECT_SECONDS = 60.0
 """Seconds for which a request waits for a phone or board to reattach."""
 MAX_PART_BYTES = 2**19
-"""Size limit in bytes of the answers in a reply, unless a single answer is longer; servers accept
-2²⁰ bytes.
+"""Size limit of the answers in a reply, in bytes; servers accept 2²⁰ bytes.
+
+A single answer may be longer.
 """
 
 
@@ -45,7 +46,7 @@ class GatewayRequest:
         start: time of the request, monotonic seconds.
         end: deadline for answers, monotonic seconds.
         shares: sealed shares by client index, for a train instruction with masks.
-        answers: future answers by client index.
+        answers: futures of the answers, by client index.
     """
 
     task: Task
@@ -73,7 +74,7 @@ class GatewayRequest:
         return new
 
     def answered(self, clients: Iterable[int]) -> list[int]:
-        """Return the clients whose answers have arrived but have not been taken."""
+        """Return the clients whose answers have arrived but were not yet taken."""
         return [c for c in clients if c in self.answers and self.answers[c].done()]
 
     def take_answers(

@@ -1,7 +1,7 @@
 """The gRPC server that serves a gateway's phones.
 
-The server listens on this machine only. Phones reach it through `PassedConnections`. It serves no
-streams on other connections.
+The server listens on this machine only. Phones reach it through `PassedConnections`; streams on
+other connections are rejected.
 """
 
 from collections.abc import Callable
@@ -53,9 +53,7 @@ class GatewayServer:
         self.port = port
 
     async def stop(self, grace: float | None) -> None:
-        """Accept no more connections, end the streams after a grace period in seconds, then
-        stop.
-        """
+        """Accept no more connections, then end the streams after `grace` seconds, and stop."""
         self.connections.close()
         await self._grpc_server.stop(grace)
         await self.connections.end()

@@ -57,8 +57,9 @@ BUILT_IN: dict[str, dict[str, int]] = {
     "qwen3-14b": _qwen3(5_120, 17_408, 40, 40, tied=False),
     "qwen3-32b": _qwen3(5_120, 25_600, 64, 64, tied=False),
 }
-"""Sizes by name, with the keys of transformers' LlamaConfig, or of OPTConfig if ``ffn_dim`` is
-present. Zhang et al., "TinyLlama" (2024), table 1; Touvron et al., "Llama 2" (2023), whose 7B model
+"""Sizes by model name, with the keys of transformers' LlamaConfig or (with ``ffn_dim``) OPTConfig.
+
+Sources: Zhang et al., "TinyLlama" (2024), table 1; Touvron et al., "Llama 2" (2023), whose 7B model
 has the sizes of "LLaMA" (2023), table 2; Zhang et al., "OPT" (2022), table 1; the config.json files
 of Qwen3 (Yang et al., 2025).
 """

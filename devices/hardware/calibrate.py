@@ -2,7 +2,7 @@
 
 The microbenchmarks time memory copies, matrix products, the operations between products, and
 overheads. They never time whole steps; docs/measurements/devices.md compares the time model with
-whole steps. All microbenchmarks run in turn several times. The shortest time of each counts,
+whole steps. All microbenchmarks run in turn several times. The shortest time of each is used,
 because other processes can only slow a microbenchmark down. With one thread, CPU time is measured
 instead of wall time.
 """
@@ -53,7 +53,7 @@ _LAYERS = 16
 
 
 class Microbenchmark(NamedTuple):
-    """The name of a timed operation, and its sizes."""
+    """The key of a microbenchmark: the name of the timed operation, and its sizes."""
 
     what: str
     sizes: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ Microbenchmarks = dict[Microbenchmark, Callable[[], object]]
 
 
 class Stopwatch:
-    """Recorder of the shortest time of each microbenchmark.
+    """Records the shortest time of each microbenchmark.
 
     Args:
         threads: number of threads, which is also set in torch. With one thread, CPU time is
@@ -78,9 +78,7 @@ class Stopwatch:
 
     @torch.inference_mode()
     def sweep(self, works: Mapping[Microbenchmark, Callable[[], object]]) -> None:
-        """Time every microbenchmark once more, and repeat short microbenchmarks for at least 2
-        ms.
-        """
+        """Time every microbenchmark once more; repeat the short ones for at least 2 ms."""
         for piece, work in works.items():
             if piece not in self._times:
                 self._seconds(work, 1)
@@ -290,9 +288,7 @@ def profile_from_times(
 def _rate(
     best: Mapping[Microbenchmark, float], bandwidth: float, smallest: float
 ) -> tuple[float, float]:
-    """Return the fitted operations/s, and the number of tokens below which a product gets no
-    faster.
-    """
+    """Return the fitted operations/s, and the token count below which products get no faster."""
     measurements = [
         (*piece.sizes[:3], seconds / piece.sizes[3])
         for piece, seconds in best.items()

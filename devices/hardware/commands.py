@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from samara.devices.hardware.profile import DeviceProfile, Stream
 
 _FIRST_PASS_EXAMPLES = 8
-"""Default number of examples in a forward pass before a readout's first step, if no limit in bytes
-is set.
+"""Maximum number of examples in a forward pass before a readout's first step.
+
+It is `PASS_EXAMPLES` of a client without a memory budget.
 """
 _WITHOUT_SCENARIO = ("optimizer", "quantization")
-"""Parameters of an estimate that a scenario decides."""
+"""Command-line parameters that the scenario, if there is one, decides."""
 app = command_group("Device profiles, and estimates of what a step costs.")
 
 

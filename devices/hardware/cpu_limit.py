@@ -22,8 +22,9 @@ from samara.devices.hardware.control_groups import (
 from samara.devices.hardware.memory_limit import CgroupV2Limit, MemoryLimit
 
 PERIOD_MICROSECONDS = 200_000
-"""Period of the kernel's scheduling quota. With a shorter period, the processes lose more of their
-share to cold caches.
+"""Period of the kernel's scheduling quota, in microseconds.
+
+With a shorter period, the processes lose more of their share to cold caches.
 """
 LEAST_CORES = 0.02
 """Smallest number of cores, which is 4 ms of processor time in a period."""
@@ -72,7 +73,7 @@ class CgroupV1Cpu(CpuLimit):
         """Create the group.
 
         Raises:
-            OSError: if this machine does not permit it.
+            OSError: if this machine does not permit the group.
         """
         name = GROUP_NAME.format(owner=os.getpid(), number=next(_NUMBERS))
         self.folder = GROUPS / "cpu" / current_group("cpu") / name

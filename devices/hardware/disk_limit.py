@@ -74,9 +74,7 @@ class CgroupV1Disk(DiskLimit):
 
 
 class CgroupV2Disk(DiskLimit):
-    """A disk limit set in the cgroup v2 group that limits memory and already holds the
-    processes.
-    """
+    """A disk limit set in the cgroup v2 group that limits the memory of the same processes."""
 
     def __init__(self, memory: CgroupV2Limit) -> None:
         """Find the group's file.

@@ -1,6 +1,4 @@
-"""The predicted cost of a model's step on a device, and options that make the step fit in
-memory.
-"""
+"""The predicted cost of a model's step on a device, and options with which the step fits."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +20,9 @@ from samara.devices.hardware.roofline import (
 )
 
 UNIT = 256
-"""Number of examples for which a streamed model is read once before a readout's steps, as in
-`samara.client.forward.readout`.
+"""Number of examples per read of a streamed model, in the pass before a readout's first step.
+
+It is the number in `samara.client.forward.readout`.
 """
 _SMALLER = {"fp32": ("fp16", "int8", "nf4"), "fp16": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
@@ -153,9 +152,7 @@ _OPTIONS = {
 
 
 def _find_remedies(shape: ModelShape, device: DeviceProfile, work: Workload) -> tuple[str, ...]:
-    """Return single options that make the step fit; if no single option does, combinations of
-    options.
-    """
+    """Return single options that make the step fit; if there are none, combinations of options."""
 
     def fitting(changes: Iterable[dict[str, Any]]) -> tuple[str, ...]:
         return tuple(

@@ -38,7 +38,7 @@ class OffloadOfStep(Section):
 
 
 class ModelOfStep(Section):
-    """The storage of the model."""
+    """The storage of the model's blocks during a step."""
 
     stream: Literal["off", "auto", "host", "disk"] = setting(
         "off",
@@ -48,7 +48,7 @@ class ModelOfStep(Section):
 
 
 class StepSettings(Settings):
-    """Settings of a step that are not options of the command, named like a run's settings."""
+    """Settings of a step beyond the command's options, with the names of a run's settings."""
 
     queries: int = setting(1, "q, directions of a step", ge=1)
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(

@@ -51,7 +51,7 @@ def print_step(result: StepEstimate) -> None:
 
 
 def print_first_order(result: FirstOrderEstimate) -> None:
-    """Print the stages of a first-order step, its memory on both sides, and whether it fits."""
+    """Print a first-order step's stages, its memory on device and host, and whether it fits."""
     stages = asdict(result.stages)
     work = result.work
     times = Table(title=f"A step of {result.model} with {work.method} on {result.device}")

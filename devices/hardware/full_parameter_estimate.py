@@ -28,29 +28,35 @@ MASTER_BYTES = 4
 BUFFERS = 3
 """Number of streamed blocks on the accelerator: one arriving, one computing, one leaving."""
 DIRECTION_TRAFFIC = 42
-"""Fitted number of reads and writes per parameter, in the weights' type, during a direction's four
-changes of the parameters.
+"""Fitted number of reads and writes of a parameter per direction, in the weights' type.
+
+A direction changes every parameter four times.
 """
 SCORE_TRAFFIC = 12
-"""Fitted number of reads and writes of an attention score per pass. It is close to the count for
-transformers' eager attention: product, scale, mask, maximum, softmax, dropout, product.
+"""Fitted number of reads and writes of an attention score per pass.
+
+It is close to the count for transformers' eager attention: product, scale, mask, maximum, softmax,
+dropout, product.
 """
 TEMPORARIES = 3
-"""Number of temporary tensors, each of a parameter's size, while the published programs perturb
-this parameter: z and two products.
+"""Number of temporary tensors of a parameter's size while the published programs perturb it.
+
+The tensors are z and two products.
 """
 SCORE_COPIES = 2.5
 """Fitted number of copies of a block's attention scores in memory at the published programs' peak.
 """
 LOGIT_BYTES: dict[Precision, float] = {"fp32": 26.0, "fp16": 20.0}
-"""Bytes per logit at the peak of the published programs, including intermediates of the loss. The
-FP32 value is fitted. The FP16 value is set by hand.
+"""Bytes per logit at the peak of the published programs, including intermediates of the loss.
+
+The FP32 value is fitted. The FP16 value is set by hand.
 """
 HIDDEN_COPIES = 8
 """Fitted number of hidden states in memory beside the published programs' attention scores."""
 _CHUNK_BYTES = 2**24 * (2 + 4 + 4)
-"""Bytes of the part of a direction that is in memory at once, including intermediates, as in
-`samara.client.spaces.space`.
+"""Bytes of one part of a direction and of its intermediates; only one part is in memory at a time.
+
+`samara.client.spaces.space` sets the size of a part.
 """
 _LOGITS_ALIVE = 2 * 4
 """Bytes per logit in float32, including an intermediate of the loss."""
@@ -71,9 +77,9 @@ class FullParameterWorkload:
         published: whether the step is computed as in the published programs of MeZO and ZO2: in
             place, with all attention scores and logits in memory, and with directions drawn one
             parameter at a time.
-        autocast: whether passes compute in half precision, as in automatic mixed precision, while
-            the parameters have `precision`. The seconds of the casts are not counted. The estimated
-            memory ignores autocast.
+        autocast: whether passes compute in half precision while the parameters have `precision`, as
+            in automatic mixed precision. The estimate does not count the seconds of the casts, and
+            its memory ignores autocast.
         stored_width: bytes of a parameter of a streamed block between uses; 0 for the width on the
             device.
     """
@@ -258,8 +264,9 @@ def _estimate(
 def _time(
     shape: ModelShape, device: DeviceProfile, work: FullParameterWorkload, stored: int
 ) -> FullParameterTime:
-    """Return the seconds of a step by part. Transfers in both directions overlap on a link, but not
-    on a disk.
+    """Return the seconds of a step by part.
+
+    Transfers in both directions overlap on a link, but not on a disk.
     """
     width = WIDTH[work.precision]
     computes: Precision = "fp16" if work.autocast else work.precision

@@ -1,4 +1,4 @@
-"""Running any command within a device's memory, processor speed and link on this machine.
+"""Runs any command within the memory, processor speed and link of a device, on this machine.
 
 Pure functions plan the limits. A line is printed for each limit, even if this machine does not
 permit the limit.

@@ -26,9 +26,7 @@ _DELETED = " (deleted)"
 
 
 def find_groups() -> dict[Path, int]:
-    """Return the control groups created by Samara's processes, with the process ids of their
-    creators.
-    """
+    """Return the control groups of Samara's processes, with the process ids of their creators."""
     parents = {GROUPS / "unified", GROUPS}
     for controllers in _HIERARCHIES:
         with suppress(OSError):

@@ -11,12 +11,12 @@ from samara.devices.hardware.profile import LinkProfile
 from samara.shared.settings.fleet import Hours
 
 PACKET_BYTES = 1_460
-"""Payload of a TCP segment on an Ethernet of 1,500 bytes."""
+"""Payload of a TCP segment in bytes, for an Ethernet MTU of 1,500 bytes."""
 HEADER_BYTES = 40
 """Bytes of the IP and TCP headers of a packet."""
 _DAY = 24 * 3600.0
 _WAIT_FOR_LOST = 2
-"""Latencies until a lost packet has been requested and sent again."""
+"""Number of latencies until a lost packet has been requested and sent again."""
 
 
 @dataclass(frozen=True)

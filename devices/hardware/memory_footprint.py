@@ -21,8 +21,10 @@ _BUFFERS = 2
 _LOGITS_ALIVE = 2
 """Number of copies of the logits in memory at once: the logits and an intermediate of the loss."""
 _FEATURE_COPIES = 3
-"""Number of copies of a readout's scores and features during a step: the cache of all examples, the
-rows of the batch, and the features side by side for the product.
+"""Number of copies of a readout's scores and features during a step.
+
+They are the cache of all examples, the rows of the batch, and the features side by side for the
+product.
 """
 _SCORE_BYTES = 4 + 8 + 8
 """Bytes per readout score during a step: float32, and two intermediates of the loss in float64."""

@@ -306,8 +306,9 @@ class SystemdLimit(PollingLimit):
         return [*self._prefix, *command]
 
     def killed(self, status: int) -> bool:
-        """Return whether the process was killed. In a scope, the limit is assumed to be the
-        cause.
+        """Return whether the process was killed.
+
+        In a scope, the limit is assumed to be the cause.
         """
         return status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 

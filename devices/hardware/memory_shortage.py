@@ -1,6 +1,4 @@
-"""A simulated memory shortage, in which another program takes memory that limited processes
-need.
-"""
+"""A simulated memory shortage: another program takes memory that limited processes need."""
 
 import subprocess
 import sys

@@ -87,10 +87,9 @@ class ModelShape:
             )
 
     def at(self, depth: str) -> "ModelShape":
-        """Return the shape of the model with only the blocks up to a readout's depth; see
-        `lowest_blocks`.
+        """Return the shape of the model without the blocks above a readout's depth.
 
-        The head of a truncated language model is never run.
+        See `lowest_blocks`. The head of a truncated language model is never run.
         """
         count = lowest_blocks(depth, len(self.blocks), self.family)
         return replace(self, blocks=self.blocks[:count], vocabulary=0) if count else self

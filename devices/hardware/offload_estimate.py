@@ -25,13 +25,12 @@ STATES = 3
 POSITION_BYTES = 8
 """Bytes of the index of a projector's nonzero, int64."""
 _ADAM_MOVES = 7
-"""Number of values that Adam moves per trained weight: it reads the weight and its states, and
-writes all of them except the gradient.
+"""Number of values that Adam reads or writes per trained weight.
+
+Adam reads the weight and its states, and writes all of them except the gradient.
 """
 _LOGITS_ALIVE = 3
-"""Number of float32 copies of the logits at the end of a forward pass: logits, log-softmax,
-gradient.
-"""
+"""Number of float32 copies of the logits after a forward pass: logits, log-softmax, gradient."""
 _HEAD_VECTORS = 3
 """Number of vectors of hidden size that the head keeps per token: its input, and two of the norm.
 """
@@ -207,8 +206,9 @@ def projector_bytes(shape: ModelShape, subspace: int, nonzeros: int, width: int)
 
 
 def _compressed(linear: Linear, subspace: int) -> int:
-    """Return the number of entries of P'GQ, a layer's gradient G compressed by its projectors P and
-    Q.
+    """Return the number of entries of P'GQ.
+
+    Here the projectors P and Q compress a layer's gradient G.
     """
     return min(subspace, linear.inputs) * min(subspace, linear.outputs)
 

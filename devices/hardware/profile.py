@@ -91,9 +91,7 @@ class Compute(ProfileSection):
 
 
 class Timing(ProfileSection):
-    """The parameters of the time model: the shares of the data sheet's numbers that the device
-    reaches.
-    """
+    """The parameters of the time model, such as the reached shares of the data sheet's numbers."""
 
     bandwidth_share: float = Field(gt=0, le=1, description="share of the bandwidth that is reached")
     rate_share: float = Field(gt=0, le=1, description="share of the operations/s that is reached")
@@ -136,7 +134,7 @@ class Host(ProfileSection):
 
 
 class PowerMode(ProfileSection):
-    """A power mode: its power draw, and its clocks relative to those of the profile's own mode."""
+    """A power mode: its power draw, and its clocks relative to the clocks of the profile's mode."""
 
     watts: float = Field(gt=0)
     compute: float = Field(1.0, gt=0, description="relative clock of the processor")

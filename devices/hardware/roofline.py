@@ -29,8 +29,9 @@ times the inputs and outputs of the linear layers for TinyLlama-1.1B, and 5.9 ti
 LOGIT_TRAFFIC = 5
 """Number of reads and writes of a 4-byte logit: product, cast, max, sum, gather."""
 BLOCK_LAUNCHES = 28
-"""Number of a block's operations besides products: norms 12, rotary 10, residuals 2, gate 2,
-attention 2.
+"""Number of a block's launched operations besides products.
+
+Norms have 12, rotary embeddings 10, residuals 2, the gate 2, and attention 2.
 """
 ADAPTER_LAUNCHES = 5
 """Number of operations of an adapted layer in a pass: A·x, three for B ± ε·z, one batched product.
@@ -104,8 +105,9 @@ class Workload:
 
     @property
     def passes(self) -> tuple[tuple[int, int], ...]:
-        """The forward passes of a step as (rows, number of passes); the center has a
-        separate pass.
+        """The forward passes of a step, as pairs of rows and number of passes.
+
+        The unperturbed model, if needed, has a separate pass.
         """
         perturbed = self.rows_per_pass, self._sides * self.queries // self.perturbations_per_pass
         centre = self.differences == "forward" or self.curvature
@@ -350,14 +352,16 @@ class _AchievedRates(NamedTuple):
         return StepTime(weights=memory) if memory > processor else StepTime(products=processor)
 
     def attention(self, features: int, rows: int, sequence: int) -> float:
-        """Return the seconds of attention scores and weighted sums: two S × S × features products
-        per row.
+        """Return the seconds of attention scores and weighted sums.
+
+        They are two products of S × S × features per row.
         """
         return 4 * rows * sequence**2 * features / self.rate
 
     def head(self, shape: ModelShape, positions: int, tiled: bool) -> StepTime:
-        """Return the time of the logits at a number of positions, computed in tiles, and of their
-        log-sums.
+        """Return the time of the logits at a number of positions, and of their log-sums.
+
+        The logits are computed in tiles of positions if `tiled` is set.
         """
         tile = logit_tile_positions(shape.vocabulary, positions, tiled)
         seconds = 0.0

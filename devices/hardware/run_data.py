@@ -47,9 +47,7 @@ def count_data(config: RunConfig) -> CountedRun:
 
 
 def _mean_tokens(config: RunConfig, examples: list[Example]) -> int:
-    """Return the mean tokens of an example with all its answers; 0 if the model folder is
-    missing.
-    """
+    """Return the mean tokens of an example with all its answers; 0 without the model's folder."""
     folder = Path(config.model.path)
     if not folder.is_dir() or not examples:
         return 0

@@ -26,11 +26,11 @@ _TRIAL_SHIFT = -86_400.0
 _TRIAL_SECONDS = 30.0
 _TOLERANCE = 60.0
 _WAIT = (0.04, 10.0)
-"""Minimum and maximum duration in seconds of a test wait of 0.05 s."""
+"""Accepted minimum and maximum of the measured duration of a 0.05 s wait, in seconds."""
 
 
 class ShiftedClock:
-    """The wall clock of all processes that are started with `environment`.
+    """The shiftable wall clock of all processes that are started with `environment`.
 
     Args:
         file: path of the file from which the processes read the shift.

@@ -12,13 +12,16 @@ from samara.shared.errors import ConfigError
 from samara.shared.settings.config import RunConfig
 
 PASSES = {2.0: (18_000, 92_000), 3.0: (111_000, 252_000), 4.0: (166_000, 449_000)}
-"""Passes of all clients together until the accuracy was a number of percentage points above
-zero-shot: minimum and maximum over eight runs with adapters inside the model. SST-2 and MiniLM, 1
-to 64 clients (docs/measurements/federations.md). Three of the runs ended below 4 points.
+"""Number of passes over all clients until an accuracy gain over zero-shot, by percentage points.
+
+Each pair is the minimum and the maximum over eight runs with adapters inside the model: SST-2 and
+MiniLM, 1 to 64 clients (docs/measurements/federations.md). Three of the runs ended below 4 points.
 """
 READOUT_GAIN = 8.8
-"""Points of accuracy that a readout gained in `READOUT_ROUNDS` rounds: SST-2 and MiniLM, eight
-clients (docs/measurements/federations.md, "A readout on SST-2").
+"""Percentage points of accuracy that a readout gained in `READOUT_ROUNDS` rounds.
+
+The run had SST-2, MiniLM and eight clients (docs/measurements/federations.md, "A readout on
+SST-2").
 """
 READOUT_ROUNDS = 40
 

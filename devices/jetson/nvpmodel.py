@@ -27,7 +27,7 @@ _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTIL
 _WATTS = re.compile(r"(\d+)W")
 _SECONDS = 30.0
 _NO_NEW_RIGHTS = "NoNewPrivs:\t1"
-"""Status line of a Linux process that may not gain privileges, not even through sudo."""
+"""Line in the kernel's status file of a process that may not gain privileges, even by sudo."""
 
 
 def read_power_modes(file: Path | None = None) -> dict[str, int]:
@@ -150,8 +150,9 @@ def _keep_mode(file: Path) -> None:
 
 
 def _restore(file: Path) -> None:
-    """Set the mode stored in a file, and delete the file; on failure, log a warning and keep the
-    file.
+    """Set the mode that a file stores, and delete the file.
+
+    If the mode cannot be set, log a warning and keep the file.
     """
     try:
         mode = file.read_text()
@@ -201,8 +202,9 @@ def _program() -> str | None:
 
 
 def _run(*arguments: str, with_root: bool = False) -> str:
-    """Return the output of nvpmodel; empty if it cannot be run. Its prompts are answered
-    with no.
+    """Return the output of nvpmodel; empty if it cannot be run.
+
+    Prompts of nvpmodel are answered with no.
     """
     if (program := _program()) is None:
         return ""

@@ -110,9 +110,7 @@ class Resolver:
         )
 
     def _choose(self, package: dict[str, Any]) -> RemoteFile | None:
-        """Return the wheel that the board's installer would choose; None for a file on this
-        machine.
-        """
+        """Return the wheel that the board's installer would choose; None for a local file."""
         if archive := package.get("archive"):
             return _remote(archive) if "url" in archive else None
         ranks = {tag: rank for rank, tag in enumerate(self._tags())}

@@ -18,8 +18,9 @@ _POWERCAP = Path("/sys/class/powercap")
 _METERED_SECONDS = 30.0
 """Seconds after which the network connection is checked again."""
 _IS_METERED = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
-"""Values of NetworkManager's NMMetered as printed by busctl: yes, no, guessed yes and guessed no;
-another value means unknown.
+"""Map from NetworkManager's NMMetered, as busctl prints it, to whether a connection is metered.
+
+The values are yes, no, guessed yes and guessed no. Another value means unknown.
 """
 _METERED_COMMAND = (
     *("busctl", "get-property", "org.freedesktop.NetworkManager"),
@@ -78,9 +79,7 @@ class _Counters:
         return cls(time.monotonic(), busy, own.user + own.system, _package_joules())
 
     def load_since(self, before: "_Counters") -> float | None:
-        """Return the load by other processes in percent of all cores; None if no time has
-        passed.
-        """
+        """Return the load by other processes in percent of all cores; None if no time passed."""
         seconds = (self.time - before.time) * (os.cpu_count() or 1)
         others = (self.busy - before.busy) - (self.own - before.own)
         return min(100.0, max(0.0, 100 * others / seconds)) if seconds > 0 else None
@@ -159,8 +158,9 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def _package_joules() -> float | None:
-    """Return the energy counters of all processor packages (RAPL), which only root may be able to
-    read.
+    """Return the summed energy counters of all processor packages (RAPL), in joules.
+
+    The result is None if the counters cannot be read. On some systems only root may read them.
     """
     try:
         files = [

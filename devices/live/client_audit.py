@@ -103,7 +103,7 @@ def _asked(one: LoggedAnswer) -> str:
 
 
 def _left(one: LoggedAnswer, seen: set[str]) -> str:
-    """Describe the content of an answer; describe a repeated answer by its number of bytes only."""
+    """Describe the data in an answer; describe a repeated answer by its number of bytes only."""
     if one.refused:
         return f"refused: {one.refused}"
     if one.key in seen:

@@ -66,7 +66,8 @@ class ClientStatus:
         trainer: description of the trainer's state.
         wire: description of the connection: SuperNode and server, or stream and gateways.
         server: sentence about a server that is silent or has finished its run; otherwise empty.
-        checks: lines about the last preflight: the number of passed checks, and each other result.
+        checks: lines about the last preflight: the number of passed checks, and each warning or
+            failure.
         model_in_use: sentence about the model in use; empty if there is no personal model.
         runs: progress in each run, the latest last.
         personal: rows of `describe_personalizations`.
@@ -210,7 +211,7 @@ class StatusReader:
             return None, str(error)
 
     def _if_changed(self, file: Path, read: Callable[[Path], Any]) -> Any:
-        """Return the cached result for a file, or read the file if it has changed."""
+        """Read a file if it has changed; otherwise return the cached result."""
         try:
             facts = file.stat()
         except OSError:

@@ -47,11 +47,11 @@ log = logging.getLogger("samara.device")
 
 _POLL_SECONDS = 0.5
 AFTER_THE_RUN = ("on-data", "always")
-"""Values of personal.when that leave work for the device after the run has finished."""
+"""Values of `personal.when` with which private rounds continue after the run has finished."""
 
 
 def load_client_index(folder: Path, key: Path | None) -> int:
-    """Return the client index of a key; if no key file is given, create one in the client's folder.
+    """Return the client index of a key file; without one, create a key in the client's folder.
 
     Args:
         folder: folder of the client; created with mode 0700 if missing.

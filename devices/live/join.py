@@ -47,16 +47,14 @@ from samara.shared.storage.kept_file import KeptFile
 from samara.shared.terms.signed_scenario import SignedScenario
 
 AUTHORITY_FILE = "ca.pem"
-"""Name of the file with the server's certificate authority, in the folder of a client that has
-joined.
-"""
+"""File with the server's certificate authority, in the folder of a client that has joined."""
 GATEWAY_AUTHORITY_FILE = "gateway.pem"
 """Name of the file with the gateway's certificate authority."""
 _NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-"""Pattern of names that may be put into a command for the owner: no absolute path, no option."""
+"""Pattern of names that are safe in a command for the owner: no absolute paths, no options."""
 _LONGEST_NAME = 128
 JoinedPlace = Literal["superlink", "gateway"]
-"""The side that a client has joined: the server (for boards), or a gateway (for phones or both)."""
+"""Key of an address in the file about a joined run: the server's or the gateway's address."""
 _SECONDS = 20.0
 _REASONS = {
     400: "the server does not understand this version's request; install the server's version",
@@ -73,12 +71,13 @@ _REASONS = {
 
 
 class JoinedFile(KeptFile[Mapping[JoinedPlace, str] | None]):
-    """File with the addresses (host:port) of a joined run, by side; None if the client never
-    joined.
+    """The file with the addresses (host:port) of a joined run, by `JoinedPlace`.
+
+    The content is None if the client never joined.
 
     Args:
         folder: folder of the client.
-        place: the side whose address must be present.
+        place: key of the address that must be present.
     """
 
     name = JOINED_FILE

@@ -1,4 +1,4 @@
-"""Messages in Samara's source code, which show the values inserted into a log line, to hide them.
+"""Log lines without their inserted values, which are found by the messages in the source code.
 
 A log line may quote a text, a label or a path. Only two parts of a line are shown: words from the
 source code, and values that the code formats as numbers.
@@ -17,7 +17,7 @@ HIDDEN = "…"
 """Placeholder for every inserted value."""
 _PACKAGES = ("samara.client", "samara.devices", "samara.shared")
 _LEAST_LETTERS = 12
-"""Minimum number of literal letters by which a message is recognized."""
+"""Minimum number of literal letters in a message that can be recognized."""
 _DEPTH = 3
 """Maximum nesting depth of messages inserted into one another."""
 _LOGGED = {"log", "debug", "info", "warning", "error", "exception"}
@@ -29,12 +29,11 @@ _PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?([a-zA-Z%])")
 _NUMERIC_FORMAT = re.compile(r"[-+,0-9.]*[dfeg%,]")
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} samara\.[a-z]+: )(.*)", re.DOTALL)
 _Piece = tuple[str, bool]
-"""Literal words of a message (True), or a regular expression for an insertion between them (False).
-"""
+"""A part of a message: literal words (True), or a regular expression for an insertion (False)."""
 
 
 class _Message(NamedTuple):
-    """A message of the code.
+    """A message in the source code.
 
     Attributes:
         words: longest literal part of the message.
@@ -77,9 +76,7 @@ def _shown(text: str, depth: int) -> str | None:
 
 @cache
 def _messages() -> tuple[_Message, ...]:
-    """Return all messages of the code, ordered by the length of their literal parts, longest
-    first.
-    """
+    """Return all messages of the code, sorted so that the longest literal part comes first."""
     found = dict[str, tuple[int, _Message]]()
     for package in _PACKAGES:
         spec = find_spec(package)

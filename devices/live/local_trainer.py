@@ -30,18 +30,16 @@ ANOTHER_SERVES = (
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
-"""Seconds to wait for the trainer of a running client, which may be starting, restarting or busy.
-"""
+"""Time to wait for a running client's trainer, in seconds; it may be starting or busy."""
 _GRACE_SECONDS = 10.0
 _WATCH_SECONDS = 2.0
 _ABSENCE_SECONDS = 30.0
-"""Seconds for which an ended client may restart before its trainer is replaced."""
+"""Time without an answer, in seconds, after which the trainer of an ended client is replaced."""
 
 
 @contextmanager
 def find_or_start_trainer(folder: Path) -> Iterator[Path]:
-    """Yield the socket of a client's trainer; if none runs, start one for the duration of the
-    block.
+    """Yield the socket of a client's trainer; if none runs, start one until the block ends.
 
     Args:
         folder: folder of the client.
@@ -82,8 +80,8 @@ def keep_trainer(folder: Path) -> Iterator[Path]:
         folder: folder of the client.
 
     Raises:
-        DeviceError: as `find_or_start_trainer`, before the block begins.
-        TrainerError: as `find_or_start_trainer`, before the block begins.
+        DeviceError: as in `find_or_start_trainer`, before the block begins.
+        TrainerError: as in `find_or_start_trainer`, before the block begins.
     """
     stop = threading.Event()
     with ExitStack() as held:

@@ -18,7 +18,7 @@ log = logging.getLogger("samara.device")
 
 PAUSES_FILE = "pauses.jsonl"
 _MOST_BYTES = 2**16
-"""File size in bytes at which the older half is dropped."""
+"""Size in bytes at which the older half of the file is dropped."""
 
 
 class Pause(NamedTuple):

@@ -21,19 +21,20 @@ OUT_OF_MEMORY = (
     "as the kernel does when memory runs out: free memory, quantize (--set "
     "model.quantization=nf4), or use a smaller model"
 )
-"""Likely cause and remedy if a process was killed, but not by Samara."""
+"""Likely cause and remedy if something other than Samara killed a process."""
 UNUSABLE_INPUT = 3
 """Exit status of a process whose input is unusable, so that a restart would not help."""
 _REJECTED = 40
-"""Exit status of a process that the server rejects, minus the code of the reason."""
+"""Base of the exit statuses of rejected processes; the code of the reason is added to it."""
 _FIRST_PAUSE = 2.0
-"""Seconds before the first restart of a process."""
+"""Delay before the first restart of a process, in seconds."""
 _LONGEST_PAUSE = 30.0
-"""Maximum seconds before a restart. A SuperLink refuses a key for about 60 s after its SuperNode
-was killed.
+"""Maximum delay before a restart, in seconds.
+
+A SuperLink refuses a key for about 60 s after its SuperNode was killed.
 """
 _STEADY_SECONDS = 90.0
-"""Run time in seconds after which the count of consecutive failures restarts."""
+"""Run time in seconds after which the count of consecutive failures starts again from zero."""
 _GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _ENVIRONMENT = {
@@ -42,9 +43,7 @@ _ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""Environment variables that turn off Flower's telemetry, update checks and dependency
-installation.
-"""
+"""Environment variables that turn off Flower's telemetry, updates and dependency installation."""
 
 
 def module_command(module: str, *arguments: object) -> list[str]:
@@ -70,8 +69,8 @@ class SupervisedProcess:
         command: function that returns the command; called at every start.
         environment: complete environment of the process.
         clock: function that returns monotonic seconds.
-        explain: function that returns a sentence about a positive exit status; empty if there is
-            nothing to say.
+        explain: function that explains a positive exit status in a sentence; empty without an
+            explanation.
     """
 
     def __init__(
@@ -174,7 +173,9 @@ def check_not_revoked(process: SupervisedProcess) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends. Works on Linux only.
+    """Ask the kernel to end this process when its parent ends.
+
+    This works on Linux only.
 
     Args:
         parent: process id of the parent.

@@ -1,7 +1,8 @@
 """A file with facts about a client and its device, for getting help.
 
-The file contains only facts named in this module. It contains no text, label, key, secret, path or
-number of a private track. Messages are shown without inserted values (known_messages.py).
+The file contains only facts that this module names. It contains no text, label, key, secret or
+path, and no number of a private track. Messages are shown without inserted values
+(known_messages.py).
 """
 
 import json

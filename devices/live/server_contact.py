@@ -13,7 +13,7 @@ from samara.shared.storage.kept_file import KeptFile
 log = logging.getLogger("samara.device")
 
 CONTACT_FILE = "server.json"
-"""Name of the file in a client's folder; absent while the server answers."""
+"""File in a client's folder about a problem with the server; absent while the server answers."""
 
 
 class _ContactFile(KeptFile[dict[str, Any]]):

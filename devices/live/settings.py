@@ -83,7 +83,7 @@ class ClientSettings(OwnerSettings):
 
     @property
     def config(self) -> RunConfig:
-        """The run configuration with the device's settings; the server decides the others."""
+        """The run configuration with the device's settings; the server decides all others."""
         return RunConfig.of(self.device_settings, "client up")
 
     @property
@@ -221,7 +221,5 @@ def resolve_device(name: str) -> tuple[str, str]:
 
 
 def _absolute(path: str, *names: str) -> str:
-    """Return the absolute path if the path exists and is not a shipped name; otherwise the text
-    itself.
-    """
+    """Return the absolute path of an existing path, unless it is a shipped name; else the text."""
     return str(Path(path).resolve()) if path not in names and Path(path).exists() else path

@@ -30,7 +30,7 @@ class WireChoice(NamedTuple):
 
 
 def choose_wire(folder: Path, given: WireChoice, may_lack_key: bool) -> WireChoice:
-    """Return a complete choice; missing options come from earlier settings or the joined run.
+    """Complete the wire options of a command from earlier settings or from the joined run.
 
     Args:
         folder: folder of the client.

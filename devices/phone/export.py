@@ -64,16 +64,18 @@ from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Generation
 REPLAY_SEEDS = 16
 """Number of directions in a call of ``replay``, or of a readout's ``directions``."""
 LEAST_TOKENS = 4
-"""Minimum number of tokens before an answer, because `torch.export` treats sizes of 0 and 1 as
-constants.
+"""Minimum number of tokens before an answer.
+
+`torch.export` would treat sizes of 0 and 1 as constants.
 """
 ANSWER_TOKENS = 16
 """Default maximum of tokens in a candidate of a choice task."""
 CHECK_EPSILON = 0.01
 """ε of the self-check for adapters, whose losses depend on the whole model."""
 READOUT_CHECK_EPSILON = 1.0
-"""ε of the self-check for readouts. At a small ε, the features would hardly change a readout's
-losses.
+"""ε of the self-check for readouts.
+
+At a small ε, the features would hardly change a readout's losses.
 """
 
 
@@ -84,7 +86,7 @@ class ProgramShapes:
     Attributes:
         queries: q, number of directions in a call.
         batch: B, number of examples in a call.
-        sequence: S, maximum tokens of an example, including those of an answer of several tokens.
+        sequence: S, maximum tokens of an example, including an answer of several tokens.
     """
 
     queries: int
@@ -99,7 +101,8 @@ class PreparedModel:
     Attributes:
         base: base model with the adapter inserted.
         layout: layout of the adapter.
-        parts: module that computes scores and losses with the weights, or the readout.
+        parts: module that computes scores and losses with adapters inside the model, or the parts
+            of a readout.
         words: label words of the task, or the templates of its candidates.
         word_tokens: token of each label word; empty for a sentence encoder or for answers of
             several tokens.

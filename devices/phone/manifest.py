@@ -17,8 +17,10 @@ from samara.shared.protocol.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layou
 from samara.shared.storage.files import file_hash, write_durably
 
 MANIFEST_VERSION = 5
-"""Latest supported version. Version 5 adds adapters inside the model for ONNX Runtime, 4 adds
-`weights`, 3 adds readouts for ONNX Runtime, and 2 adds `least_sequence`.
+"""Latest supported version of the manifest.
+
+Version 5 adds adapters inside the model for ONNX Runtime, 4 adds `weights`, 3 adds readouts for
+ONNX Runtime, and 2 adds `least_sequence`.
 """
 MAX_MANIFEST_BYTES = 16 * 2**20
 
@@ -298,7 +300,7 @@ class Manifest:
         return {len(self.words)} | ({0} if self.readout else set())
 
     def _takes_shorter_calls(self) -> bool:
-        """Return whether the stated minimum length is valid for a readout's calls."""
+        """Return whether `least_sequence` is a valid minimum for the calls of a readout."""
         is_readout = self.readout is not None
         return is_readout and self.answer_tokens + 2 <= self.least_sequence < self.sequence
 

@@ -100,8 +100,7 @@ class ScoresModule(nn.Module):
     def forward(
         self, perturbations: PerturbedAdapters, ids: Tensor, positions: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores of the answers with the label bias, and the losses −log softmax at the
-        label.
+        """Return scores, with the label bias, and the losses −log softmax at the labels.
 
         Args:
             perturbations: P perturbed adapters.
@@ -110,7 +109,7 @@ class ScoresModule(nn.Module):
             labels: int64 [B].
 
         Returns:
-            float32 [P, B, labels] and float32 [P, B].
+            Scores of the answers, float32 [P, B, labels], and losses, float32 [P, B].
         """
         with self._adapter.using(perturbations):
             hidden = self._body.forward_padded(self.answers.sequences(ids), perturbations.count)
@@ -166,11 +165,10 @@ class Words(nn.Module):
 
 
 class Candidates(nn.Module):
-    """Answers of several tokens: a sequence per example and candidate, containing the candidate's
-    tokens.
+    """Answers of several tokens, with one sequence per example and candidate.
 
-    Positions after a candidate are −1. A candidate's score is the mean log-likelihood of its
-    tokens.
+    A sequence contains the candidate's tokens. Positions after a candidate are −1. A candidate's
+    score is the mean log-likelihood of its tokens.
 
     Args:
         base: causal model.

@@ -1,12 +1,14 @@
-"""Mails of an mbox file as rows of plain texts: who wrote them, when, and what.
+"""Conversion of an mbox file to rows of plain texts, with the sender and the time of each mail.
 
     python examples/converters/mailbox_texts.py sent.mbox --out mails.jsonl
 
-Most mail programs export mbox, and chat programs something that can be converted to it. Each mail
-with a plain part becomes a row ``{"user": …, "time": …, "text": …}``, which
-`samara simulate --set task=texts --set data.split=time` reads. Quoted lines (they begin with ``>``)
-and everything behind the signature mark (``-- ``) are left out: others wrote them, or nobody writes
-them again. Mails without sender, date or text of their own are counted and left out.
+Most mail programs can export mbox. Exports of chat programs can often be converted to mbox. Each
+mail with a plain part becomes a row ``{"user": …, "time": …, "text": …}``, which
+`samara simulate --set task=texts --set data.split=time` reads.
+
+Quoted lines (which begin with ``>``) are left out, because somebody else wrote them. The signature
+(everything after the line ``-- ``) is left out, because nobody types it again. Mails without
+sender, date or remaining text are only counted.
 """
 
 import argparse
@@ -20,11 +22,11 @@ from email.utils import parseaddr, parsedate_to_datetime
 from pathlib import Path
 
 SIGNATURE = "-- "
-"""The line between a mail and its signature (RFC 3676, section 4.3)."""
+"""Line that separates a mail's text from its signature (RFC 3676, section 4.3)."""
 
 
 def rows_of(file: Path) -> Iterator[dict[str, object] | None]:
-    """Yield a row for each mail of an mbox file; None for one that makes none."""
+    """Yield the row of each mail in an mbox file; None for a mail without sender, date or text."""
     with closing(mailbox.mbox(file, create=False)) as mails:
         for mail in mails:
             yield _row(mail)
@@ -41,7 +43,7 @@ def _row(mail: Message) -> dict[str, object] | None:
 
 
 def own_words(text: str) -> str:
-    """Return a mail's text without quoted lines and signature."""
+    """Return a mail's text without quoted lines and without the signature."""
     lines = text.replace("\r\n", "\n").split("\n")
     if SIGNATURE in lines:
         lines = lines[: lines.index(SIGNATURE)]
@@ -55,13 +57,13 @@ def _plain_text(mail: Message) -> str:
             if isinstance(content, bytes):
                 try:
                     return content.decode(part.get_content_charset() or "utf-8", errors="replace")
-                except LookupError:  # a character set that nobody knows
+                except LookupError:  # an unknown character set
                     return content.decode("utf-8", errors="replace")
     return ""
 
 
 def main() -> None:
-    """Convert the file that the command line names."""
+    """Convert the mbox file that is named on the command line."""
     parser = argparse.ArgumentParser(description="Convert an mbox file to rows of plain texts.")
     parser.add_argument("mbox", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, a new file")

@@ -1,12 +1,14 @@
-"""An objective in a package of its own: the cross-entropy, bounded for each example.
+"""An objective in a separate package: the cross-entropy, bounded for each example.
 
-Examples with a wrong label have the largest losses; a bound keeps them from deciding a step. Once
-this package is installed, every process on the machine knows it by the name of its entry point:
+Examples with a wrong label have the largest losses. A bound keeps them from dominating a step. Once
+this package is installed, every process on the machine finds the objective by the name of its entry
+point:
 
     pip install ./examples/package
     samara simulate SCENARIO --set objective=bounded
 
-A live client must have it too; one that lacks it, or has another version, refuses the run.
+Live clients must install the package, too. A client without the package, or with another version of
+it, refuses the run.
 """
 
 import numpy as np
@@ -18,7 +20,7 @@ BOUND = 2.0
 
 
 def bounded(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the mean over rows of min(cross-entropy, bound) of each perturbation, float64 [P]."""
+    """Return each perturbation's mean of min(cross-entropy, BOUND) over the rows, float64 [P]."""
     log_p = log_softmax(scores.astype(np.float64), axis=2)[:, np.arange(len(labels)), labels]
     means: NDArray[np.float64] = np.minimum(-log_p, BOUND).mean(axis=1)
     return means

@@ -1,8 +1,8 @@
 """Backups of a run: consistent copies of its files, even while the run is served.
 
-The ledger is copied up to its last whole record. Entries of other files about later rounds are left
-out. Files that only a running server needs are not copied: Flower's database (docs/decisions/0011),
-locks, connections and the page's token.
+The ledger is copied up to its last complete record. Entries about later rounds in other files are
+left out. Files that only a running server needs are not copied: Flower's database
+(docs/decisions/0011), locks, connections and the page's token.
 """
 
 import json
@@ -63,13 +63,13 @@ class Backup:
 
     Attributes:
         file: path of the backup.
-        rounds: last round of each ledger, by the folder of its run or cluster.
-        files: number of files in it.
-        bytes: size of the file.
+        rounds: last round of each ledger, keyed by the folder of the run or cluster.
+        files: number of files in the backup.
+        bytes: size of the backup in bytes.
         secrets: paths, in the backup, of private keys and of secrets for sampling cohorts.
         left_out: paths in the run's folder that are not in the backup, except the files that only
             a running server needs.
-        missing: hash of each file that clients need but this machine lacks, by setting.
+        missing: hash of each file that clients need but this machine lacks, keyed by setting.
     """
 
     file: Path
@@ -86,7 +86,7 @@ def back_up(run: Path, target: Path, moves: bool = False) -> Backup:
 
     Args:
         run: folder of the run.
-        target: output file, or a folder; a file in this folder is then named after run and round.
+        target: output file, or a folder. In a folder, the file is named after run and last round.
         moves: whether the run moves to another host. In this case the run must not be served at the
             same time, and its folder is marked so that no server serves it afterwards.
 
@@ -234,7 +234,7 @@ def _cut_metrics(file: Path, number: int) -> set[int]:
 
 
 def _leave_out_later_end(staged: Path, rounds: Mapping[str, int]) -> None:
-    """Remove a copied result that belongs to a later round than the copied ledger's last round.
+    """Remove a copied result if it was written after a later round than the copied ledger's last.
 
     A server writes the result again after the restore. Runs with clusters are left unchanged.
     """

@@ -4,8 +4,8 @@
     archive   shared/storage/archive.py
     hash      SHA-256 of header and archive, 32 bytes
 
-A backup is not encrypted, so that nobody has to type a passphrase to write it. The file contains
-all keys of the run's folder, so that only its owner may read the file.
+A backup is not encrypted, so that an unattended command can write one. It contains all keys of the
+run's folder. Only the owner of the file may therefore read it.
 """
 
 import hashlib

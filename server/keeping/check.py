@@ -1,8 +1,8 @@
 """Read-only checks of a run's folder, with a remedy for each problem.
 
-A copy of the ledger is opened to show the repairs or refusals of the next `samara server up`. Other
-checks find problems that would otherwise appear late, such as a key that other users can read, or a
-certificate that will expire.
+One check opens a copy of the ledger. It shows which repairs the next `samara server up` would make,
+or why that command would refuse the run. Other checks find problems that would otherwise appear
+late, such as a key that other users can read, or a certificate that will expire.
 """
 
 import json
@@ -158,7 +158,7 @@ def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
     for note in recovery.notes:
         finding = note.replace(f"{copied}", f"{store / LEDGER_FOLDER}")
         yield CheckResult(Outcome.WARN, name, finding, "none needed: `samara server up` repairs it")
-    finding = f"{number:,} rounds, records of {len(records):,}; replay reproduces the last digest"
+    finding = f"{number:,} rounds, {len(records):,} records; replay reproduces the last digest"
     yield CheckResult(Outcome.PASS, name, finding)
     yield from _check_events(store, number, recorded)
     yield from _check_releases(run, store, records)
@@ -197,9 +197,9 @@ def _check_events(store: Path, number: int, recorded: int) -> Iterator[CheckResu
 
 
 def _trained(store: Path, number: int) -> int:
-    """Return the number of a ledger's rounds that belong to the run's planned rounds.
+    """Return the number of a ledger's rounds that train the model.
 
-    Later rounds, such as the return to the best round, do not count.
+    Rounds after the last planned round, such as the return to the best round, do not count.
 
     Args:
         store: folder of the run or cluster.
@@ -213,7 +213,7 @@ def _trained(store: Path, number: int) -> int:
 
 
 def _check_releases(run: Path, store: Path, records: list[Record]) -> Iterator[CheckResult]:
-    """Check that every round with used reports has a release, so that its cost is counted."""
+    """Check that every round whose reports were used has a release, so that its ε is counted."""
     settings = _read_settings(run) or {}
     try:
         privacy = RunTerms.of(settings).privacy

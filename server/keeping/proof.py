@@ -1,4 +1,4 @@
-"""Proof of a run: replays all rounds and reproduces every digest."""
+"""Verification of a run: replay all rounds and reproduce every digest."""
 
 from collections.abc import Iterator
 from pathlib import Path

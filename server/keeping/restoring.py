@@ -35,7 +35,7 @@ _PROBLEM = (
 
 
 class _Manifest(BaseModel):
-    """The description of a backup, which is a file inside the backup."""
+    """The metadata of a backup, stored as a file inside the backup."""
 
     model_config = ConfigDict(strict=True)
 
@@ -50,9 +50,9 @@ def restore(file: Path, out: Path, reached: int | None = None) -> RestoredRun:
     """Create a run's folder from a backup; after an error, no folder is left.
 
     With differential privacy, a server that continued after the backup may have made releases that
-    the backup lacks. The rounds of these releases are not repeated. They stay empty, and their cost
-    is charged to the privacy budget. They end with the round after `reached`, which may have been
-    in progress.
+    the backup lacks. The restored run does not repeat the rounds of these releases. It leaves them
+    empty and charges their cost to the privacy budget. Round `reached` + 1 is the last of them,
+    because it may have been in progress.
 
     Args:
         file: backup written by `back_up`.
@@ -97,10 +97,10 @@ def restore(file: Path, out: Path, reached: int | None = None) -> RestoredRun:
 
 
 def _read_manifest(folder: Path, file: Path) -> _Manifest:
-    """Return a backup's description of itself.
+    """Return the metadata of a backup.
 
     Raises:
-        ArchiveError: if the description is missing or of a later version.
+        ArchiveError: if the metadata is missing or of a later version.
     """
     try:
         manifest = _Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())

@@ -4,11 +4,11 @@ from samara.shared.errors import SamaraError
 
 
 class NoAnswerError(SamaraError):
-    """The SuperLink did not answer in time; on a busy machine, the answer may still come."""
+    """Raised if the SuperLink does not answer in time; on a busy machine it may still answer."""
 
 
 def explain_http_error(error: Exception) -> SamaraError:
-    """Convert an error of a request to the SuperLink.
+    """Convert an error of a request to the SuperLink to a `SamaraError` that states the reason.
 
     Args:
         error: an `httpx.HTTPError`.

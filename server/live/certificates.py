@@ -1,4 +1,4 @@
-"""Certificates of a server: checks of the operator's certificate, and the data for clients."""
+"""Checks of the operator's certificate, and the certificate data that clients need."""
 
 import socket
 from pathlib import Path
@@ -40,7 +40,7 @@ def check_certificates(certificate: Path, key: Path | None, authority: Path | No
 
 
 def server_address(folder: Path, port: int, address: str = "") -> tuple[Path, str]:
-    """Return the file of a server's certificate authority, and the address for its clients.
+    """Return the CA certificate file of a server, and the address to which its clients connect.
 
     Args:
         folder: folder of the certificates that Samara made for the server.

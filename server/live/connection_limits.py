@@ -9,13 +9,16 @@ from samara.shared.network.http.limited_listener import LimitedListener, tls_lim
 from samara.shared.network.log_budget import LogBudget
 
 HEAD_SECONDS = 15.0
-"""Seconds between two checks of a connection, in which it must begin or answer a request."""
+"""Interval between two checks of a connection, in seconds.
+
+A connection is closed if it neither began nor answered a request within one interval.
+"""
 MAX_HEAD_BYTES = 16_384
-"""Most bytes of a request line and its headers."""
+"""Maximum size of a request line and its headers, in bytes."""
 
 
 class LimitedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose servers have a `LimitedListener`, and limited time and memory for TLS."""
+    """An event loop that serves through a `LimitedListener` and limits time and memory for TLS."""
 
     listener: ClassVar[LimitedListener | None] = None
     """Listener of the latest server."""

@@ -10,9 +10,9 @@ from samara.server.live.superlink_process import Node
 from samara.shared.storage.files import write_durably
 
 CONNECTIONS_FILE = "connections.json"
-"""Name of the file in a run's folder."""
+"""File in a run's folder with the connection state of its nodes."""
 _MOST_SECONDS = 60.0
-"""Age beyond which the file is ignored, because no server updates it."""
+"""Age in seconds beyond which the file is ignored, because no server is updating it."""
 
 
 @dataclass(frozen=True)

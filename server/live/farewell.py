@@ -1,4 +1,4 @@
-"""Clients that do not know yet that a run is finished.
+"""Search for clients that do not know yet that their run is finished.
 
 When a run ends, the access filter of the SuperLink informs the connected clients. Afterwards, or
 after a later `server up` of the finished run, the server waits for the other clients and informs
@@ -20,7 +20,7 @@ def count_untold(run: Path, nodes: Iterable[Node]) -> int:
 
     Args:
         run: folder of the run.
-        nodes: the nodes.
+        nodes: all nodes known to Flower.
     """
     told = ToldClients(run / TOLD_FILE)
     return sum(node.public_key not in told for node in nodes)
@@ -44,6 +44,6 @@ def find_untold(run: Path, nodes: Iterable[Node], keys: ClientKeys) -> list[str]
 
 
 def describe_names(names: list[str]) -> str:
-    """Return the first names as one line of text, followed by the number of the other names."""
+    """Return names as one line of text; a long list ends with the number of further names."""
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more

@@ -28,17 +28,17 @@ from samara.shared.protocol.signing import is_signed_by
 
 MEDIA_TYPE = b"application/protobuf"
 MAX_HEADER_BYTES = 8192
-"""Most bytes of the names and values of a request's headers."""
+"""Maximum size of a request's header names and values, in bytes."""
 BODY_SECONDS = 30.0
-"""Most seconds between a request's headers and the end of its body."""
+"""Maximum time from a request's headers to the end of its body, in seconds."""
 MAX_REQUESTS = 16
-"""Most simultaneous requests of one key."""
+"""Maximum number of simultaneous requests of one key."""
 MAX_BYTES_IN_FLIGHT = 32 * 2**20
-"""Most bytes of all bodies of requests in progress, over all keys."""
+"""Maximum size of the bodies of all requests in progress, in bytes, over all keys."""
 SENDERS_AT_ONCE = 8
-"""Divisor of `MAX_BYTES_IN_FLIGHT` for one key, whose requests may hold 1/8 of these bytes."""
+"""Number of keys that can use their full share of `MAX_BYTES_IN_FLIGHT` at the same time."""
 _MAX_AGE, _MAX_AHEAD = 305.0, 5.0
-"""Most seconds that a request's signed time may lie in the past or in the future, as in Flower."""
+"""Maximum age of a request's signed time, and its maximum lead, in seconds, as in Flower."""
 _ANNOUNCE, _OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _PATHS = {
     f"/v1/fleet/{name}"
@@ -52,7 +52,7 @@ Headers = dict[bytes, bytes]
 
 
 class RejectedRequestError(Exception):
-    """A request that is not passed on to Flower.
+    """Raised for a request that must not be passed on to Flower.
 
     Args:
         status: HTTP status of the answer.
@@ -73,11 +73,11 @@ class FleetFilter:
 
     Args:
         app: ASGI app that receives valid requests.
-        max_bytes: most bytes of a request.
+        max_bytes: maximum size of a request in bytes.
         keys: client keys of the run; None accepts any node.
         requests: open requests of the server, to which nodes may reply.
         result: file that exists once the run is finished; None for a run that never finishes.
-        arrived: callback for each stored part of a reply.
+        arrived: callback after each stored part of a reply.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FleetFilter:
         self._keys = keys
         self._in_flight = 0
         self._max_in_flight = max(MAX_BYTES_IN_FLIGHT, SENDERS_AT_ONCE * max_bytes)
-        self._senders = Counter[bytes]()  # number of requests by key
+        self._senders = Counter[bytes]()  # number of open requests by key
         self._bytes = Counter[bytes]()  # bytes of request bodies by key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -117,7 +117,7 @@ class FleetFilter:
                 await self._pass_on(scope, body, receive, send)
 
     def name_of(self, scope: Any) -> str:
-        """Return the key name of a request that was passed on; empty without a key."""
+        """Return the name of the key that signed an accepted request; empty without a key."""
         key = self._keys.find(_sender_of(dict(scope["headers"]))) if self._keys else None
         return key.name if key else ""
 
@@ -151,7 +151,7 @@ class FleetFilter:
 
     @contextmanager
     def _count_request(self, sender: bytes) -> Iterator[None]:
-        """Count a request of a key during a ``with`` block."""
+        """Count a request as an open request of its key until the ``with`` block ends."""
         if sender and self._senders[sender] >= MAX_REQUESTS:
             raise RejectedRequestError(503, f"sent over {MAX_REQUESTS} requests at once")
         self._senders[sender] += 1
@@ -186,7 +186,7 @@ class FleetFilter:
             share = self._max_in_flight // SENDERS_AT_ONCE
             if sender and self._bytes[sender] + len(part) > share:
                 raise RejectedRequestError(
-                    503, "sent a request while its earlier requests used its memory"
+                    503, "sent a request while its open requests filled its memory share"
                 )
             if self._in_flight + len(part) > self._max_in_flight:
                 raise RejectedRequestError(503, "sent a request while other nodes used all memory")

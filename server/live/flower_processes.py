@@ -1,4 +1,4 @@
-"""Functions that find and end a run's Flower processes, including those of earlier commands."""
+"""Functions that find and end a run's Flower processes, including processes of earlier commands."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ _STOP_SECONDS = 10.0
 
 
 def find_superlinks(folder: Path) -> list[psutil.Process]:
-    """Return the SuperLinks that use a folder's database, including those of earlier commands."""
+    """Return the SuperLinks that use a folder's database.
+
+    The result includes SuperLinks that an earlier command started.
+    """
     database = str(folder / DATABASE)
     modules = {SUPERLINK, _EARLIER_SUPERLINK}
     return [

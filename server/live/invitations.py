@@ -36,7 +36,7 @@ PROGRAMS_FOLDER = "programs"
 
 
 class JoinError(Exception):
-    """A refused request to join.
+    """Raised if a request to join is refused.
 
     Args:
         status: HTTP status of the answer; the device receives no other reason.
@@ -60,14 +60,14 @@ class _Invitation:
 
     @property
     def welcome(self) -> Welcome:
-        """The welcome: the addresses and certificates that the device will trust."""
+        """The welcome, with the addresses and certificates that the device will trust."""
         phone = PhoneWelcome(**self.phone) if self.phone else None
         board = GatewayWelcome(**self.board) if self.board else None
         return Welcome(self.authority, self.scenario, phone, board)
 
 
 def board_welcome(gateway: str, authority: Path) -> GatewayWelcome:
-    """Return the welcome for a board that attaches to a gateway.
+    """Return the welcome (address and certificate to trust) for a board that attaches to a gateway.
 
     Args:
         gateway: address of the gateway, host:port.
@@ -239,8 +239,8 @@ class Invitations:
         A device that sends the same key again gets the same answer, even after the deadline.
 
         Raises:
-            JoinError: if there is no such invitation, if the invitation is over or was used with
-                another key, or if the key cannot be registered.
+            JoinError: if there is no such invitation, if the invitation has expired or was used
+                with another key, or if the key cannot be registered.
         """
         invitation = self._find(request.identifier)
         name = invitation.name
@@ -261,10 +261,10 @@ class Invitations:
         return name
 
     def names(self) -> dict[str, str]:
-        """Return names of the run's ``task`` and ``model``, for the start command of a device.
+        """Return the run's ``task`` and ``model`` for the start command of a device.
 
-        Of a task's path on this machine, only the file name is returned. A model's path on this
-        machine is left out.
+        A task file on this machine is returned as a bare file name. A model that is a local path is
+        left out.
         """
         try:
             settings = tomllib.loads(self._scenario.read_text(encoding="utf-8"))
@@ -284,7 +284,7 @@ class Invitations:
 
 
 def _keep(file: Path, folder: Path) -> str:
-    """Copy a file into a folder under its SHA-256 as name; return this hash in hex digits."""
+    """Copy a file into a folder, named by its SHA-256; return this hash as 64 hex digits."""
     digest = blob_hash(file).hex()
     if not (folder / digest).exists():
         copy_durably(file, folder / digest)

@@ -20,14 +20,14 @@ from samara.shared.network.log_budget import LogBudget
 from samara.shared.network.rate_limit import RateLimit, network_of
 
 MAX_REQUESTS = 30
-"""Most requests of one network in a minute; a board needs two requests, and a phone four."""
+"""Maximum number of requests per network and minute; a board needs two, and a phone four."""
 BODY_SECONDS = 10.0
-"""Most seconds between a request's headers and the end of its body."""
+"""Maximum time from a request's headers to the end of its body, in seconds."""
 MAX_DOWNLOADS = 8
-"""Most simultaneous transfers of programs, of which each invitation has at most one."""
+"""Maximum number of simultaneous program downloads; one invitation has at most one download."""
 PIECE_BYTES = 2**20
 PIECE_SECONDS = 60.0
-"""Most seconds for a piece of a program; a slower device continues with a new request."""
+"""Time limit for one piece of a program, in seconds; a slower device resumes with a new request."""
 _WELCOME = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})")
 _PROGRAM = re.compile(rf"{JOIN_PATH}/([0-9a-f]{{32}})/([0-9a-f]{{64}})")
 _KEY = re.compile(rf"{KEYS_PATH}/([0-9a-f]{{64}})")
@@ -56,7 +56,7 @@ class JoinFilter:
         self._downloads: dict[str, object] = {}  # latest download of each invitation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request; a refusal consists of a status without text."""
+        """Answer a request; a refusal is an HTTP status without a body."""
         host = (scope.get("client") or ("",))[0]
         try:
             if not self._requests.admits(network_of(host)):

@@ -97,7 +97,7 @@ def sign(
         Path | None, typer.Option(help="Create a key in this file; keep it off the server.")
     ] = None,
 ) -> None:
-    """Sign a scenario, so that its clients obey only these settings; use those of `server up`.
+    """Sign a scenario, so that clients obey only its settings; give `server up` the same settings.
 
     Example: samara server sign field.toml --key operator.key --out field.signed
     """
@@ -125,7 +125,7 @@ def invite(
     scenario: Annotated[
         Path | None, typer.Option(help="Signed scenario from `samara server sign`.")
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.1, max=720, help="Hours until it expires.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=720, help="Validity in hours.")] = 24.0,
     authority: Annotated[
         Path | None,
         typer.Option("--ca", help="PEM that verifies the server; by default the run's."),

@@ -173,11 +173,11 @@ class ClientKeys:
         return secret_file
 
     def rotate_to(self, name: str, file: Path) -> ClientKey:
-        """Replace a client's public key by one that the client made; the client keeps its index.
+        """Replace a client's public key with another key of the client, which keeps its index.
 
         Args:
             name: name of the client.
-            file: file of the public key, PEM.
+            file: file of the client's new public key, PEM.
 
         Raises:
             SamaraError: as in `rotate` and `add`.
@@ -217,7 +217,7 @@ class ClientKeys:
         return self._files.modification_stamp()
 
     def refusal(self, public_key: bytes) -> ClientKeyError | None:
-        """Return the reason why the holder of a key may not take part; None if it may."""
+        """Return the reason why the holder of a key may not take part; None if the holder may."""
         key = self.find(public_key)
         if key is None:
             fingerprint = fingerprint_of(public_key)[:16]
@@ -266,7 +266,7 @@ class ClientKeys:
         """Check that no key of this run, revoked or not, equals this key or has its client index.
 
         Raises:
-            SamaraError: if there is such a key.
+            SamaraError: if a key equals this key or has its client index.
         """
         index = client_index_of_key(public_key)
         for key in self.read_all():
@@ -353,7 +353,7 @@ class ClientKeys:
 
 
 def keys_of_environment() -> ClientKeys | None:
-    """Return the client keys of this process's run; None if any client may join."""
+    """Return the client keys in the folder of `KEYS_VARIABLE`; None if any client may join."""
     folder = os.environ.get(KEYS_VARIABLE)
     return ClientKeys(Path(folder)) if folder else None
 

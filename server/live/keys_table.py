@@ -1,4 +1,4 @@
-"""The keys of a run as a table."""
+"""A run's client keys as a table for the terminal."""
 
 from rich.table import Table
 

@@ -19,7 +19,7 @@ from samara.server.live.busy import explain_http_error
 REGISTRATION_PATH = "/samara/register-nodes"
 """Path for registering keys; the body is a JSON object that maps public keys (PEM) to names."""
 MOST_KEYS = 500
-"""Most keys of one request, so that the SuperLink answers each request soon."""
+"""Maximum number of keys in one request, so that the SuperLink answers each request soon."""
 _SECONDS = 120.0
 
 
@@ -73,7 +73,7 @@ async def answer_registration(app: Any, receive: Any) -> tuple[int, str]:
 
 
 def _register(app: Any, names: Mapping[str, str]) -> None:
-    """Register keys under the account of a SuperLink without accounts.
+    """Register keys under the placeholder account of a SuperLink that has no accounts.
 
     Raises:
         Exception: Flower's error for a refused key; no key of the request is then registered.

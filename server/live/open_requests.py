@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     )
 
 MAX_OBJECTS = 8
-"""Most objects of a reply; a valid reply has three: message, records, and one record."""
+"""Maximum number of objects in a reply; a valid reply has three: message, records, one record."""
 MAX_ANNOUNCEMENTS = 3
-"""Most announcements of a reply to one request; a node that retries announces its reply again."""
+"""Maximum number of reply announcements per request; a node that retries announces again."""
 MAX_MESSAGE_BYTES = 2**16
-"""Most bytes of a reply's announcement, which contains metadata and an error text."""
+"""Maximum size in bytes of a reply's announcement, which contains metadata and an error text."""
 _TTL_TOLERANCE_SECONDS = 60.0
 MAX_NODE_BYTES = 64 * 2**20
-"""Most bytes of a node's objects that the ServerApp has not fetched yet."""
+"""Maximum size of the objects of one node that the ServerApp has not fetched yet, in bytes."""
 _EXPIRED_SECONDS = 3600.0
-"""Seconds for which a request is remembered after its time to live."""
+"""Time for which a request is remembered after its time to live, in seconds."""
 
 
 class PushError(Exception):
-    """A node pushed something that no honest node pushes; the message gives the reason."""
+    """Raised for a push that no honest node would send; the message gives the reason."""
 
 
 class UnknownRequestError(Exception):
-    """A node's push answers no open request; Flower accepts such a push and stores nothing."""
+    """Raised for a push that answers no open request; Flower would accept it and store nothing."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class OpenRequests:
     """The requests of a SuperLink's run that nodes may still answer.
 
     Args:
-        max_reply_bytes: most bytes of all objects of a reply.
+        max_reply_bytes: maximum total size of a reply's objects, in bytes.
     """
 
     def __init__(self, max_reply_bytes: int) -> None:
@@ -121,7 +121,7 @@ class OpenRequests:
         if not (0 < metadata.ttl < math.inf and math.isfinite(metadata.created_at)):
             raise PushError("sent a message with an impossible time to live")
         if not all(0 <= seconds < math.inf for seconds in pushed.clientapp_runtime_list):
-            raise PushError("sent an impossible running time")
+            raise PushError("sent a running time that is negative or not finite")
         if message.ByteSize() > MAX_MESSAGE_BYTES:
             raise PushError(f"announced a message with over {MAX_MESSAGE_BYTES} bytes of text")
         if sum(1 for _ in _object_ids(tree)) > MAX_OBJECTS:

@@ -43,7 +43,7 @@ class RunDisplay:
             self._metrics.skip_existing()
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_ROUNDS_SHOWN)
         self._lines: deque[Text] = deque(maxlen=_LINES_SHOWN)
-        self._last_reports: dict[int, int] = {}  # last report's round, by client index
+        self._last_reports: dict[int, int] = {}  # round of the last report, by client index
         self._keys = ClientKeys(run / KEYS_FOLDER)
         self._live = Live(console=console, auto_refresh=False) if is_live else None
 
@@ -110,9 +110,9 @@ class RunDisplay:
             self._live.update(self._tables(), refresh=True)
 
     def _add_bytes(self, evaluation: dict[str, Any]) -> None:
-        """Add the bytes of an evaluation to the shown round before it.
+        """Add the bytes of an evaluation to the displayed round before it.
 
-        The messages of an evaluation carry the round's delta to the clients.
+        The messages of the evaluation carry the delta of this round to the clients.
         """
         for event in self._rounds:
             if event["round"] == evaluation.get("round"):

@@ -107,7 +107,7 @@ class RoundStatus:
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> "RoundStatus":
-        """Return the status of a round with this event."""
+        """Build the status of a round from the round's event."""
         return cls(
             event["round"],
             event.get("loss"),
@@ -221,14 +221,14 @@ class RunStatus:
         return "waiting" if self.waits_for else "running"
 
     def describe_server(self) -> str:
-        """Return a sentence if no server serves the run; empty while a server does."""
+        """Return a sentence about why no server serves the run; empty while a server serves it."""
         if self.is_finished:
             return "the run is finished"
         if self.connected is not None:
             return ""
         return (
-            "no server has served this run in the last minute; the command that began the run "
-            "continues it"
+            "no server has served this run in the last minute; to continue the run, repeat the "
+            "command that began it"
         )
 
     @property

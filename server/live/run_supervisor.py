@@ -27,20 +27,23 @@ _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 2.0
 _MAX_PAUSE_SECONDS = 60.0
 _STABLE_SECONDS = 60.0
-"""Seconds after which a run that ends is restarted with the shortest pause."""
+"""Uptime in seconds after which a failed run is restarted with the shortest pause."""
 _MAX_FAILURES = 5
-"""Consecutive failures, without a round or an evaluation in between, that end the run."""
+"""Number of failures, with no round or evaluation between them, after which the run ends."""
 _ANSWER_SECONDS = 120.0
-"""Seconds for which a live SuperLink may be too busy to answer."""
+"""Time without an answer, in seconds, after which a running SuperLink counts as hung."""
 _FAREWELL_SECONDS = 15.0
-"""Most seconds of waiting until the connected clients, which poll every 3 s, know the run's end."""
+"""Time limit in seconds for informing the connected clients of the run's end.
+
+Clients poll every 3 s.
+"""
 _RENEWAL_SECONDS = 3600.0
 _CONNECTIONS_SECONDS = 10.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
 _MAX_REASON, _MAX_LINES = 500, 20
 _MAX_CLOCK_STEP = 5.0
-"""Most seconds by which the system clock may change between two polls without a restart."""
+"""Largest step of the system clock between two polls that needs no restart, in seconds."""
 
 
 class _StopError(Exception):
@@ -169,7 +172,7 @@ def _supervise(
     Raises:
         SamaraError: if the ServerApp raised a `SamaraError`.
     """
-    # the first check registers the keys again, because they may have changed in the meantime
+    # the first check registers the keys, which may have changed since the start
     checked = time.monotonic()
     keys_stamp = 0
     answered = checked

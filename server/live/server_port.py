@@ -17,7 +17,7 @@ def note_port(folder: Path, port: int) -> None:
     """Record the port that a server listens on.
 
     Args:
-        folder: folder of the files of the server's SuperLink.
+        folder: folder that holds the files of the server's SuperLink.
         port: the port.
     """
     write_durably(folder / _FILE, f"{port}\n".encode())

@@ -18,7 +18,7 @@ from samara.shared.storage.events import EventFollower
 
 
 def read_status(run: Path) -> RunStatus:
-    """Read the status of a run, which may wait, run or have stopped.
+    """Read the status of a run that waits for clients, is running, or has stopped.
 
     Raises:
         SamaraError: if the folder holds no run.
@@ -106,7 +106,7 @@ class StatusReader:
             self._ledger_size = size
 
     def _describe_wait(self) -> str:
-        """Return a sentence about the wait of a run without a ledger, with its log's last line."""
+        """Describe the wait of a run without a ledger, with the last line of its log."""
         messages = self._sums.messages
         said = (
             f"; last line of the server's log: {messages[-1].text}"

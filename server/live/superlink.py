@@ -42,7 +42,7 @@ from samara.shared.settings.config import RunConfig
 LIVE_VARIABLE = "SAMARA_LIVE"
 """Environment variable that marks the ServerApp of a live run."""
 RUN_ERROR = "the run cannot continue: "
-"""First words of a ServerApp's exception that would occur again after a restart."""
+"""First words of the message of a ServerApp's error that a restart cannot cure."""
 MAX_BYTES_VARIABLE = "SAMARA_MAX_BYTES"
 """Environment variable with the largest size of a client's request, in bytes."""
 SECRET_VARIABLE = "SAMARA_CONTROL_SECRET"
@@ -91,14 +91,14 @@ class AccessFilter:
 
     Args:
         app: ASGI app that receives the other requests.
-        max_bytes: most bytes of a request to the fleet API.
+        max_bytes: maximum size of a request to the fleet API, in bytes.
         keys: client keys of the run; None accepts any node.
         secret: secret of the control API; empty keeps the API closed.
         invitations: invitations of the run; None without invitations.
         result: file that exists once the run is finished; None for a run that never finishes.
-        keep: callback with the sender's address of a valid request. The sender's connection is then
+        keep: callback with the sender's address, after a valid request. The connection is then
             never closed to make room for unknown senders.
-        arrived: callback for each stored part of a reply.
+        arrived: callback after each stored part of a reply.
 
     Attributes:
         lines: budget of log lines about refusals.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from samara.shared.flower_compat import ControlHttpClient
 
 _START_SECONDS = 180.0
-"""Seconds within which a SuperLink must serve; its imports take a minute on a small machine."""
+"""Start-up time limit of a SuperLink, in seconds; imports take a minute on a small machine."""
 _POLL_SECONDS = 0.1
 
 
@@ -89,7 +89,7 @@ class SuperLinkProcess:
             host: address to listen on.
             port: port of all three APIs.
             tls: certificate of the server; None serves plain text.
-            max_bytes: most bytes of a client's request.
+            max_bytes: maximum size of a client's request, in bytes.
             keys: folder of the client keys; None lets any client join.
         """
         self.folder, self._host, self._port, self._tls = folder, host, port, tls
@@ -185,7 +185,7 @@ class SuperLinkProcess:
         return self._has_child(SERVER_APP)
 
     def stop(self) -> None:
-        """Stop the SuperLink and its child processes, including those of an earlier command."""
+        """Stop the SuperLink and its child processes, including processes of an earlier command."""
         roots = find_superlinks(self.folder)
         family = [*roots, *find_programs(self.folder, SUPEREXEC, SERVER_APP)]
         for process in roots:
@@ -319,7 +319,7 @@ class SuperLinkProcess:
 
     def _has_child(self, name: str) -> bool:
         """Return whether a descendant of the SuperLink has this name in its command line."""
-        assert self._process is not None, "start comes first"
+        assert self._process is not None, "start must be called first"
         try:
             family = psutil.Process(self._process.pid).children(recursive=True)
             return any(name in " ".join(process.cmdline()) for process in family)
@@ -397,7 +397,7 @@ class SuperLinkProcess:
 
 
 def _absolute(path: str) -> str:
-    """Make the folders of a module path absolute, for a process with another working folder."""
+    """Make a module search path absolute, for a process with another working folder."""
     return os.pathsep.join(map(os.path.abspath, path.split(os.pathsep))) if path else ""
 
 

@@ -1,4 +1,4 @@
-"""The clients that have been informed that a run is finished, in a file of the run's folder."""
+"""A run's record of the clients that have been informed of its end."""
 
 import logging
 from pathlib import Path
@@ -10,7 +10,7 @@ log = logging.getLogger("samara.server")
 TOLD_FILE = "told"
 """File in a run's folder: one fingerprint of a public key per line."""
 _MOST_TOLD = 100_000
-"""Most fingerprints in the file; in a run without keys, strangers could add any number."""
+"""Maximum number of fingerprints in the file; without keys, strangers could add any number."""
 
 
 class ToldClients:

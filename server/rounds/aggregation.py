@@ -42,7 +42,7 @@ Answer = tuple[TrainInstruction, Report]
 """A report and the instruction that it answers."""
 Numbers = NDArray[np.float64]
 
-TOO_LARGE = "its report does not fit the exact state"
+TOO_LARGE = "its report would exceed the range of the exact state"
 HOSTILE_SHARE = 0.3
 """Share of the clients that robust rules assume to be hostile."""
 _CENTERINGS = 5
@@ -60,8 +60,8 @@ class AggregatedRound:
     Attributes:
         delta: round delta; empty if there is a problem.
         problem: reason why the round does not change the model; empty if it does.
-        too_large: clients whose reports were left out because the sum would exceed the range of the
-            exact state.
+        too_large: clients whose reports were left out, because with them the sum would exceed the
+            range of the exact state.
         observation: measurements for the step-size controller; None without reports in time.
         observed: clients whose reports the observation uses; empty if privacy hides the clients.
         loss: mean loss over the reports, including late reports; None without reports.
@@ -85,14 +85,14 @@ class AggregatedRound:
 
     @property
     def privacy(self) -> dict[str, float]:
-        """The round's event fields ε, clip and buckets; empty without differential privacy."""
+        """The round's event fields ``epsilon``, ``clip`` and ``buckets``; empty without privacy."""
         spent = {} if self.epsilon is None else {"epsilon": self.epsilon}
         own = {"clip": self.clip, "buckets": self.buckets}
         return spent | {name: value for name, value in own.items() if value}
 
 
 class RoundAggregator:
-    """Aggregator of a round's reports into a delta and step-size measurements, by the run's rule.
+    """Aggregates a round's reports by the run's rule, and measures them for the step size.
 
     Args:
         config: settings of the run.
@@ -120,7 +120,7 @@ class RoundAggregator:
             instruction: instruction of the round.
             reports: valid reports on this instruction, by client.
             late: valid reports on earlier rounds, by client; no client is in both mappings.
-            minimum: least number of reports with which the round changes the model.
+            minimum: minimum number of reports with which the round changes the model.
         """
         answers = [(instruction, report) for report in reports.values()]
         folded = self._fold(instruction, sorted([*answers, *late.values()], key=_size), minimum)
@@ -138,7 +138,7 @@ class RoundAggregator:
     def _fold(
         self, instruction: TrainInstruction, answers: Sequence[Answer], minimum: int
     ) -> AggregatedRound:
-        """Return the delta of the longest prefix of the answers that fits the exact state."""
+        """Return the delta of the first answers, as many as fit the range of the exact state."""
         if len(answers) < minimum:
             problem = f"{len(answers)} reports are fewer than cohort.minimum"
             return AggregatedRound(self._delta(instruction, []), problem)
@@ -193,17 +193,17 @@ class RoundAggregator:
 
 
 def _size(answer: Answer) -> tuple[float, int]:
-    """Return the sort key of a report: Σ|g| divided by the number of steps, then the client."""
+    """Return the sort key of a report: the sum Σ|g| per step, then the client index."""
     _, report = answer
     total = np.abs(report.gradients, dtype=np.float64).sum()
     return float(total) / report.steps, report.client
 
 
 def check_report(report: Report, instruction: TrainInstruction) -> None:
-    """Check that a report fits the instruction.
+    """Check that a report fits the instruction that it answers.
 
     Raises:
-        ReportError: if it does not fit; the message names the client and the difference.
+        ReportError: if the report does not fit; the message names client and difference.
     """
     if report.token != token_of(instruction.encode()):
         raise ReportError(f"client {report.client} answers an instruction of another round")
@@ -268,11 +268,11 @@ def aggregate(
     """Return the round delta of a round's reports.
 
     A report's weight w is min(examples, cap), divided by the sum of this number over all reports.
-    Every rule except `mean` also caps the examples at the `usual_limit` of all clients' numbers of
-    examples. As in FedNova (Wang et al., 2020), the projected gradients of a client that did k
-    steps are multiplied by τ / k with τ = Σ w·k. Clients with different numbers of steps therefore
-    do not bias the direction of the average. If all clients did the same number of steps, the
-    factor τ / k is 1, and the average of the coefficients gives the average of the clients' models.
+    Every rule except `mean` also caps each number of examples at the `usual_limit` of all of them.
+    As in FedNova (Wang et al., 2020), the projected gradients of a client that did k steps are
+    multiplied by τ / k with τ = Σ w·k. Clients with different numbers of steps therefore do not
+    bias the direction of the average. If all clients did the same number of steps, the factor τ / k
+    is 1, and the average of the coefficients gives the average of the clients' models.
 
     The rules `median` and `trimmed-mean` ignore weights and use zeros for missing steps.
 
@@ -299,7 +299,7 @@ def aggregate(
     all_reports = sorted([*reports, *(report for _, report in late)], key=lambda r: r.client)
     clients = [report.client for report in all_reports]
     if len(set(clients)) < len(clients):
-        raise ReportError(f"a client reports twice among {clients}")
+        raise ReportError(f"a client reports twice; the reports are from clients {clients}")
     answers = [*((instruction, report) for report in reports), *late]
     scalars = _scalars(instruction, answers, weight_cap, rule) if answers else ()
     groups = [
@@ -397,7 +397,7 @@ def _sum_of_squares(instruction: TrainInstruction, report: Report) -> float:
 def _scalars(
     instruction: TrainInstruction, answers: Sequence[Answer], weight_cap: int, rule: Rule
 ) -> list[tuple[int, SeedSource, Numbers]]:
-    """Return the round, the seeds and the coefficients (float64 [n]) of each group of the delta.
+    """Return round, seeds and coefficients (float64 [n]) of each group of the round delta.
 
     With independent seeds, there is one group per answer, in the order of the answers.
     """
@@ -612,7 +612,6 @@ def trimmed_mean(values: Numbers) -> Numbers:
     """Return the mean over clients without the f lowest and the f highest values.
 
     Here f is `hostile_count`.
-
 
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates (2018),
     definition 2.

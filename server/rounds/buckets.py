@@ -1,6 +1,6 @@
-"""Combination of a round's bucket sums by a trimmed mean, which a single bucket cannot move far.
+"""Combines the sums of a round's buckets with a trimmed mean, which limits each bucket's influence.
 
-The sums already contain noise, so that their combination costs no further privacy.
+The sums already contain noise. Their combination therefore costs no further privacy.
 """
 
 import math
@@ -16,7 +16,7 @@ from samara.shared.privacy.vector import VectorSum, read_sum
 from samara.shared.protocol.secure_aggregation.buckets import LEAST_TRIMMED
 
 NOISE_OF_A_MEDIAN = math.sqrt(math.pi / 2)
-"""Ratio of the standard deviations of the median and of the mean of many normal numbers.
+"""Standard deviation of the median of many normal numbers, relative to that of their mean.
 
 The ratio is an upper bound for a trimmed mean, which has less noise than a median.
 """
@@ -26,7 +26,7 @@ class CombinedSums(NamedTuple):
     """The sums of a round, combined into one.
 
     Attributes:
-        total: combined sum, or the trimmed mean of the buckets' averages times `clients`.
+        total: sum of the buckets' sums, or the trimmed mean of their averages times `clients`.
         clients: number of clients in the sum.
         noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
             client's vector.
@@ -40,9 +40,9 @@ class CombinedSums(NamedTuple):
 def combine_sums(sums: Sequence[ReleasedSum], clip: float, has_indicator: bool) -> CombinedSums:
     """Combine the sums of a round into one.
 
-    Fewer than `LEAST_TRIMMED` sums are added up. Otherwise each bucket's sum is divided by the
-    bucket's number of clients. The result is then the `trimmed_mean` of these averages (Yin et al.,
-    2018) times the number of all clients.
+    Fewer than `LEAST_TRIMMED` sums are added up. Otherwise each sum is divided by its number of
+    clients. The result is then the `trimmed_mean` of these averages (Yin et al., 2018), times the
+    number of all clients.
 
     Args:
         sums: noised sums, at least one.

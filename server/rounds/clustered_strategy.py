@@ -39,7 +39,7 @@ log = logging.getLogger("samara.server")
 
 
 class _ClusterRoster(Roster):
-    """The roster entries of one cluster."""
+    """A view of the roster that contains only the clients of one cluster."""
 
     def __init__(
         self, whole: Roster, assignments: ClusterAssignments, cluster: int, config: RunConfig
@@ -59,7 +59,7 @@ class _ClusterRoster(Roster):
 
     @property
     def most_clients(self) -> int:  # type: ignore[override]
-        """The number of clients of this cluster that train, connected or not."""
+        """The number of training clients of this cluster, connected or not."""
         members = self._assignments.members(self._cluster)
         return sum(client not in self._newcomers for client in members)
 
@@ -73,7 +73,7 @@ class _ClusterRoster(Roster):
 
 
 class ClusteredStrategy(Strategy):
-    """A strategy that runs one federation per cluster, and sends all clusters' messages together.
+    """A strategy that trains all clusters at the same time and sends their messages together.
 
     Args:
         config: settings of the run.
@@ -127,11 +127,11 @@ class ClusteredStrategy(Strategy):
         return self._cluster_config.federated_rounds
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the merged rounds and evaluations of the clusters."""
+        """Return the events of the clusters, merged into one list of rounds and evaluations."""
         return merge_histories([store.events() for store in self._stores])
 
     def complete_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Add the end state, the clusters, and their bytes and scalars to the run's result.
+        """Add the clusters' end state, members, bytes and scalars to the run's result.
 
         The final digest is the SHA-256 of the clusters' digests.
         """
@@ -151,8 +151,8 @@ class ClusteredStrategy(Strategy):
     def assign_clients(self, grid: Grid) -> None:
         """Request the scalars of all clients without a cluster, and assign the clients to clusters.
 
-        A client that does not answer is asked again in later rounds. These rounds do not wait for
-        the client's scalars.
+        Later rounds repeat the request to clients that have not answered, without waiting for their
+        scalars.
         """
         messages = self._request_scalars(grid)
         if messages:
@@ -224,7 +224,7 @@ class ClusteredStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Begin a round of every cluster with the lowest round number; return all messages.
+        """Begin a round of the clusters that have finished the fewest rounds; return all messages.
 
         Clients without a cluster receive the clustering instruction.
         """
@@ -279,7 +279,7 @@ class ClusteredStrategy(Strategy):
         return None
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
-        """Run the evaluations before the next round that are not yet recorded."""
+        """Run the evaluations that are due before the next round and have no record yet."""
         for split in splits:
             for strategy in self._strategies:
                 if split in strategy.missing_evaluations(splits):

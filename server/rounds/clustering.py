@@ -1,13 +1,14 @@
-"""Clustering of clients by their projected gradients along the same directions.
+"""Clustering of clients by their projected gradients along common directions.
 
-A projected gradient is a component of a client's gradient. For the same directions and the same
-state, the cosine of two clients' projected gradients estimates the cosine of their gradients.
-Sattler et al., Clustered Federated Learning (2021), section 2, cluster clients by this cosine.
+A projected gradient is a component of a client's gradient. If two clients measure the same
+directions at the same state, the cosine of their projected gradients estimates the cosine of their
+gradients. Sattler et al., Clustered Federated Learning (2021), section 2, cluster clients by this
+cosine.
 
 All examples of a step have the same label (client/training/local_step_plan.py). On every client,
-most of the gradient of such a step makes this label likelier, and this part does not distinguish
-clients. The common part of a step is therefore subtracted from each client's projected gradients,
-in proportion to their norm in this step.
+most of the gradient of such a step makes this label likelier. This part does not distinguish
+clients. It is therefore subtracted from each client's projected gradients, in proportion to their
+norm in this step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,8 +52,8 @@ def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
     """Divide clients into clusters.
 
     The `distinctive_parts` of the clients are scaled to length 1, so that no client's noise
-    dominates. They are projected onto their first C − 1 principal components, where C is the number
-    of clusters, because noise has the least influence there. K-means then divides the clients.
+    dominates. For C clusters, they are projected onto their first C − 1 principal components, where
+    noise has the least influence. K-means then divides the clients.
 
     Args:
         scalars: projected gradients of the clients.
@@ -66,7 +67,7 @@ def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
     clusters = min(clusters, len(clients))
     if clusters < 2:
         return dict.fromkeys(clients, 0)
-    # imported here, because the import takes seconds
+    # a late import, because it takes seconds
     from sklearn.cluster import KMeans
 
     rows = _unit(distinctive_parts([scalars[client] for client in clients]))
@@ -80,7 +81,7 @@ def cluster_clients(scalars: Scalars, clusters: int) -> dict[int, int]:
 def nearest_cluster(
     client_scalars: NDArray[np.float64], scalars: Scalars, clusters: Mapping[int, int]
 ) -> int:
-    """Return the cluster for another client: the cluster with the highest mean cosine to it.
+    """Return the cluster whose members have the highest mean cosine to another client.
 
     Args:
         client_scalars: projected gradients of the client, float64 [steps, queries].

@@ -1,10 +1,10 @@
-"""Sampling of cohorts: a pure function of the round and of a key, which is secret in live runs.
+"""Sampling of cohorts, as a pure function of the round and a key; live runs keep the key secret.
 
-A live client's index follows from the client's device key, and a device can create any number of
-device keys. If the cohort were a function of the index and a public seed, a device could choose a
-device key that is sampled often or in a certain round. A live server therefore draws a secret once.
-The secret is stored beside each ledger and in backups. A simulation has no strangers and samples
-its cohorts by the run's seed. Live runs that began before this secret existed also use the seed
+The index of a live client follows from its device key, and a device can create any number of device
+keys. If the cohort were a function of the index and a public seed, a device could choose a device
+key that is sampled often or in a certain round. A live server therefore draws a secret once, and
+stores it beside each ledger and in backups. A simulation has no strangers and samples its cohorts
+with the run's seed. Live runs that began before this secret existed also use the seed
 (docs/decisions/0042).
 """
 
@@ -37,7 +37,7 @@ _NUMBER_BYTES = 8
 
 
 class _CohortSecretFile(KeptFile[bytes]):
-    """The secret of a run or a cluster, 32 bytes; empty if there is none."""
+    """The file with the secret of a run or a cluster, 32 bytes; empty content if there is none."""
 
     name = COHORT_SECRET_FILE
     error = LedgerError
@@ -98,15 +98,15 @@ def sample_cohort(
     """Return the cohort of a round.
 
     Each client gets a number that depends on the key, the round and the client index. The clients
-    with the smallest numbers form the cohort. A client that connects or disconnects therefore adds,
-    removes or replaces at most one member of the cohort.
+    with the smallest numbers form the cohort. When a client connects or disconnects, at most one
+    member of the cohort therefore changes.
 
     Args:
         key: the secret of a live run, or the seed of a run without a secret.
         round_number: number of the round.
         clients: indices of the available clients.
         fraction: share of the available clients that form the cohort, rounded up.
-        minimum: least size of the cohort, if there are enough clients.
+        minimum: minimum size of the cohort, if there are enough clients.
 
     Returns:
         Client indices, ascending.

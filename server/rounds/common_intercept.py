@@ -1,4 +1,4 @@
-"""The common intercept: the mean of the clients' private intercepts, added by a final round."""
+"""The common intercept: the mean of the clients' private intercepts, which a final round adds."""
 
 from dataclasses import replace
 
@@ -21,9 +21,9 @@ def common_intercept(delta: RoundDelta, layout: Layout, excesses: int = 0) -> Ro
 
     Args:
         delta: delta of the round of intercepts, with shared seeds. Its first coefficients are the
-            coordinates of the intercept along the labels' contrasts. Then come the means of the
-            candidates' excess losses. The other coefficients are zeros or noise. A delta without
-            coefficients does not change the model.
+            coordinates of the intercept along the labels' contrasts. With a common prior, the means
+            of the candidates' excess losses follow. The other coefficients are zeros, or noise with
+            differential privacy. A delta without coefficients does not change the model.
         layout: layout of the adapter, with a label bias.
         excesses: number of candidate deviations; 0 without a common prior.
     """

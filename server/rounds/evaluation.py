@@ -1,4 +1,4 @@
-"""Figures of the clients' evaluations: for all examples of a split, and for each client."""
+"""Figures of the clients' evaluations, over all examples of a split and per client."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ from samara.shared.tasks.label_scores import Confusion
 from samara.shared.terms.columns import GLOBAL, PERSONALIZED
 
 TRIMMED_ACCURACY = "trimmed_client_accuracy"
-"""Key of the trimmed mean of the clients' accuracies; only runs with a robust rule have it."""
+"""Result key of the trimmed mean of the clients' accuracies, in runs with a robust rule."""
 
 
 class _ClientFigures(NamedTuple):
@@ -32,12 +32,12 @@ class _ClientFigures(NamedTuple):
 
 
 def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
-    """Check that an evaluation counts at most the examples of its client, and has a finite loss.
+    """Check that an evaluation has a finite loss, and no more examples than its client declared.
 
     Args:
         evaluation: the evaluation.
-        most_predictions: number of examples of the split in the client's hello; for generation, the
-            number of tokens.
+        most_predictions: number of examples of the split that the client's hello declared; for
+            generation, the number of tokens.
 
     Raises:
         ReportError: if a count or a loss is too large; the message names the column.
@@ -55,7 +55,7 @@ def check_evaluation(evaluation: Evaluation, most_predictions: int) -> None:
 
 
 def keep_requested(evaluation: Evaluation, requested: Sequence[str]) -> Evaluation:
-    """Return an evaluation with only the requested columns.
+    """Return an evaluation without the columns that were not requested.
 
     A client may lack some of the columns. For example, a phone has no personal model. The client's
     other columns are still used.
@@ -100,8 +100,8 @@ def summarize_evaluations(
     Returns:
         Figures by column. ``loss``, ``examples``, ``accuracy``, ``macro_f1`` and ``confusion`` are
         computed over all examples. ``mean_client_accuracy``, ``mean_client_macro_f1`` and
-        ``mean_client_auc`` are means over the clients; the last is a mean over the clients that
-        report an AUC. ``clients`` contains each client's figures.
+        ``mean_client_auc`` are means over the clients; the AUC is averaged over the clients that
+        report one. ``clients`` contains each client's figures.
     """
     columns = {
         name: [
@@ -155,13 +155,13 @@ def find_best_round(events: Iterable[Mapping[str, Any]], newcomers: Collection[i
 
 
 def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[int]) -> int | None:
-    """Return the round whose model has the lowest validation loss, or the last validated round.
+    """Return the round whose model has the lowest validation loss; in doubt, the last round.
 
     Losses differ more between clients than between rounds. Every client's loss is therefore
     compared with the same client's loss after the last validated round. An earlier round is better
-    than the last round only if the mean reduction of the loss over the clients exceeds the standard
-    error of this mean. The mean is trimmed if the evaluation has a trimmed mean. With a single
-    client there is no standard error; see `_last_as_good`.
+    than the last round only if its loss is lower by more than the standard error of the mean
+    difference over the clients. The mean is trimmed if the evaluation has a trimmed mean. With a
+    single client there is no standard error; see `_last_as_good`.
 
     Args:
         events: events of a run.
@@ -192,11 +192,11 @@ def find_lowest_loss(events: Iterable[Mapping[str, Any]], newcomers: Collection[
 
 
 def _last_as_good(losses: Mapping[int, float], training: Mapping[int, float], examples: int) -> int:
-    """Return the last round whose validation loss is as good as the lowest, within an error.
+    """Return the last round whose validation loss is within one standard error of the lowest.
 
-    The error of the difference of two mean losses over n examples is s / √n, where s is the
-    standard deviation of the examples' changes of loss. Since s is not known, the change of the
-    mean training loss between the two rounds is used in place of s.
+    The standard error of a difference of two mean losses over n examples is s / √n. Here s is the
+    standard deviation of the per-example differences, which the server does not know. The change of
+    the mean training loss between the two rounds replaces s.
 
     Args:
         losses: one client's mean validation loss, by round.
@@ -230,7 +230,7 @@ def _examples(events: Iterable[Mapping[str, Any]], client: str) -> int:
 def _validations(
     events: Iterable[Mapping[str, Any]], newcomers: Collection[int], figure: str
 ) -> Iterator[tuple[int, dict[str, float], bool]]:
-    """Yield, for each validation, the round, the clients' figures, and whether to trim means."""
+    """Yield the round, the clients' figures, and whether to trim means, for each validation."""
     for event in filter(is_global_validation, events):
         columns = event["columns"]
         column = columns.get(PERSONALIZED, columns[GLOBAL])
@@ -318,7 +318,9 @@ def _merge_evaluations(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, Any]:
-    """Return the last event, with summed values, all refusals, and the longest duration.
+    """Merge events into one event.
+
+    It is the last event, with summed values, all refusals, and the longest duration.
 
     Args:
         events: events to merge.
@@ -333,13 +335,13 @@ def _merge_common(events: Sequence[Mapping[str, Any]], sums: Sequence[str]) -> d
 
 
 def _merge_by_stream(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the field ``by_stream`` with the clients of all events; empty if there are none."""
+    """Return a merged field ``by_stream`` with the clients of all events; empty without clients."""
     clients = sorted(client for event in events for client in event.get("by_stream", []))
     return {"by_stream": clients} if clients else {}
 
 
 def _figures(clients: Sequence[_ClientFigures], is_trimmed: bool) -> dict[str, Any]:
-    """Return the figures of a column, as `summarize_evaluations` does.
+    """Return the figures of one column; see `summarize_evaluations`.
 
     Args:
         clients: figures of each client.

@@ -1,4 +1,4 @@
-"""The event log: records of rounds and evaluations, and their log lines."""
+"""The event log: it stores a run's rounds and evaluations, and writes a log line for each."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ INTERCEPT = "intercept"
 DEVIATION = "deviation"
 """Event key of the common deviation of private intercepts."""
 LOST = "lost"
-"""Event key that marks a lost round (server/keeping/restoring.py)."""
+"""Event key of a lost round, which a restored backup lacks (server/keeping/restoring.py)."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class EvaluationEvent:
 
 
 class Meter(Protocol):
-    """A source of additional fields of round events and of the result, as JSON values by key."""
+    """An object that adds fields to round events and to the result, as JSON values by key."""
 
     def finish_round(self) -> dict[str, Any]:
         """Finish a round and return the additional fields of its event."""
@@ -155,7 +155,7 @@ class EventLog:
         self._delete_next()
 
     def _restore_round(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write the event of the ledger's last round if a killed process has not written it."""
+        """Write the event of the ledger's last round if a killed process did not write it."""
         content = self._read_next()
         ledger = self._ledger
         recorded = {event["round"] for event in events if event["event"] == "round"}
@@ -192,7 +192,7 @@ class EventLog:
         self._record(fields)
 
     def log_refusal(self, client: int, reason: str) -> None:
-        """Log the reason for refusing a client's reply if the client's last reason differs."""
+        """Log why a client's reply is refused, unless the reason equals the client's last one."""
         if self._reasons.get(client) != reason:
             log.warning("client %d: %s", client, reason)
         self._reasons[client] = reason
@@ -241,7 +241,7 @@ def describe_event(event: Mapping[str, Any], rounds: float = math.inf) -> str:
 
 
 def _describe_else(event: Mapping[str, Any]) -> str:
-    """Describe a round with reports that is not a training step; empty for a training step."""
+    """Describe a round that is not a training step although it has reports; otherwise empty."""
     if INTERCEPT in event:
         added = ", ".join(f"{number:+.3f}" for number in event[INTERCEPT])
         chosen = f"; common deviation {event[DEVIATION]:g}" if DEVIATION in event else ""
@@ -253,8 +253,8 @@ def _describe_else(event: Mapping[str, Any]) -> str:
 def count_unused_rounds(events: Iterable[Mapping[str, Any]]) -> int:
     """Return the number of consecutive rounds at the end without a used report.
 
-    A round that reverts earlier rounds counts as a round with a used report. The count skips lost
-    rounds, which followed the backup from which the server was restored.
+    A round that reverts earlier rounds counts as a round with a used report. Lost rounds, which a
+    restored backup lacks, do not count.
     """
     unused = 0
     for event in events:
@@ -320,7 +320,7 @@ def client_fields(
 def hidden_client_fields(
     scalars: int, clients: Iterable[int], bytes_up: Mapping[int, int], bytes_down: Mapping[int, int]
 ) -> dict[str, dict[str, Any]]:
-    """Return a round's per-client fields for a run in which the server sees only sums of reports.
+    """Return the per-client fields of a round whose server sees only sums of reports.
 
     Args:
         scalars: number of projected gradients that each client has reported.

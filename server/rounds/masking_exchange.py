@@ -1,4 +1,4 @@
-"""The messages of a round with masks, and the checks of their answers."""
+"""The messages of a round with masks (secure aggregation), and the checks of the answers."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,7 +40,7 @@ class MaskingExchange:
         instruction: train instruction of the round.
         nodes: Flower's node id of each client.
         timeout: time limit for the answers to a message, in seconds.
-        known: keys, neighbours and masking partners of each bucket that will have a sum. Without
+        known: keys, neighbours and masking partners, one entry per bucket with a sum. Without
             buckets, the list has a single entry for all clients.
         problem: reason why the round is abandoned; empty if the round continues.
         active: clients that answered the last message.
@@ -102,9 +102,7 @@ class MaskingExchange:
     def receive(
         self, replies: Iterable[Message], check: Callable[[MaskedReport], None]
     ) -> dict[int, Masked]:
-        """Return each client's masked vector from the replies to the train instruction.
-
-        The clients are in ascending order.
+        """Return the masked vectors in the replies to the train instruction, by client, ascending.
 
         Args:
             replies: the replies.

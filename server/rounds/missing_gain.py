@@ -1,4 +1,4 @@
-"""The sentence for a run without a measurable gain, with suggestions."""
+"""Warning for a run without a measurable gain, with suggestions of settings."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ class _Change(NamedTuple):
 def describe_missing_gain(
     events: Sequence[Mapping[str, Any]], newcomers: Collection[int], config: Mapping[str, Any]
 ) -> str:
-    """Return a sentence if validation shows no gain of the global model.
+    """Return a warning if validation shows no gain of the global model; otherwise empty text.
 
     The last state of the run is compared with the first state. There is a gain if the clients' mean
     loss fell, or their mean accuracy rose, by more than the standard error of the mean change. With
@@ -48,7 +48,7 @@ def describe_missing_gain(
         config: settings of the run by dotted key.
 
     Returns:
-        The sentence with suggestions; empty if there is a gain or the states cannot be compared.
+        The warning with suggestions; empty if there is a gain or the states cannot be compared.
     """
     validations: dict[int, Figures] = {
         event["round"]: event["columns"][GLOBAL]["clients"]
@@ -102,7 +102,7 @@ def _change(first: Figures, final: Figures, clients: Sequence[str], name: str) -
 
 
 def _what_to_try(config: Mapping[str, Any]) -> str:
-    """Return settings to try that the run did not use."""
+    """Suggest settings that the run did not use."""
     tries = []
     could_be = choose({**config, "adapter.layers": AUTO})["adapter.layers"].value
     if could_be == READOUT_AT_A_DEPTH and adapter_kind(config["adapter.layers"]) != READOUT:

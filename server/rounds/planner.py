@@ -1,4 +1,4 @@
-"""The round planner, which selects clients and writes a round's instruction and messages."""
+"""The round planner, which selects the clients of a round and writes their messages."""
 
 import logging
 import math
@@ -45,13 +45,13 @@ _MORE_REACHED = (
 
 @dataclass(frozen=True)
 class Request(Generic[Instruction]):
-    """An instruction, and one message to each client that is asked to follow it.
+    """An instruction, and the message that carries it to each selected client.
 
     Attributes:
         instruction: the instruction, the same for all clients.
         messages: the messages; each also contains the ledger records that its client lacks.
         bytes_down: size of each client's message, by client.
-        wanted_reports: number of reports that end the round early; 0 to wait for all reports.
+        wanted_reports: number of reports after which the round ends early; 0 waits for all reports.
     """
 
     instruction: Instruction
@@ -116,12 +116,12 @@ class ClientHealth:
 
 
 class StrayClients:
-    """Clients that have followed a different ledger of the same run.
+    """Tracks clients that have followed a different ledger of the same run.
 
     A server that was restored from a backup lacks the rounds after the backup, which its clients
-    may have. These clients start again from the restored server's ledger. In two cases, however, a
-    second server must have written the different ledger: if this server was not restored, or if the
-    client has already followed this server's ledger.
+    may have. These clients start again from the restored server's ledger. If this server was not
+    restored, or if the client has already followed this server's ledger, a second server must have
+    written the different ledger. The planner then logs a warning.
 
     Args:
         restored: backup that the run was restored from; None if it was not restored.
@@ -133,9 +133,9 @@ class StrayClients:
         self._warned: set[int] = set()
 
     def round_to_send_from(self, entry: RosterEntry, last_round: int) -> int:
-        """Return the round after which the ledger's records are sent to a client.
+        """Return the last round that a client need not receive again from the ledger.
 
-        The result is 0 if the client must start again and needs all kept records.
+        The result is 0 for a client that must start again and needs all kept records.
 
         Args:
             entry: the client.
@@ -196,7 +196,7 @@ class RoundPlanner:
 
     @property
     def minimum(self) -> int:
-        """The least number of reports that change the model.
+        """The minimum number of reports with which a round changes the model.
 
         The number is `cohort.minimum`, or the size of the cluster if that is smaller.
         """
@@ -207,9 +207,9 @@ class RoundPlanner:
     def plan_round(
         self, grid: Grid, step_size: StepSize, joint_clip: float = 0.0
     ) -> Request[TrainInstruction]:
-        """Return the next round's instruction and the messages to its cohort.
+        """Plan the next round: return its instruction and the messages to its cohort.
 
-        The call waits until enough clients are connected, but at most `cohort.timeout` seconds.
+        The call waits for enough connected clients, for at most `cohort.timeout` seconds.
 
         Args:
             grid: the grid that knows which nodes are connected.

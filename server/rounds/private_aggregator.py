@@ -1,8 +1,8 @@
 """The private aggregator, which computes a round's delta and observation from noised sums.
 
-No code in this module uses the vector of a single client. Vectors are added up, and the server adds
-noise to the sum unless the clients have already added noise. The noised sum is written to the disk,
-and all other numbers are computed from the noised sum.
+No code in this module uses the vector of a single client. It adds up the vectors. The server adds
+noise to the sum, unless the clients have already added noise. It writes the noised sum to disk and
+computes all other numbers from it.
 """
 
 import logging
@@ -50,11 +50,10 @@ from samara.shared.settings.config import RunConfig
 log = logging.getLogger("samara.server")
 
 _SURE = 3.0
-"""Number of standard deviations of a noised count's noise by which missing clients are detected.
+"""Threshold for missing clients, in standard deviations of the noise of a client count.
 
-A sum is divided by the expected number of clients, unless the noised count is more than this many
-standard deviations below the expected number. The sum is then divided by the noised count, but by
-at least this many standard deviations.
+A sum is divided by the expected number of clients, unless the noised count is below this number by
+more than the threshold. The divisor is then the noised count, but at least the threshold.
 """
 
 
@@ -157,7 +156,7 @@ class PrivateAggregator:
         Args:
             instruction: instruction of the round.
             replies: validated replies to the instruction.
-            minimum: least number of reports for a release.
+            minimum: minimum number of reports for a release.
             expected: number of reports that the round waits for.
         """
         answers: Mapping[int, AnyVectorReport] = replies.answers
@@ -181,7 +180,7 @@ class PrivateAggregator:
         Args:
             instruction: instruction of the round.
             summed: the sums of the round's vectors.
-            minimum: least number of vectors for a release.
+            minimum: minimum number of vectors for a release.
             expected: number of reports that the round waits for.
         """
         release = self._releases.find(token_of(instruction.encode()))
@@ -197,7 +196,8 @@ class PrivateAggregator:
         total, clients, multiplier = combined
         if self._bucket and len(release.sums) < LEAST_TRIMMED:
             log.warning(
-                "round %d: with %d buckets, fewer than %d, a hostile client can move the plain sum",
+                "round %d: a hostile client can move the plain sum of %d buckets; from %d buckets "
+                "on, a trimmed mean limits each client's influence",
                 *(instruction.round, len(release.sums), LEAST_TRIMMED),
             )
         means = (total.gradients / clients).reshape(instruction.steps, instruction.queries)
@@ -297,7 +297,7 @@ class PrivateAggregator:
 
 
 class PrivateRoundAnswers(RoundAnswers):
-    """Answers to the rounds of a run with differential privacy; see `RoundAnswers`."""
+    """Validates and aggregates the answers of a differentially private run; see `RoundAnswers`."""
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         super().__init__(config, store, validator)

@@ -22,9 +22,9 @@ class ReadoutStrategy(ScalarStrategy):
 
         During training the private intercepts represent the labels' base rates. The global model
         therefore does not learn these base rates, even if all clients share them. The reports of
-        this round are aggregated like the reports of other rounds. A failed round is recorded
-        and does not change the model. There is no such round if an earlier version of Samara has
-        already compared the run's personal models.
+        this round are aggregated like all reports. A failed round is recorded and does not change
+        the model. The round is omitted if an earlier version of Samara has already compared the
+        run's personal models.
 
         Raises:
             LedgerError: if the round cannot be written.

@@ -1,4 +1,4 @@
-"""Cohorts and late reports of a recorded run, with which another run can repeat the rounds."""
+"""Cohorts and late reports of a recorded run, so that another run can repeat its rounds."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.step_size import STEP_SIZE_FILE, read_observed_clients
 
 CohortHistory = Mapping[int, Mapping[int, int]]
-"""The contributors of each round, and for each contributor the round that its report answers.
+"""Contributors by round; the value of each contributor is the round that its report answers.
 
 A late report answers an earlier round than the round to which it contributes.
 """
 
 
 class RecordedCohorts:
-    """A selection of replies by which a run uses the same reports as a recorded run.
+    """Selects the replies to each round so that a run uses the same reports as a recorded run.
 
     Args:
         history: contributors to the rounds of the recorded run.
@@ -35,7 +35,10 @@ class RecordedCohorts:
         return max(self._history, default=0)
 
     def clients_of(self, number: int) -> list[int]:
-        """Return the clients whose reports on a round were used, on time or late, ascending."""
+        """Return the clients whose reports on a round were used, ascending.
+
+        The run may have used a report in a later round.
+        """
         return sorted(
             client
             for contributors in self._history.values()
@@ -46,7 +49,7 @@ class RecordedCohorts:
     def take_replies(
         self, number: int, replies: Iterable[Message], roster: Roster
     ) -> list[Message]:
-        """Return the replies that the recorded run used in a round; keep the others for later.
+        """Return the replies that the recorded run used in a round; keep other replies for later.
 
         Args:
             number: number of the round.

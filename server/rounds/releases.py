@@ -1,8 +1,8 @@
-"""The releases of a run, which are noised sums that are written to the disk before any use.
+"""The releases of a run: noised sums, each written to disk before any use.
 
 If a server is killed after a release, the next server reads this release and uses the same noise
-again. Fresh noise for the same instruction would be a second release, and the mean of two releases
-reveals more than one release.
+again. Fresh noise for the same instruction would make a second release, and the mean of two
+releases reveals more than one release.
 """
 
 import base64
@@ -31,9 +31,9 @@ class ReleasedSum:
 
     Attributes:
         noise_multiplier: standard deviation of the sum's noise in units of the largest norm of a
-            vector.
-        total: the sum of K · q projected gradients, loss, curvature and count, int64 [K · q + 3];
-            with an adaptive clip also the sum of the indicators, int64 [K · q + 4].
+            client's vector.
+        total: sums of the K · q projected gradients, the loss, the curvature and the count, int64
+            [K · q + 3]; with an adaptive clip also the sum of the indicators, int64 [K · q + 4].
         clients: number of clients by which the sum is divided to give a mean.
     """
 
@@ -68,8 +68,8 @@ class ReleasedSum:
 class Release:
     """The noised sums of a round: a single sum, or one sum for each bucket.
 
-    A client's vector is in only one of the sums. All sums of a round therefore cost a client as
-    much privacy as a single sum.
+    A client's vector is in only one of the sums. All sums of a round together therefore cost a
+    client as much privacy as a single sum.
 
     Attributes:
         round: round of the instruction.
@@ -78,7 +78,7 @@ class Release:
         delta: δ of the run's ε.
         clip: adaptive clip, the largest norm of a client's projected gradients; 0 if the clip is
             fixed.
-        sums: the sums; empty for a lost release, whose cost alone is known.
+        sums: the sums; empty for a lost release, of which only the cost is known.
     """
 
     round: int
@@ -90,12 +90,12 @@ class Release:
 
     @classmethod
     def lost(cls, number: int, rho: float, delta: float) -> Self:
-        """Return a lost release of a round, whose token is the round's number."""
+        """Return the release of a lost round; its token is the round's number."""
         return cls(number, number.to_bytes(8, "big"), rho, delta, 0.0, ())
 
 
 class ReleaseLog:
-    """The releases of a run, in a file beside the ledger, and the run's privacy budget.
+    """The releases of a run in a file beside the ledger, with the run's privacy budget.
 
     Args:
         file: path of the file.
@@ -196,7 +196,7 @@ def parse_releases(events: Sequence[dict[str, Any]], file: Path) -> list[Release
 
 
 def describe_spent(run: Path) -> str:
-    """Return a text about the privacy that a run has spent so far; empty without releases.
+    """Describe the privacy that a run has spent so far; empty without releases.
 
     Raises:
         SamaraError: if the releases cannot be read.

@@ -93,15 +93,15 @@ class ValidatedReplies(Generic[Answer]):
     costs: dict[int, RoundCost] = field(default_factory=dict)
 
     def all_reports(self: "ValidatedReplies[Report]") -> dict[int, Report]:
-        """Return each client's report that the round uses; late reports come last."""
+        """Return the reports that the round uses, by client; late reports come last."""
         return self.answers | {client: self.late[client][1] for client in sorted(self.late)}
 
 
 class LateReportFilter:
-    """A filter of late reports, which remembers recent instructions and used reports.
+    """Decides which late reports a round may use, from recent instructions and used reports.
 
-    Every server process starts without remembered instructions. A report on an instruction of an
-    earlier process is therefore refused. No report is used twice.
+    A new server process remembers no instructions. It therefore refuses reports on instructions of
+    an earlier process. No report is used twice.
 
     Args:
         most_rounds: largest number of rounds by which a report may be late; 0 refuses all late
@@ -150,7 +150,7 @@ class LateReportFilter:
         return instruction
 
     def forget(self) -> None:
-        """Remove all instructions, so that no earlier report is used any more."""
+        """Forget all instructions, so that no earlier report can be used."""
         self._instructions.clear()
 
     def mark_folded(self, delta: RoundDelta) -> None:
@@ -300,7 +300,7 @@ class ReplyValidator:
     def leave_out(
         self, result: ValidatedReplies[Report], clients: Iterable[int], reason: str
     ) -> None:
-        """Refuse clients whose valid reports turned out to be unusable.
+        """Refuse clients whose valid reports cannot be used after all.
 
         Args:
             result: replies that hold the reports.
@@ -328,8 +328,8 @@ class ReplyValidator:
             reply: reply to the instruction.
             kind: type of the expected frame.
             token: token of the instruction.
-            round_number: round of the state that a client needs for its answer; None if neither
-                answers nor refusals show the client's round.
+            round_number: round of the state that a client needs for its answer; None if an answer
+                or refusal does not show the client's round.
             check: function that raises a `SamaraError` for an unusable answer.
         """
         entry = self._entry_of(reply)
@@ -394,7 +394,7 @@ class ReplyValidator:
     def _add_cost(
         self, result: ValidatedReplies[Answer], reply: Message, client: int, token: bytes
     ) -> None:
-        """Add the round cost beside an answer to the result.
+        """Add the round cost that accompanies an answer to the result.
 
         An invalid round cost is logged and left out; the answer is still used.
 
@@ -420,7 +420,7 @@ class ReplyValidator:
             return None  # a client without an answer counts as absent
         entry = self._roster.entries.get(reply.metadata.src_node_id)
         if entry is None:
-            log.warning("dropped a reply of a node that is not a client of this run")
+            log.warning("dropped a reply from a node that is not a client of this run")
         return entry
 
     def _receive_frame(

@@ -117,7 +117,7 @@ class RoundAnswers:
         Args:
             request: instruction of the round and the messages to its cohort.
             replies: replies to the instruction.
-            minimum: least number of reports that change the model.
+            minimum: minimum number of reports with which the round changes the model.
 
         Raises:
             LedgerError: if a release cannot be written.

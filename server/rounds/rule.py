@@ -21,9 +21,9 @@ class Contribution(NamedTuple):
         client: client index.
         examples: the client's number of examples, capped, and multiplied by the staleness weight of
             a late report.
-        gradients: clipped projected gradients, float64 [steps, queries], multiplied by the ratio of
-            the mean number of steps to the client's number of steps. With a pool, one sum per pool
-            index, float64 [n].
+        gradients: clipped projected gradients, float64 [steps, queries], scaled by the mean number
+            of steps over the client's number of steps. With a pool, one sum per pool index, float64
+            [n].
         mean_loss: mean loss over the client's steps.
     """
 
@@ -50,7 +50,7 @@ class Rule:
         layout: layout of the d trained numbers. Without shared seeds, `multi-krum` and
             `centered-clipping` compare whole updates and need the layout. For this comparison, the
             server generates the direction of every reported scalar and needs 4·d bytes per client.
-        function: function of a registered rule; None for built-in rules.
+        function: the registered function; None for built-in rules.
     """
 
     name: str = "mean"

@@ -1,10 +1,10 @@
 """Secure aggregation on the server: rounds of masked reports that reveal only sums to the server.
 
 Before the train instruction the server collects keys and sealed shares. The clients that then send
-a masked report are the survivors. The server collects each survivor's signature of the list of
-survivors, and the shares that remove the masks (`samara.shared.protocol.frames.masking`). After any
-failure the round is abandoned: the ledger records a round that does not change the model, and the
-next round has a new token and fresh masks.
+a masked report are the survivors. Each survivor signs the list of survivors and sends the shares
+that remove the masks (`samara.shared.protocol.frames.masking`). After any failure the server
+abandons the round. The ledger then records a round that does not change the model, and the next
+round has a new token and fresh masks.
 """
 
 import logging
@@ -64,7 +64,7 @@ Made = TypeVar("Made")
 
 
 class MaskedRoundAnswers(PrivateRoundAnswers):
-    """Answers to the rounds of a run with masks; see `RoundAnswers`."""
+    """Validates and aggregates the answers of a run with masks; see `RoundAnswers`."""
 
     def __init__(self, config: RunConfig, store: RunStore, validator: ReplyValidator) -> None:
         super().__init__(config, store, validator)
@@ -171,7 +171,7 @@ class SecureAggregation:
             replies: replies to the train instruction.
         """
         run = self._round
-        assert run is not None, "a round begins with its masks"
+        assert run is not None, "begin must be called first"
         total = RoundTotal()
 
         def check(report: MaskedReport) -> None:
@@ -195,7 +195,8 @@ class SecureAggregation:
 
         Raises:
             MaskingError: if the masking had begun before the server was stopped. Clients reveal the
-                shares of a round only once, so that the server learns no second sum of its vectors.
+                shares of a round only once, so that the server cannot learn a second sum of the
+                round's vectors.
         """
         if token.hex() in self._begun:
             raise MaskingError("the server was stopped after masking had begun")
@@ -283,10 +284,10 @@ class SecureAggregation:
         return made
 
     def _check_agreed(self, known: MaskedRound) -> MaskedRound:
-        """Return the bucket if enough of its clients have shared their secrets.
+        """Return the bucket unchanged if enough of its clients have shared their secrets.
 
         Raises:
-            MaskingError: if too few clients have.
+            MaskingError: if too few clients have shared their secrets.
         """
         sent = known.partners
         least = self._least_of(known)
@@ -363,7 +364,7 @@ class MaskedAnswers:
     """The answers to a round with masks.
 
     Attributes:
-        total: sums of the vectors, or the reason why there is no sum.
+        total: sums of the vectors, or the reason for the missing sums.
         active: clients that answered every message that they received.
         reporting: clients with a masked report.
         refused: reason for refusing a client's answer, by client.

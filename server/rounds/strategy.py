@@ -1,7 +1,7 @@
-"""The strategy, which runs a round of federated zeroth-order training from plan to ledger.
+"""The strategy: it runs each round of federated zeroth-order training, from plan to ledger.
 
 Flower's own aggregation is not used, because it averages every number, even seeds. A message holds
-one frame. Every frame is validated. An invalid frame is dropped and does not affect other frames.
+one frame, and the strategy validates every frame. It drops an invalid frame and keeps the others.
 """
 
 import logging
@@ -64,7 +64,7 @@ class ScalarStrategy(Strategy):
         store: folder of the run; training continues after its ledger's last round.
         roster: clients of the run.
         cohorts: cohorts of a recorded run, used in place of sampled cohorts.
-        meters: sources of additional fields of round events.
+        meters: objects that add fields to round events.
 
     Attributes:
         event_log: log of the rounds and evaluations of the run.
@@ -131,12 +131,11 @@ class ScalarStrategy(Strategy):
         return result | end
 
     def run_round(self, grid: Grid) -> Generator[list[Message], Iterable[Message], None]:
-        """Run one round; twice yield messages, first to train and then to evaluate.
+        """Run one round; yield the messages to train, then the messages to evaluate.
 
-        The generator receives the replies to the messages.
-
-        The caller, which is Flower or `ClusteredStrategy`, sends the messages. The method is a
-        generator, so that it can contain the whole sequence of a round.
+        The caller (Flower or `ClusteredStrategy`) sends each list of messages, and then sends their
+        replies into the generator. As a generator, the method contains the whole sequence of a
+        round.
 
         Raises:
             TrainingError: if too many consecutive rounds had no usable report; the message gives
@@ -169,7 +168,7 @@ class ScalarStrategy(Strategy):
         size = self._step_sizes.record(aggregated.observation, aggregated.observed)
         if size.back_to is not None:
             delta, reached = self._revert(number, token_of(instruction.encode()), size.back_to)
-            problem = f"the loss rose, so the state returns to that after round {reached}"
+            problem = f"the loss rose, so the model returns to its state after round {reached}"
 
         # 6. Append: the ledger replays and stores the delta, the event log writes the event, and
         # the ledger drops old records.
@@ -207,7 +206,7 @@ class ScalarStrategy(Strategy):
             yield []
 
     def summary(self) -> None:
-        """Log a client's work in a round, and the number of trained numbers."""
+        """Log the number of trained parameters, and the work of a client in a round."""
         size = f"{self._store.layout.size:,} trained numbers"
         log.info("%s", "; ".join([*describe_round(self._planner.terms), size]))
 
@@ -237,7 +236,7 @@ class ScalarStrategy(Strategy):
                 the reasons.
             LedgerError: if the round cannot be written.
         """
-        assert self._sequence is not None, "configure_train comes first"
+        assert self._sequence is not None, "configure_train must be called first"
         self._validation_messages = self._sequence.send(replies)
         event = self.event_log.last
         return None, MetricRecord({"loss": event["loss"] or 0.0, "reports": event["reports"]})
@@ -252,7 +251,7 @@ class ScalarStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """End the round with the replies to its validation."""
-        assert self._sequence is not None, "configure_train comes first"
+        assert self._sequence is not None, "configure_train must be called first"
         with suppress(StopIteration):
             self._sequence.send(replies)
         event = self.event_log.last
@@ -268,8 +267,8 @@ class ScalarStrategy(Strategy):
     def missing_evaluations(self, splits: Sequence[Split]) -> Sequence[Split]:
         """Return the splits that must be evaluated before the next round and have no record yet.
 
-        Before the first round, all given splits must be evaluated. After later rounds, only the
-        validation of the last round can be missing, because the server stopped before the record.
+        Before the first round, all given splits must be evaluated. After a later round, only its
+        validation can be missing, if the server stopped before it was recorded.
 
         Args:
             splits: splits that are evaluated before the first round.
@@ -282,7 +281,7 @@ class ScalarStrategy(Strategy):
         )
 
     def evaluate_missing(self, grid: Grid, splits: Sequence[Split]) -> None:
-        """Run the evaluations before the next round that are not yet recorded."""
+        """Run the evaluations that are due before the next round and have no record yet."""
         for split in self.missing_evaluations(splits):
             self.evaluate(grid, split)
 
@@ -310,7 +309,7 @@ class ScalarStrategy(Strategy):
     def return_to_best(self, always: bool = False) -> None:
         """Revert to the best validated round, if `evaluate.best` is set.
 
-        If early rounds were compacted away, the best round among the available rounds is used.
+        If early rounds were compacted away, the best of the remaining rounds is restored.
 
         Args:
             always: whether to append a reverting round even if the last round has the lowest loss.
@@ -348,7 +347,7 @@ class ScalarStrategy(Strategy):
         reporting: Collection[int],
         refused: Mapping[int, str],
     ) -> list[int]:
-        """Count the failures of a round; return the clients without an answer."""
+        """Count a round's failures by client; return the clients that sent no answer."""
         for client in reporting:
             self._health.record_success(client)
         missing = sorted(request.bytes_down.keys() - set(reporting) - refused.keys())
@@ -360,12 +359,15 @@ class ScalarStrategy(Strategy):
         return absent
 
     def _revert(self, number: int, token: bytes, back_to: int) -> tuple[RoundDelta, int]:
-        """Return a delta that reverts to an earlier round, or to the first state in the ledger.
+        """Return a delta that reverts to an earlier round.
+
+        If the ledger no longer has all later rounds, the delta reverts to the first state that the
+        ledger has.
 
         Args:
             number: number of the reverting round.
             token: token of its instruction, 8 bytes; zeros without an instruction.
-            back_to: round whose state the delta restores, if the ledger still has all later rounds.
+            back_to: round whose state the delta should restore.
 
         Returns:
             The delta, and the number of the round whose state the delta restores.
@@ -377,7 +379,7 @@ class ScalarStrategy(Strategy):
         return delta, reverted[0].round - 1 if reverted else back_to
 
     def _compact_ledger(self) -> None:
-        """Drop the ledger records that every client has; a failure does not end the run."""
+        """Drop the ledger records that every client already has; a failure does not end the run."""
         try:
             self._store.ledger.compact(self._roster.lowest_round())
         except LedgerError as error:
@@ -389,7 +391,7 @@ class ScalarStrategy(Strategy):
         unused = self.event_log.unused_rounds
         if self._cohorts or unused < most:
             return
-        # After a restore, a client with a signed scenario does not answer a lost round again.
+        # After a restore, a client with a signed scenario never answers a lost round again.
         restored = RestoredRun.read(self._store.folder)
         if restored and event.round - unused <= restored.round:
             return

@@ -1,4 +1,4 @@
-"""Unmasking, which computes the sum of masked vectors from the shares that survivors reveal.
+"""Unmasking: the sum of masked vectors, computed from the shares that survivors reveal.
 
 Every recovered secret is checked: a seed against its commitment, and a private key against its
 public key. Forged shares can therefore prevent a sum, but cannot cause a wrong sum.
@@ -28,7 +28,7 @@ from samara.shared.protocol.secure_aggregation.shamir import PRIME, combine_shar
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """The server's knowledge about the masks of a round, or of one of its buckets.
+    """The server's data about the masks of a round, or of one of its buckets.
 
     Attributes:
         keys: keys of each client that has sent its keys.
@@ -51,14 +51,14 @@ class MaskedRound:
         neighbourhoods: Mapping[int, Sequence[int]],
         sent: Collection[int],
     ) -> Self:
-        """Return the server's knowledge about some of a round's clients.
+        """Return the masks' data for some of a round's clients, such as the clients of a bucket.
 
         Args:
             token: token of the round's instruction, 8 bytes.
             clients: the clients, ascending.
             keys: keys of all clients.
             neighbourhoods: neighbours of all clients.
-            sent: all clients that have shared their secrets.
+            sent: the clients of the round that have shared their secrets.
         """
         return cls(
             {client: keys[client] for client in clients},

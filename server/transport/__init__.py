@@ -1,1 +1,1 @@
-"""Messages between server and clients: grids, deadlines, phones behind gateways, and the roster."""
+"""Message transport between server and clients: grids, deadlines, gateways and the roster."""

@@ -1,4 +1,4 @@
-"""The clock of a live server, whose waits end when a reply has arrived."""
+"""The clock of a live server; it ends a wait as soon as a reply has arrived."""
 
 import time
 from math import inf
@@ -9,9 +9,9 @@ from samara.server.transport.deadline_grid import SystemClock
 from samara.shared.network.polling import LEAST_PAUSE, pause_before_asking
 
 _LONGEST_PAUSE, _LONGEST_WAIT = 0.1, 1.0
-"""Most seconds between two readings of the counter, and most seconds of a wait.
+"""Maximum time between two readings of the counter, and maximum duration of a wait, in seconds.
 
-A wait also ends without an arrival, because the counter omits the error replies that Flower itself
+A wait ends even without an arrival, because the counter omits the error replies that Flower itself
 creates for lost clients.
 """
 
@@ -30,8 +30,9 @@ class ArrivalClock(SystemClock):
         """Wait until a reply arrives, but at most one second and at most `max_seconds`.
 
         Args:
-            max_seconds: most seconds to wait.
-            waited: seconds already spent waiting for replies; longer waits poll less often.
+            max_seconds: maximum time to wait, in seconds.
+            waited: time already spent waiting for replies, in seconds; the longer it is, the less
+                often the counter is polled.
         """
         now = time.monotonic()
         end = now + min(_LONGEST_WAIT, max_seconds)
@@ -40,7 +41,7 @@ class ArrivalClock(SystemClock):
             before = last
             last = read_arrivals(self._file)
             has_arrived = last != self._seen
-            if has_arrived and last == before:  # the parts of a reply arrive together
+            if has_arrived and last == before:  # a pause: the reply is complete
                 break
             pause = LEAST_PAUSE if has_arrived else pause_before_asking(waited, _LONGEST_PAUSE)
             time.sleep(min(pause, end - now))

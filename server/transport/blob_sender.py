@@ -1,8 +1,8 @@
-"""The transfer of a run's files to clients that lack them, in parts, while rounds continue.
+"""The transfer of a run's files (blobs) to clients that lack them, in parts, while rounds continue.
 
 A client's refusal names a missing blob by the first bytes of the blob's hash. The server sends only
-blobs that the run's settings name. A client's receipts contain the number of bytes that the client
-has, so that the server keeps no state across restarts.
+blobs that the run's settings name. Each receipt of a client contains the number of bytes that the
+client has. The server therefore needs no state across restarts.
 """
 
 import logging
@@ -29,16 +29,16 @@ from samara.shared.storage.blob_store import BlobStore, parse_reference, resolve
 log = logging.getLogger("samara.server")
 
 PARTS_IN_FLIGHT = 16
-"""Most parts in transit at the same time, over all clients."""
+"""Maximum number of parts in transit at the same time, over all clients."""
 MAX_REPETITION = 4
-"""Most bytes of a blob that are sent to one client, in multiples of the blob's size."""
+"""Maximum amount of a blob's data that one client is sent, in multiples of the blob's size."""
 PART_SECONDS = 300.0
 """Seconds after which a part without a receipt is sent again."""
 
 
 @dataclass(frozen=True)
 class _Blob:
-    """A blob of the run."""
+    """A file of the run that clients may request by its hash."""
 
     hash: bytes
     file: Path
@@ -96,8 +96,8 @@ class BlobSender:
             int.from_bytes(blob[:4]): _Blob(blob, file, file.stat().st_size)
             for blob, file in files.items()
         }
-        self._transfers: dict[int, _Transfer] = {}  # by node, longest wait first
-        self._sent: dict[tuple[bytes | int, bytes], int] = {}  # bytes by holder and blob
+        self._transfers: dict[int, _Transfer] = {}  # by node; the longest wait comes first
+        self._sent: dict[tuple[bytes | int, bytes], int] = {}  # sent bytes by holder and blob
 
     @classmethod
     def for_run(cls, config: Settings, store: BlobStore) -> Self | None:
@@ -118,7 +118,7 @@ class BlobSender:
         return self._transfers.keys()
 
     def begin(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Begin the transfer to a node of the blob that the node's refusal names.
+        """Begin to send a node the blob that the node's refusal names.
 
         Raises:
             SamaraError: if the run has no such blob, or if the server has already sent too many
@@ -166,7 +166,7 @@ class BlobSender:
                 failed[node] = f"client {transfer.client}: {error}"
                 continue
             if transfer.offset < transfer.blob.size:
-                self._transfers[node] = transfer  # after transfers that have waited longer
+                self._transfers[node] = transfer  # now behind transfers that wait longer
             else:
                 name = transfer.blob.hash.hex()[:12]
                 log.info("sent %d bytes of %s to client %d", transfer.sent, name, transfer.client)
@@ -201,10 +201,10 @@ class BlobSender:
         return failed
 
     def _check_amount(self, transfer: _Transfer) -> None:
-        """Check that the bytes sent to a client do not exceed `MAX_REPETITION` times the blob.
+        """Check that a client has been sent less than `MAX_REPETITION` times the blob's size.
 
         Raises:
-            SamaraError: if they do, for example because the client discards parts.
+            SamaraError: if the client has been sent more, for example because it discards parts.
         """
         sent = self._sent.get((transfer.holder, transfer.blob.hash), 0)
         if sent >= MAX_REPETITION * transfer.blob.size:
@@ -216,7 +216,7 @@ class BlobSender:
 
 
 def _received_bytes(reply: Message, transfer: _Transfer) -> int:
-    """Return the number of the blob's bytes that a client has, from its receipt for a part.
+    """Return how many bytes of a blob a client has, according to its receipt for a part.
 
     Raises:
         SamaraError: if the client refuses the part, or the reply holds no valid receipt.

@@ -2,8 +2,8 @@
 
 Flower's `Grid.send_and_receive` polls every 3 s. At the timeout it drops the ids of unanswered
 messages, so that a late reply is never fetched. In this grid an exchange ends as soon as the
-strategy has enough replies. Later exchanges fetch late replies to train messages. The polling
-interval comes from a clock, either the system's clock or a fleet's virtual clock.
+strategy has enough replies. Later exchanges fetch late replies to train messages. A clock decides
+the pauses between polls: the system's clock, or the virtual clock of a fleet.
 """
 
 import time
@@ -33,8 +33,8 @@ class Clock(Protocol):
         """Wait until there may be a new reply, for at most `max_seconds`.
 
         Args:
-            max_seconds: most seconds to wait.
-            waited: seconds already spent waiting for replies.
+            max_seconds: maximum time to wait, in seconds.
+            waited: time already spent waiting for replies, in seconds.
         """
 
     def is_reachable(self, node: int) -> bool:
@@ -49,7 +49,7 @@ class SystemClock:
         return time.monotonic()
 
     def wait(self, max_seconds: float, waited: float = inf) -> None:
-        """Sleep for at most one second and at most `max_seconds`; less while `waited` is small."""
+        """Sleep for at most `max_seconds` and at most one second; less if `waited` is small."""
         time.sleep(min(pause_before_asking(waited, _POLL_SECONDS), max_seconds))
 
     def is_reachable(self, node: int) -> bool:
@@ -98,14 +98,14 @@ class DeadlineGrid(DelegatingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages; wait until all replies or enough replies have arrived, or to the timeout.
+        """Send messages; wait for enough replies or all replies, but at most until the timeout.
 
         Args:
             messages: messages of one type.
             timeout: timeout in seconds; None waits forever.
 
         Returns:
-            The replies, and late replies to the train messages of earlier exchanges.
+            The replies, including late replies to the train messages of earlier exchanges.
         """
         messages = list(messages)
         is_training = bool(messages) and messages[0].metadata.message_type == MessageType.TRAIN
@@ -143,7 +143,7 @@ def prepare_grid(grid: Grid, keys: ClientKeys | None = None) -> Grid:
         grid: Flower's grid.
         keys: client keys of the run; None lets any client join or be a gateway.
     """
-    # imported here, because the module imports Flower's databases, which simulations do not need
+    # a late import: the module imports Flower's databases, which simulations do not need
     from samara.shared.flower_compat import HttpGrid, transfer_parts_together
 
     if not isinstance(grid, HttpGrid):

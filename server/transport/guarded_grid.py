@@ -1,10 +1,11 @@
-"""A grid that uses only the content of a reply, not the sender's metadata.
+"""A grid that uses only the content of a reply and ignores the metadata that its sender wrote.
 
 The metadata of a reply name its sender and the message that it answers, but the sender can write
-any values. This grid therefore takes these two values from the server's table of sent messages. The
-grid fetches and decodes every reply separately. A broken reply becomes an error reply of its sender
-and does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies together,
-so that one broken reply raises an exception for all replies.
+any values. This grid takes these two values from the server's table of sent messages.
+
+The grid fetches and decodes every reply separately. A broken reply becomes an error reply of its
+sender and does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies
+together. One broken reply therefore raises an exception for all replies.
 """
 
 import logging
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("samara.server")
 
 MAX_OBJECTS = 8
-"""Most objects of a reply; a valid reply has three: message, records, and one record."""
+"""Maximum number of objects in a reply; a valid reply has three: message, records, one record."""
 MAX_OBJECT_BYTES = 64 * 2**20
-"""Most bytes of a reply's objects; the access filter has a much lower limit for clients."""
+"""Maximum size of a reply's objects, in bytes; the access filter limits clients to much less."""
 _KNOWN_SECONDS, _ASKED_SECONDS = 1.0, 0.5
-"""Seconds after which the list of connected nodes is refreshed at the latest, and when idle."""
+"""Maximum age of the list of connected nodes, in seconds, and the age for a refresh when idle."""
 _ARRIVAL_SECONDS = 10.0
-"""Most seconds for the objects of an announced reply to arrive."""
+"""Time limit for the arrival of an announced reply's objects, in seconds."""
 _EXPIRED_SECONDS = 3600.0
-"""Seconds for which the table keeps a message after its time to live."""
+"""Time for which the table of sent messages keeps a message after its time to live, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _AnnouncedReply:
 
 
 class GuardedGrid(DelegatingGrid):
-    """A grid that attributes each reply to the asked node, and makes a broken reply an error reply.
+    """A grid that attributes each reply to the node it asked, and turns broken replies into errors.
 
     Args:
         grid: Flower's grid of a ServerApp.
@@ -81,7 +82,7 @@ class GuardedGrid(DelegatingGrid):
     def __init__(self, grid: "HttpGrid") -> None:
         super().__init__(grid)
         self._http_grid = grid
-        # By id of each unanswered message: an empty message to the same node, and the end of its
+        # For each unanswered message, by id: an empty message to the same node, and the end of the
         # time to live in monotonic seconds.
         self._sent: dict[str, tuple[Message, float]] = {}
         # Replies with missing objects, by id of the message they answer.
@@ -187,7 +188,7 @@ class GuardedGrid(DelegatingGrid):
     ) -> dict[str, _AnnouncedReply]:
         if len(message_ids) == 1:
             log.warning("the SuperLink cannot send a reply: %s", cut_foreign_text(str(error)))
-            # without objects and time for their arrival, the next read gives an error reply
+            # has no objects and no time left, so that the next read turns it into an error reply
             return {message_ids[0]: _AnnouncedReply("", ObjectTree(), SUPERLINK_NODE_ID, 0.0)}
         middle = len(message_ids) // 2
         halves = message_ids[:middle], message_ids[middle:]
@@ -204,7 +205,7 @@ class GuardedGrid(DelegatingGrid):
         except ObjectPullError:
             if time.monotonic() < announced.end:
                 return None
-            # the node may not be at fault, so the caller requests the node's hello again
+            # the node may not be at fault, so this code makes the caller request its hello again
             return Error(ErrorCode.MESSAGE_UNAVAILABLE, "its reply did not arrive completely")
         except httpx.TransportError:
             raise

@@ -34,7 +34,7 @@ _REPORTS = (
 )
 _TOKEN = slice(8, 16)
 MAX_FOREIGN_TEXT = 500
-"""Most characters of a client's text in a log or a file."""
+"""Maximum length of a client's text in a log or a file, in characters."""
 
 
 def cut_foreign_text(text: str) -> str:
@@ -48,10 +48,9 @@ def cut_foreign_text(text: str) -> str:
 
 
 def decode_foreign(decode: Callable[[Content], Decoded], content: Content) -> Decoded:
-    """Decode data from a client.
+    """Decode data from a client, and turn any failure into a `SamaraError`.
 
-    Every other exception of the decoder becomes a `SamaraError`, so that a bug in a decoder does
-    not end the run.
+    A bug in a decoder therefore does not end the run.
 
     Args:
         decode: the decoder.
@@ -79,7 +78,7 @@ def make_message(
         message_type: Flower's message type `train`, `evaluate` or `query`, with an optional action.
         group: Flower's group id, which appears only in logs.
         frame: the frame; empty in a request for a hello.
-        catch_up: the snapshot and the ledger records that the node lacks.
+        catch_up: snapshot and ledger records that the node lacks.
         seconds: time to live in seconds, after which Flower delivers neither the message nor its
             reply.
     """
@@ -119,7 +118,7 @@ def read_cost(reply: Message) -> bytes:
 
 
 def _record_of(reply: Message) -> ConfigRecord:
-    """Return the record with a reply's frame; an empty record if the reply has no such record."""
+    """Return the record that holds a reply's frame; an empty record if there is none."""
     record = reply.content.get(RECORD)
     return record if isinstance(record, ConfigRecord) else ConfigRecord()
 

@@ -13,7 +13,7 @@ from samara.shared.protocol.signing import answer_bytes, is_signed_by
 from samara.shared.protocol.wire import FRAMES, PUBLIC_KEYS, RECORD, SIGNATURES
 
 MAX_PHONES = 10_000
-"""Most phones of one gateway."""
+"""Maximum number of phones of one gateway."""
 
 
 @dataclass(frozen=True)
@@ -111,5 +111,5 @@ def node_of_key(public_key: bytes) -> int:
 
 
 def make_reply(frame: bytes, message: Message) -> Message:
-    """Return a reply with a frame, as if the phone were a Flower node."""
+    """Return a reply with a phone's frame, as if the phone were a Flower node."""
     return Message(RecordDict({RECORD: ConfigRecord({"frame": frame})}), reply_to=message)

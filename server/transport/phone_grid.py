@@ -95,7 +95,7 @@ class PhoneGrid(DelegatingGrid):
         self._hellos: dict[int, Message | None] = {}
         # Time of the next request for each gateway's phones, monotonic seconds.
         self._gateways: dict[int, float] = {}
-        # Nonce of each gateway whose reply to the last request still lacks hellos.
+        # Nonce of the last request, for each gateway whose reply still lacks hellos.
         self._nonces: dict[int, bytes] = {}
         self._sessions: dict[int, bytes] = {}  # session of each gateway's process
         self._phones: dict[int, PhonePlace] = {}
@@ -173,7 +173,7 @@ class PhoneGrid(DelegatingGrid):
         wanted = list(message_ids)
         is_late = time.monotonic() >= self._refreshed + REFRESH_SECONDS
         if self._waiting_hellos or (is_late and self._relay.message_ids):
-            self.connected_nodes()  # requests the gateways' lists, which may contain new hellos
+            self.connected_nodes()  # also requests lists of phones, perhaps with new hellos
         unsent = {message.metadata.message_id for message in self._waiting_hellos.values()}
         to_phones = (self._relay.message_ids | self._replies.keys() | unsent).intersection(wanted)
         to_pull = self._relay.ids_to_pull(to_phones) | (set(wanted) - to_phones)
@@ -184,7 +184,7 @@ class PhoneGrid(DelegatingGrid):
                 continue
             for of_phone, end in self._relay.split(reply):
                 self._store_reply(of_phone, end)
-        self._relay.advance(self._phones)  # requests the answers that were missing in replies
+        self._relay.advance(self._phones)  # also requests the answers that the replies lacked
         return replies + [self._replies.pop(i)[0] for i in wanted if i in self._replies]
 
     def _store_reply(self, reply: Message, end: float) -> None:
@@ -192,7 +192,7 @@ class PhoneGrid(DelegatingGrid):
         self._replies[reply.metadata.reply_to_message_id] = reply, end
 
     def _discard_old_entries(self, connected: Set[int]) -> None:
-        """Discard the entries of disconnected nodes, and messages past their time to live."""
+        """Discard the data of disconnected nodes, and messages whose time to live has ended."""
         now = time.monotonic()
         self._hellos = {n: hello for n, hello in self._hellos.items() if n in connected}
         self._gateways = {n: at for n, at in self._gateways.items() if n in connected}
@@ -330,5 +330,5 @@ def _assign_id(message: Message) -> str:
 
 
 def _end_of(message: Message) -> float:
-    """Return the end of the time to live of a message that is sent now, in monotonic seconds."""
+    """Return the time, in monotonic seconds, at which a message that is sent now expires."""
     return time.monotonic() + message.metadata.ttl

@@ -1,10 +1,10 @@
-"""Messages to phones and boards behind gateways, from sending to answer.
+"""The path of a message to a phone or board behind a gateway, and of the answer back.
 
-Messages with the same frame to phones of one gateway are sent as a single message to the gateway.
-The gateway's reply, which may lack some answers, is split into one reply per phone. If a phone
-moves to another gateway, or if its gateway restarts, the message is sent again through the phone's
-current gateway. Repeated messages do no harm, because a phone answers a repeated instruction with
-its stored report.
+The relay combines messages with the same frame to phones of one gateway into a single message to
+the gateway. The gateway's reply may lack some answers. The relay splits it into one reply per
+phone. If a phone moves to another gateway, or if its gateway restarts, the relay sends the message
+again through the phone's current gateway. Repeated messages do no harm, because a phone answers a
+repeated instruction with its stored report.
 """
 
 import time
@@ -27,7 +27,7 @@ from samara.shared.flower_compat import ErrorCode
 from samara.shared.protocol.wire import CLIENTS, IN_PARTS, PENDING, RECORD, SHARES
 
 _LEAST_SECONDS = 1.0
-"""Least remaining time to live, in seconds, with which a message is sent again."""
+"""Minimum remaining time to live, in seconds, for sending a message again."""
 
 
 @dataclass(eq=False)
@@ -58,9 +58,9 @@ class _Unanswered:
 
     @property
     def frame(self) -> bytes:
-        """The instruction."""
+        """The encoded instruction in the message."""
         frame = self.message.content.config_records[RECORD]["frame"]
-        assert isinstance(frame, bytes), "make_message puts bytes there"
+        assert isinstance(frame, bytes), "make_message writes the frame as bytes"
         return frame
 
 
@@ -70,7 +70,7 @@ class _WholeMessage:
 
     Attributes:
         gateway: Flower's id of the gateway's node.
-        frame: the instruction, which is equal for all these phones.
+        frame: the encoded instruction, equal for all these phones.
         parts: the messages to the phones.
     """
 
@@ -132,12 +132,12 @@ class PhoneRelay:
                 one.whole, one.lost_at = "", time.monotonic()
 
     def ids_to_pull(self, wanted: Iterable[str]) -> set[str]:
-        """Return the ids of the messages to gateways whose replies contain the wanted replies."""
+        """Return the ids of the gateway messages whose replies will contain the wanted replies."""
         known = (self._unanswered[i] for i in wanted if i in self._unanswered)
         return {one.whole for one in known if one.whole}
 
     def is_whole(self, message_id: str) -> bool:
-        """Return whether this relay sent a message to a gateway."""
+        """Return whether an id belongs to a message that this relay sent to a gateway."""
         return message_id in self._whole
 
     def split(self, reply: Message) -> list[tuple[Message, float]]:
@@ -158,7 +158,7 @@ class PhoneRelay:
         else:
             answers = read_answers(reply, whole.frame, self._keys)
             frames = {node_of_key(key): frame for key, frame in answers.signed.items()}
-            # without this condition, a gateway without new answers would be asked without end
+            # a gateway without a new answer is not asked again, or the requests might never end
             pending = set(read_numbers(reply, PENDING)) if frames else set()
             self._warn(whole.gateway, answers.describe_dropped())
         replies = []

@@ -35,7 +35,7 @@ class Quorum:
 
     Args:
         config: settings of the run.
-        is_stored: function that returns whether the run's folder holds a run of an identity.
+        is_stored: function that returns whether the run's folder holds a run with this identity.
 
     Attributes:
         is_late: whether the run stops waiting for more clients. Two equal hellos then suffice,
@@ -88,7 +88,7 @@ class Quorum:
         """Return the identity that the hellos decide; None without a decision.
 
         Args:
-            identities: identity in each client's hello, in order of client index.
+            identities: the identity in each client's hello, in the order of client indices.
         """
         if not identities:
             return None

@@ -1,4 +1,4 @@
-"""Notices to refused clients, which contain the reason as a code and two numbers."""
+"""Notices that tell refused clients the reason, as a code and two numbers."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -102,7 +102,7 @@ class _SentNotices:
 
 
 def _notice(node: int, frame: bytes, phones: Sequence[int] = ()) -> Message:
-    """Return a notice to a node, or to some phones of a gateway."""
+    """Return a message that carries a notice to a node, or to some phones of a gateway."""
     message = make_message(node, REFUSED_MESSAGE, REFUSED_ACTION, frame, CatchUp(), _NOTICE_SECONDS)
     if phones:
         message.content.config_records[RECORD][CLIENTS] = list(phones)

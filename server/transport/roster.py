@@ -1,4 +1,4 @@
-"""The roster of a run, with the node, the round and the description of each client."""
+"""The roster of a run: node, last known round and self-description of each client."""
 
 import json
 import logging
@@ -60,7 +60,8 @@ class RosterEntry:
         facts: the client's description of itself, for the result of the run.
         public_key: public key of the node, PEM; empty if nodes have no keys.
         by_stream: whether the client is attached to a gateway, and not connected by a SuperNode.
-        follows: whether the client could catch up at its last instruction; None before an answer.
+        follows: whether the client could catch up with this ledger at its last instruction; None
+            before its first answer.
     """
 
     node: int
@@ -73,11 +74,18 @@ class RosterEntry:
     follows: bool | None = None
 
     def most_examples(self, split: Split) -> int:
-        """Return a split's declared number of examples; by default the number for training."""
+        """Return the number of examples that the client declared for a split.
+
+        Without a declaration for the split, this is the number of training examples.
+        """
         return stated_count(self.facts, SPLIT_EXAMPLES, split.name, self.examples)
 
     def most_predictions(self, split: Split) -> int:
-        """Return the largest number of predictions on a split: its examples, or answers' tokens."""
+        """Return the largest number of predictions that the client can make on a split.
+
+        This is the declared number of tokens in answers. Without this number, it is the number of
+        examples.
+        """
         return stated_count(self.facts, SPLIT_TOKENS, split.name, self.most_examples(split))
 
 
@@ -116,7 +124,7 @@ class Roster:
         # Clients that introduced themselves before the run's identity was decided, by node.
         self._introduced: dict[int, tuple[RosterEntry, RunIdentity]] = {}
         self._hello_requests: dict[str, int] = {}  # node by message id
-        self._lost_hellos: set[int] = set()  # nodes whose loss was logged
+        self._lost_hellos: set[int] = set()  # nodes with a lost hello in the log
         # Reason, and time of the next attempt (monotonic seconds), by node.
         self._refused: dict[int, tuple[str, float]] = {}
         self._notices: RefusalNotices | None = None  # created at the first refusal
@@ -140,7 +148,8 @@ class Roster:
 
         Args:
             grid: Flower's grid.
-            timeout: most seconds to wait.
+            timeout: maximum time to wait, in seconds.
+
         """
         nodes = _connected_nodes(grid)
         self.forget_absent(nodes)
@@ -214,8 +223,8 @@ class Roster:
     def forget_absent(self, nodes: Mapping[int, bytes]) -> None:
         """Discard the data of disconnected nodes, and expired refusals.
 
-        If the client of a roster entry disconnects, all refusals end, because the client may now
-        be one of the refused nodes.
+        If a client of the roster disconnects, all refusals end, because the client may have
+        returned as one of the refused nodes.
         """
         gone = self.entries.keys() - nodes.keys()
         for node in gone:
@@ -260,7 +269,7 @@ class Roster:
                 self._refuse(node, error, hello.client)
 
     def _begin_transfer(self, node: int, public_key: bytes, refusal: Refusal) -> None:
-        """Begin the transfer to a node of the blob that the node's refusal names.
+        """Begin to send a node the blob that the node's refusal names.
 
         Raises:
             SamaraError: if the node refuses for another reason, or may not receive the blob.
@@ -342,7 +351,7 @@ class Roster:
         return self._keys.refusal(public_key) if self._keys else None
 
     def _refuse(self, node: int, error: SamaraError, client: int | None = None) -> None:
-        """Refuse a node for five minutes; send a notice if the reason differs from the last one."""
+        """Refuse a node for five minutes; send it a notice if the reason is not the last one."""
         name = self._keys.name_of(client) if self._keys and client is not None else ""
         who = "" if client is None else f"client {client}" + (f" ({name})" if name else "") + ": "
         reason = cut_foreign_text(f"{who}{error}")
@@ -351,7 +360,7 @@ class Roster:
         before, _ = self._refused.get(node, ("", 0.0))
         self._refused[node] = reason, time.monotonic() + _REFUSED_SECONDS
         if reason != before:
-            # A node without the client's key may be a stranger that names this client.
+            # A node without the client's key may be a stranger that claims to be this client.
             known = None if isinstance(error, ClientKeyError) else client
             event = {"event": REFUSED_EVENT, "client": known}
             log.warning("refused: %s", reason, extra={"event": event})
@@ -368,7 +377,7 @@ def await_clients(
         roster: clients of the run.
         grid: Flower's grid.
         minimum: number of clients to wait for.
-        timeout: most seconds to wait.
+        timeout: maximum time to wait, in seconds.
 
     Returns:
         Entries of the reachable clients, by client index.

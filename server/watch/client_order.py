@@ -1,4 +1,4 @@
-"""The display order of clients: clients that may need the operator come first."""
+"""The display order of clients, in which clients that may need the operator come first."""
 
 import re
 
@@ -8,7 +8,7 @@ _REFUSED, _RESTING, _AWAY, _SOUND, _REVOKED = range(5)
 
 
 def clients_to_show(status: RunStatus) -> list[tuple[int, ClientStatus]]:
-    """Return index and status of clients in the order refused, resting, away, others, revoked."""
+    """Return client indices with status, in the order refused, resting, away, others, revoked."""
     return sorted(status.clients.items(), key=_place)
 
 

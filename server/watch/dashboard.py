@@ -11,7 +11,7 @@ from samara.server.watch.page import LOGIN_PATH, RunPage
 from samara.shared.network.http.listening import open_tcp, read_token, server_config
 
 TOKEN_FILE = "dashboard.token"
-"""Name of the token's file in a run's folder."""
+"""File in a run's folder that holds the token of the page."""
 _HOST = "127.0.0.1"
 _SHUTDOWN_SECONDS = 1
 

@@ -11,11 +11,11 @@ from prometheus_client.registry import CollectorRegistry
 from samara.server.live.run_status import CONNECTED, ClientStatus, RunStatus
 
 MOST_CLIENTS = 1000
-"""Most clients for which each client has metrics; a run with more clients has only sums."""
+"""Maximum number of clients with per-client metrics; a run with more clients has only sums."""
 STATES = "", "refused", "resting", "revoked", "gateway"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""The values of a metric: pairs of label values (without the label ``run``) and a number."""
+"""The samples of a metric: label values (without the label ``run``), and a number."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunMetric:
         return self.name.endswith("_total")
 
     def family(self, status: RunStatus) -> Metric:
-        """Return the metric's values for a status."""
+        """Return the metric with its values for a status, as a Prometheus metric family."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = kind(self.name.removesuffix("_total"), self.help, labels=["run", *self.labels])
         for labels, value in self.samples(status):

@@ -26,12 +26,12 @@ from samara.shared.network.http.guard import Guard, RequestError, error_response
 
 LOGIN_PATH = "/login"
 MOST_STREAMS = 16
-"""Most browser pages that can have live updates at the same time."""
+"""Maximum number of browser pages with live updates at the same time."""
 _MOST_CLIENTS = 500
-"""Most clients that the page lists; clients with problems come first."""
+"""Maximum number of clients that the page lists; clients with problems come first."""
 _SECONDS_BETWEEN = 1.0
 _SILENT_SECONDS = 15.0
-"""Most seconds without a byte on a stream, so that the browser detects a lost connection."""
+"""Maximum silence of a stream in seconds, so that a browser can detect a lost connection."""
 _FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -91,7 +91,7 @@ def _client_value(number: int, client: ClientStatus) -> dict[str, Any]:
 
 
 class StatusFeed:
-    """The status of a run, which is read at most once a second for any number of requests.
+    """The status of a run, read at most once a second regardless of the number of requests.
 
     Args:
         run: folder of the run.
@@ -116,7 +116,7 @@ class StatusFeed:
 
 
 class RunPage:
-    """The page of a run and its metrics.
+    """The web application with a run's page and metrics.
 
     Args:
         run: folder of the run.

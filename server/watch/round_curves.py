@@ -51,7 +51,7 @@ def write_curves(run: Path, folder: Path) -> int:
 
 
 def _curve_values(event: dict[str, Any]) -> dict[str, float]:
-    """Return the values that an event adds to curves, by tag."""
+    """Return the values that an event adds to the curves, by TensorBoard tag."""
     if event["event"] == "round":
         figures = {name: event[name] for name in ("reports", "bytes_up", "bytes_down")}
         figures |= {"refused": len(event["refused"]), "absent": len(event.get("absent", []))}

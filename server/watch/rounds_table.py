@@ -48,6 +48,6 @@ def make_rounds_tables(run: Path) -> tuple[Table, Table]:
     ]
     contents += [(path, f"the state after round {n}") for n, path in snapshot_paths(ledger).items()]
     for path, content in sorted(contents):
-        with suppress(FileNotFoundError):  # compaction may have deleted the file
+        with suppress(FileNotFoundError):  # compaction may have deleted the file in the meantime
             files.add_row(path.name, content, f"{path.stat().st_size:,}")
     return rounds, files

@@ -17,9 +17,9 @@ from samara.shared.errors import SamaraError
 _SECONDS_BETWEEN = 1.0
 _ROUNDS_SHOWN, _MESSAGES_SHOWN, _LEAST_CLIENTS = 5, 4, 3
 _OTHER_LINES = 13
-"""Lines of the view without rounds, messages and clients: title, curves, headings and spaces."""
+"""Number of lines for title, curves, headings and spaces, without rounds, messages and clients."""
 _WIDE = 100
-"""Least line width, in characters, for complete tables."""
+"""Minimum line width for complete tables, in characters."""
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 48
 _STATE_STYLES = {"refused": "red", "resting": "yellow", "revoked": "dim", "finished": "green"}
@@ -71,7 +71,7 @@ def render_status(status: RunStatus, height: int, width: int) -> RenderableType:
 
     Args:
         status: the status.
-        height: number of available lines. For clients without a line, the view states their number.
+        height: number of available lines. The view states the number of clients that do not fit.
         width: characters per line. A narrow view omits bytes, and the clients' reports and power.
     """
     room = max(height - _least_height(), _LEAST_CLIENTS)

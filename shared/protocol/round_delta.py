@@ -97,7 +97,7 @@ def source_of(
 
 
 INTERCEPT_DEVIATIONS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Candidate standard deviations of a private intercept, in log-odds of two labels.
+"""Candidate standard deviations of an intercept's additions to the log-odds of two labels.
 
 Records name a candidate by its index, so a new candidate goes to the end.
 """

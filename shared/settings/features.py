@@ -370,10 +370,11 @@ TUNING_EXCLUSIONS = (
         "adapter.layers to top:1",
     ),
     Exclusion(
-        {
-            "adapter": ("readout", "both"),
-            "optimizer": ("zero-shot", "icl", "linear-probe"),
-        },
+        {"adapter": ("readout",), "optimizer": ("zero-shot", "icl")},
+        "the optimizer trains no adapter; leave adapter.layers out",
+    ),
+    Exclusion(
+        {"adapter": ("both",), "optimizer": ("zero-shot", "icl", "linear-probe")},
         "the optimizer trains no adapter; leave adapter.layers out",
     ),
     Exclusion(

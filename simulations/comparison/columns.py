@@ -111,17 +111,17 @@ def with_bytes(figures: Figures, result: RunResult, split: str) -> Figures:
         tokens = stated_count(facts, SPLIT_TOKENS, split, 0)
         length = stated_count(facts, SPLIT_BYTES, split, 0)
         if tokens > 0 and length > 0:
-            # less than 1 if the evaluation covers only a part of the split
+            # the evaluation may cover only a part of the split
             share = own.examples / tokens
             counted[client] = TextMetrics(**own.model_dump(), bytes=length * share)
     return counted
 
 
 def _constant(figures: Figures, label: int) -> Figures:
-    """Return the metrics of a constant answer on the examples of other metrics.
+    """Return the metrics that a constant answer would have on the same examples.
 
     Args:
-        figures: metrics with the confusion matrices of these examples.
+        figures: metrics of another model, with its confusion matrices on these examples.
         label: index of the answer.
     """
     answered = {}

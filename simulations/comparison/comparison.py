@@ -166,7 +166,7 @@ class Comparison:
 
     @property
     def too_few(self) -> bool:
-        """Return whether a difference could not be significant even if all clients gained."""
+        """Return whether the clients are too few for a significant difference, even if all gain."""
         return smallest_p(len(self.runs.clients)) * len(self.tested) >= 1 - CONFIDENCE
 
     def client_name(self, client: int) -> str:
@@ -232,9 +232,9 @@ class Comparison:
     def warnings(self) -> list[str]:
         """Return warnings about variants, with remedies.
 
-        One warning reports that a variant's model loses to another column. The other reports that
-        validation shows no gain of a run's global model. Of several repetitions without a gain, it
-        names only the first.
+        A warning reports a variant's model that loses to another column, or a run whose global
+        model shows no gain on validation. If several repetitions of a variant show no gain, only
+        the first is named.
         """
         lines = []
         for variant in self.runs.variants:

@@ -1,4 +1,4 @@
-"""FedAvg on LoRA and LoRA-FA: its accuracy, bytes and passes beside those of Samara's federation.
+"""Accuracy, bytes and passes of FedAvg on LoRA and LoRA-FA, for comparison with a Samara run.
 
 FedAvg (McMahan et al., 2017) uses the federation's clients, data shares, rounds, local steps and
 batch size. A client takes SGD steps with exact gradients of the adapter, and sends the adapter. The
@@ -44,7 +44,7 @@ BACKWARD = 2
 SPACES = {"LoRA": LoRASpace, "LoRA-FA": LoRAFASpace}
 MICRO_BATCH = 16
 FED_AVG_FILE = "fed_avg.json"
-"""Name of the file with the comparison, in the run's folder."""
+"""File in the run's folder with the results of FedAvg."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Figures:
 
 
 class FedAvg:
-    """A federation that averages the trained numbers of a low-rank adapter.
+    """A federation that averages the trained parameters of a low-rank adapter.
 
     Args:
         run: model and data of the run to compare with.
@@ -181,7 +181,7 @@ def fed_avg_beside(
         ConfigError: if FedAvg cannot train the run's parameters.
     """
     result = RunResult.read(folder)
-    # a result's settings have no automatic values left
+    # a result contains the chosen values of automatic settings
     config = RunConfig.of(result.config, str(folder))
     check_fed_avg(config)
     kept = _read(folder / FED_AVG_FILE)
@@ -218,7 +218,7 @@ def check_fed_avg(config: RunConfig) -> None:
     """Check that a federation can be compared with FedAvg.
 
     Raises:
-        ConfigError: if it cannot; the message names the setting.
+        ConfigError: if a setting rules out the comparison; the message names the setting.
     """
     if config.adapter.has_readout:
         raise ConfigError(
@@ -247,7 +247,7 @@ def _read(file: Path) -> dict[str, dict[str, float]]:
 
 
 def figures_table(rows: Mapping[str, Figures], title: str) -> Table:
-    """Return a table of methods: accuracy, AUC, bytes per round, and passes per run."""
+    """Return a table of methods with accuracy, AUC, bytes per round, and passes per run."""
     table = Table(title=title, box=None)
     for column in ("method", "accuracy", "AUC", "bytes up", "bytes down", "passes of a client"):
         table.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""The seeds of compared runs, the data splits that follow from them, and intervals over seeds."""
+"""The seeds of compared runs, the data splits that the seeds draw, and intervals over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ class SeedInterval:
 
 
 def seeds_draw_splits(configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether each run's data split follows from its seed, so that the splits differ."""
+    """Return whether each run's seed also draws its data split, so that the splits differ."""
     follows = all(config.get(DATA_SEED) == config.get("seed") for config in configs)
     return follows and len({config.get(DATA_SEED) for config in configs}) > 1
 
 
 def describe_seeds(configs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence about the source of the data splits in runs that differ in their seeds.
+    """Return a sentence about the data splits of runs that differ in their seeds.
 
     Args:
         configs: settings of the runs by dotted key, at least one.

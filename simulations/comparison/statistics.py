@@ -76,7 +76,7 @@ def summarize(values: Numbers) -> Summary:
 
 def paired_difference(one: Numbers, other: Numbers) -> Difference:
     """Compare two numbers per client, both float64 [clients], for at least one client."""
-    # rounding makes differences tie that differ only in binary representation
+    # rounding, because differences that are equal in decimals must tie
     by_client = np.round(one - other, 12)
     low, high = interval(by_client)
     p, effect = signed_rank(by_client)
@@ -94,7 +94,7 @@ def interval(values: Numbers) -> tuple[float, float]:
         return math.nan, math.nan
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
-    from scipy import stats  # here and below, so that no run waits for it before its end
+    from scipy import stats  # late imports, here and below: scipy loads after the run
 
     bounds = stats.bootstrap(
         (values,),
@@ -145,7 +145,7 @@ def _exact_p(ranks: Numbers, positive: float) -> float:
 
 
 def worst_tenth(values: Numbers) -> float:
-    """Return the mean of the lowest tenth of values; the number of values is rounded up."""
+    """Return the mean of the lowest tenth of the values, whose number is rounded up."""
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 

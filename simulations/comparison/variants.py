@@ -27,7 +27,7 @@ from samara.simulations.comparison.statistics import Numbers
 
 _LISTED = 5
 _PLAIN = ("global", "local")
-"""Methods with which other methods are compared."""
+"""Methods that serve as the reference for other methods."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class ComparisonSet:
     differing: dict[str, tuple[object, ...]]
 
     def differing_settings(self, variant: Variant) -> dict[str, object]:
-        """Return a variant's values of the differing settings that the variant's method uses."""
+        """Return the differing settings that a variant's method uses, with the variant's values."""
         index = self.variants.index(variant)
         return {
             key: values[index]
@@ -304,10 +304,10 @@ def read_comparison_set(folders: Sequence[Path]) -> ComparisonSet:
 
 
 def _check_data(runs: Sequence[Run], drawn: bool) -> None:
-    """Check that runs use the model of the first run and the examples of the run with their split.
+    """Check that all runs use the first run's model, and runs with equal splits equal examples.
 
     Raises:
-        SamaraError: if a run does not.
+        SamaraError: if a run has another model or other examples.
     """
     first: dict[object, Run] = {}
     for run in runs:
@@ -319,7 +319,7 @@ def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
     """Check that variants have equal seeds if the seeds determine different splits.
 
     Raises:
-        SamaraError: if they have not.
+        SamaraError: if their seeds differ.
     """
 
     def seeds(group: Sequence[Run]) -> set[object]:
@@ -338,13 +338,16 @@ def _check_seeds(groups: Sequence[Sequence[Run]]) -> None:
 
 
 def _makes_a_variant(key: str) -> bool:
-    """Return whether runs that differ in a setting belong to different variants."""
+    """Return whether a difference in this setting puts runs into different variants."""
     described = describe(RunConfig).get(key)
     return described is None or described.makes_a_variant
 
 
 def _value_in(config: Mapping[str, object], key: str) -> object:
-    """Return the value of a setting in a result; for an older result, the value at that time."""
+    """Return the value of a setting in a result.
+
+    If an older result lacks the setting, return the value that the versions without it used.
+    """
     described = describe(RunConfig).get(key)
     if key in config or described is None:
         return config.get(key)
@@ -371,7 +374,7 @@ def _check(run: Run, first: Run, reference: Run) -> None:
         reference: first run with the same split as `run`.
 
     Raises:
-        SamaraError: if it does not; the message names the differences.
+        SamaraError: if the run's model or examples differ; the message names the differences.
     """
     reasons = []
     if run.result.model_id != first.result.model_id:

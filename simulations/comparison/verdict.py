@@ -25,7 +25,7 @@ _LOST = (
 Each entry consists of a key, its helpful values with the recommended value first, and a reason.
 """
 _WITH_LABELS = ("adapter.layers", "method")
-"""Settings of `_LOST` whose helpful values need labels."""
+"""Keys of `_LOST` whose helpful values need a task with labels."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Verdict:
     Attributes:
         name: column of the model.
         against: other column with the best mean, either a baseline or a simpler personal model.
-        difference: each client's quality in the model's column minus that in the other column, with
-            an interval.
+        difference: each client's quality in the model's column minus its quality in the other
+            column, with an interval.
         measure: measure of the comparison.
     """
 
@@ -119,7 +119,7 @@ def _has_private_rounds(config: Mapping[str, Any]) -> bool:
 
 
 def describe_interval(low: float, high: float, measure: Measure, over: str) -> str:
-    """Return a text about the interval of a difference, and whether it shows a difference.
+    """Describe the interval of a difference, and whether it shows a difference.
 
     Args:
         low: lower end of the interval; NaN without an interval.
@@ -134,7 +134,7 @@ def describe_interval(low: float, high: float, measure: Measure, over: str) -> s
 
 
 def verdict_of(columns: Mapping[str, Figures]) -> Verdict | None:
-    """Return the comparison of a run's last column, the final model, with the best other column.
+    """Return the comparison of a run's final model, its last column, with the best other column.
 
     Only clients that have all columns are used.
 

@@ -32,11 +32,11 @@ from samara.simulations.passes import PassesInReplies, PassMeter
 
 
 class _Configured(ClientApp):
-    """A client app that contains the run config, because Flower's simulation does not pass it on.
+    """A client app that holds the run config, because Flower's simulation does not pass it on.
 
     Args:
         run_config: settings of the clients.
-        directory: working directory for relative paths on every node.
+        directory: working directory on every node, to which paths are relative.
     """
 
     def __init__(self, run_config: dict[str, Scalar], directory: Path) -> None:
@@ -54,7 +54,7 @@ class _Configured(ClientApp):
             run_config=self._run_config,
         )
         reply = client_app(message, configured)
-        with suppress(SamaraError):  # after an error the reply is a refusal without passes
+        with suppress(SamaraError):  # no data: the reply is a refusal, for which no rows count
             PassesInReplies.add(reply, simulated_data(configured))
         return reply
 
@@ -91,7 +91,7 @@ def simulate_with_flower(
         hold_inputs(folder, config)
     except SamaraError:
         ray.shutdown()
-        with suppress(OSError):  # a folder with a run to continue is not empty
+        with suppress(OSError):  # fails, as it should, if the folder holds a run
             folder.rmdir()
         raise
     outcome: list[Path | SamaraError] = []

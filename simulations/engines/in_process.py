@@ -23,7 +23,7 @@ FIRST_CLIENT_NODE = 1000
 
 
 def ignore_message(message_type: str, partition: int) -> None:
-    """Do nothing after an answered message."""
+    """Do nothing; the default callback after an answered message."""
 
 
 class LocalGrid(Grid):

@@ -43,7 +43,7 @@ def client_resources(config: RunConfig) -> dict[str, float]:
 
 
 def clients_at_once(nodes: Iterable[Node], resources: Mapping[str, float]) -> int:
-    """Return the number of clients that can run at the same time; each needs room on one node.
+    """Return the number of clients that can run at the same time, each with room on one node.
 
     Args:
         nodes: nodes of the cluster.
@@ -141,7 +141,7 @@ def check_nodes(nodes: Iterable[Node], needed: Sequence[str]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def missing() -> tuple[str, list[str]]:
-        from pathlib import Path  # imported here, because the function runs on another machine
+        from pathlib import Path  # a late import, because the function runs on another machine
 
         from samara.shared.machine.installed_code import samara_version
 

@@ -1,7 +1,7 @@
-"""Experiments: the runs of a command, which are all planned before the first run starts.
+"""Experiments: all runs of one command, planned before the first run starts.
 
 A plan is a list of settings, with an entry for each combination of values and each seed. Finished
-runs are not repeated, so that the same command continues a plan.
+runs are not repeated. The same command therefore continues an interrupted plan.
 """
 
 import itertools
@@ -64,7 +64,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def with_seeds(settings_of: Callable[[int], Planned], seeds: Sequence[int]) -> dict[int, Planned]:
-    """Return the settings of a run for each seed; if `out` is set, each run gets a subfolder.
+    """Return the settings of a run for each seed, with a subfolder per seed if `out` is set.
 
     Args:
         settings_of: function that returns the settings for a seed.

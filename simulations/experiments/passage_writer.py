@@ -1,4 +1,4 @@
-"""Writing of passages, in which all models of a run continue the same beginnings of texts."""
+"""Writing of passages: all models of a run continue the same beginnings of texts."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,12 @@ from samara.simulations.simulate import load_simulation
 from samara.simulations.writing.passages import PASSAGES_FILE, Passage, write_passages
 
 BEGINNING_WORDS = 16
-"""Most words in the beginning of a plain text, which is also at most half of the text."""
+"""Maximum number of words in the beginning of a plain text; it is at most half of the text."""
 CONTINUED_TOKENS = 32
-"""Most tokens that a model writes after the beginning of a plain text or of a training text."""
+"""Maximum number of tokens that a model writes after the beginning of a text.
+
+It applies to plain texts and to training texts.
+"""
 TEMPERATURE = 0.8
 """Sampling temperature (Holtzman et al., 2020)."""
 TOP_P = 0.95
@@ -34,7 +37,7 @@ Beginning = tuple[Example, tuple[str, ...]]
 
 
 class Writer(NamedTuple):
-    """A model that writes.
+    """A model that writes texts, with its in-context examples and own words.
 
     Attributes:
         adapter: adapter of the base model.
@@ -87,7 +90,7 @@ def write_missing_passages(folder: Path) -> None:
 
 
 class _Asked(NamedTuple):
-    """A request for a text of a model.
+    """A pending request for one text of one model.
 
     Attributes:
         texts: texts of a passage by model, to which the written text is added.
@@ -140,7 +143,7 @@ def _passages_of(
             beginnings(task, share.in_split(split))[:count]
         ):
             is_test = split is Split.TEST
-            # retrieval would find a training example together with its own answer
+            # for a training text, retrieval would find the text itself, with its answer
             asked = {name: one for name, one in models.items() if is_test or one.own is None}
             most = task.tokens if is_test and not task.is_plain_text else CONTINUED_TOKENS
             greedy = Sampling(min(most, task.tokens), stop=_stops(task))

@@ -32,7 +32,7 @@ from samara.simulations.experiments.experiments import (
 )
 
 SHARE = "private-share"
-"""Key of a setting that exists only in sweeps: the private share of the budget of rounds."""
+"""Key of a setting that exists only in sweeps: the share of private rounds in the budget."""
 SWEEP_FILE = "sweep.json"
 
 Values = Annotated[list[Scalar], Field(min_length=1)]
@@ -44,7 +44,7 @@ class Sweep(BaseModel):
     Attributes:
         methods: methods whose settings are searched.
         trials: number of trials per method; limited to the size of the method's grid.
-        rungs: number of budgets of rounds, each of which is half of the next; 1 means no halving.
+        rungs: number of budgets of rounds, each of them half of the next; 1 means no halving.
         settings: values of each setting, for all methods that use the setting.
         only: values of settings for single methods, which extend or replace `settings`.
     """
@@ -79,7 +79,7 @@ class Sweep(BaseModel):
             raise ConfigError(explain(error, str(file), list(cls.model_fields))) from error
 
     def trials_of(self, method: Method, seed: int) -> list[Choices]:
-        """Return points of a method's grid, which are drawn by a seed.
+        """Draw points of a method's grid by a seed; each point is a trial.
 
         No point is drawn twice. Each draw prefers the values that were drawn least often, so that
         even a few trials use all values of a setting about equally often.
@@ -178,7 +178,7 @@ def validation_figures(result: RunResult) -> tuple[float, float]:
     """
     for evaluation in reversed(result.evaluations):
         if evaluation.split == "validation" and evaluation.columns:
-            *_, column = evaluation.columns.values()  # a personal model follows the global model
+            *_, column = evaluation.columns.values()  # the last: personal, or else global
             own = [its for client, its in column.clients.items() if client not in result.newcomers]
             if own:
                 accuracy = float(np.mean([figures.accuracy for figures in own]))
@@ -190,7 +190,7 @@ def validation_figures(result: RunResult) -> tuple[float, float]:
 
 
 def _reads(method: Method, key: str) -> bool:
-    """Return whether a method uses a setting of a sweep."""
+    """Return whether a method uses a searched setting."""
     if key == SHARE:
         return reads(method, "learning-rate") and reads(method, "personal.learning-rate")
     return reads(method, key)
@@ -206,7 +206,8 @@ def _trial_config(
         method: method of the trial.
         choices: searched settings.
         share: share of the budget of rounds.
-        out: folder of the run; without a name, the settings are those of the final run.
+        out: folder of the trial's run. An empty path gives the settings of the final run, which has
+            no `out` and also evaluates test examples.
     """
     given: dict[str, Any] = dict(choices)
     budget = max(2, round(share * (base.rounds + base.personal.rounds)))

@@ -75,9 +75,9 @@ def make_trials(
         grid: values of the settings of each trial.
         seeds: distinct seeds.
         out: folder that will contain the runs' folders; empty for the default folders.
-        devices: torch devices, which are assigned to the runs in turn. A repetition of the command
-            assigns the same device to each run. Runs on the CPU share its cores. If empty, the runs
-            use the device in `given`.
+        devices: torch devices, which are assigned to the runs in turn. A repeated command assigns
+            the same device to each run. Runs on the CPU share its cores. If empty, the runs use the
+            device in `given`.
 
     Raises:
         ConfigError: if a trial has an invalid setting, or a seed occurs twice.

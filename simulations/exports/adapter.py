@@ -1,4 +1,4 @@
-"""Exports of a finished run's global or personal models, and differences between two clients."""
+"""Exports of a finished run's global and personal models, and a comparison of two clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,10 +65,10 @@ class FinishedRun:
         return read_weight_map(self.config.adapter, self.layout)
 
     def check_model(self, base: BaseModel) -> None:
-        """Check that a base model is the base model of the run.
+        """Check that a model is the base model of the run.
 
         Raises:
-            ModelError: if it is another model.
+            ModelError: if the run has another base model.
         """
         if base.model_id.hex() != self.result.model_id:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Measurement of an informed basis, which is written to a file."""
+"""Measurement of an informed basis, with the result in a file."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Measurement of a readout's damping on texts, which is written to a file."""
+"""Measurement of a readout's damping on texts, with the result in a file."""
 
 import json
 from collections.abc import Sequence

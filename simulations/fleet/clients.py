@@ -1,7 +1,7 @@
 """The clients of a fleet, which share weights, one session, and forward passes.
 
-All clients of a round start from one global state, so that the whole fleet needs only one session.
-The session follows the ledger by the server's catch-ups. A client's examples, seeds and index are
+All clients of a round start from one global state. The whole fleet therefore needs only one
+session, which the server's catch-ups keep up to date. A client's examples, seeds and index are
 looked up when they are needed. Only clients whose report is due have adapters in memory.
 """
 
@@ -42,7 +42,7 @@ from samara.shared.terms.columns import GLOBAL
 from samara.simulations.fleet.device import Device
 
 MOST_ROWS = 512
-"""Most rows of several clients in one forward pass."""
+"""Maximum number of rows in a forward pass that several clients share."""
 _EVALUATED_TOGETHER = 16
 """Number of clients whose examples an evaluation sorts by length together."""
 
@@ -74,7 +74,7 @@ class Clients:
         self._of_thread = threading.local()
         self._session: Session | None = None
         self._latest_frame = b""
-        self._facts: dict[str, RunFacts] = {}  # by quantization, on which the model id depends
+        self._facts: dict[str, RunFacts] = {}  # by quantization, because model ids depend on it
 
     def read_session(self, run_id: bytes) -> Session | None:
         """Return the session shared by all clients (see `SessionStore`)."""
@@ -205,7 +205,10 @@ class Clients:
         return [reply for frames in frames_of_groups for reply in frames]
 
     def _evaluate(self, frame: bytes, numbers: Sequence[int]) -> list[bytes]:
-        """Return frames of evaluations of the global model; all clients share forward passes."""
+        """Return the frames of clients' evaluations of the global model.
+
+        All clients share forward passes.
+        """
         instruction = EvaluateInstruction.decode(frame)
         runtime = self._runtime(numbers[0])
         is_text = isinstance(runtime.task, GenerationTask)

@@ -25,7 +25,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.settings.fleet import DeviceGroup
 
 SHIFT_HOURS = 1.0
-"""Most hours by which a device's daily hours are shifted from the daily hours of its group."""
+"""Maximum shift between the daily hours of a device and of its group, in hours."""
 _SAMPLED_CLIENTS = 8
 _WHOLE_DAY = 24.0
 _HOUR = 3600.0
@@ -40,9 +40,9 @@ class Device:
         group: settings of the device's group.
         profile: device profile in its power mode.
         link: link profile with this device's daily hours.
-        charging: daily hours at a charger, as begin and end.
+        charging: daily hours at a charger, as pairs of start and end.
         estimate: time and memory of a step with one micro-batch.
-        measuring: time and memory of a step with one micro-batch that also measures curvature.
+        measuring: time and memory of such a step that also measures curvature.
         passes: number of micro-batches in a step.
         charge: battery charge at the start of the run, in Wh.
         first_pass_seconds: for a run that trains only a readout, seconds of the pass over the
@@ -103,7 +103,9 @@ class Device:
         return inf if there is None or power is None else max(there, power)
 
     def charge_after(self, charge: float, begun: float, ended: float) -> float:
-        """Return the battery charge in Wh after a period of charging and of the owner's use.
+        """Return the battery charge in Wh at the end of a period.
+
+        During the period the device may charge, and its owner uses it.
 
         Args:
             charge: battery charge at the start of the period, in Wh.
@@ -317,7 +319,7 @@ def _workload(
         rank=config.adapter.rank,
         supervised=round(sum(places) / len(places)),
     )
-    # a readout's step is a single product over all its examples
+    # a readout needs no micro-batches: its step is one product over all examples
     passes = -(-config.batch // examples) if config.adapter.inner_layers else 1
     work = replace(work, sequence=max(work.sequence, work.supervised))
     return work, max(work.sequence, *map(len, sequences)), passes

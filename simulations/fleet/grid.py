@@ -25,7 +25,7 @@ _PERSONAL = f"{MessageType.EVALUATE}.{PERSONAL_ACTION}"
 
 @dataclass(eq=False)
 class _Asked:
-    """The clients of a round that will report, and the reports computed so far."""
+    """The reports of a round: the clients that will report, and the reports computed so far."""
 
     instruction: TrainInstruction
     session: Session
@@ -45,9 +45,9 @@ class _Due:
 class FleetGrid(LocalGrid):
     """A grid that delivers train messages on the virtual clock, and all other messages at once.
 
-    A report is computed when the server fetches it. Reports that share forward passes with it are
-    computed at the same time, as are reports that keep the other threads busy. Reports that miss a
-    deadline are never computed.
+    The grid computes a report when the server fetches it. At the same time it computes the reports
+    that share forward passes with it, and reports for idle threads. It never computes a report that
+    misses its deadline.
 
     Args:
         clock: virtual clock of the fleet.
@@ -149,7 +149,7 @@ class FleetGrid(LocalGrid):
         self._due |= {i: _Due(sent[i], jobs[i], asked) for i in coming}
 
     def _report(self, due: _Due) -> bytes:
-        """Return a report.
+        """Return a report's frame.
 
         A missing report is computed together with its group and one group for each other thread.
         """
@@ -164,7 +164,7 @@ class FleetGrid(LocalGrid):
         return asked.reports[number]
 
     def _evaluate(self, sent: dict[str, Message], personal: bool) -> None:
-        """Answer evaluate messages in no virtual time; their bytes arrive with a later message."""
+        """Answer evaluate messages in zero virtual time; later messages also carry their bytes."""
         asked: dict[str, int] = {}
         task = Task()
         for identifier, message in sent.items():

@@ -1,4 +1,4 @@
-"""The simulated execution of an instruction by a device, as a pure function."""
+"""A device's simulated execution of an instruction, as a pure function."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The fleet's part of events and results (docs/reference/result.md)."""
+"""The fields that a fleet adds to events and results (docs/reference/result.md)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def of_job(done: Job, now: float) -> dict[str, Any]:
 
 
 def of_devices(devices: Sequence[Device], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fleet's part of the result: start and end of the run, and every device's totals.
+    """Return a fleet's fields of the result: start and end of the run, and totals per device.
 
     Args:
         devices: devices of the fleet.

@@ -78,7 +78,7 @@ class VirtualClock:
         """Advance to the next report, or to the next time at which a device becomes available.
 
         Args:
-            most: most virtual seconds to advance.
+            most: maximum time to advance, in virtual seconds.
             waited: not used.
 
         Raises:
@@ -97,7 +97,7 @@ class VirtualClock:
         return self._is_free(node - FIRST_CLIENT_NODE)
 
     def owe(self, number: int, size: int) -> None:
-        """Add bytes that a device will receive with its next instruction."""
+        """Add bytes that a device will receive together with its next instruction."""
         self._owed[number] += size
 
     def ask(
@@ -129,9 +129,9 @@ class VirtualClock:
         return done
 
     def finish_round(self) -> dict[str, Any]:
-        """Advance to the earliest start of the next round; return the fleet's part of the event.
+        """Advance to the earliest start of the next round; return the fleet's fields of the event.
 
-        This part contains the start and end of the round, and the outcome for every asked device.
+        These are the start and end of the round, and the outcome of every asked device.
         """
         part = {
             "begun": self._begun,

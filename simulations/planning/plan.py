@@ -47,7 +47,7 @@ def log_plan(
         runtime: loaded model.
         shares: data of the clients.
         folder: folder of the run.
-        form_seconds: processor seconds of the choice of the prompts' form.
+        form_seconds: processor seconds that the choice of the prompt form took.
     """
     size, cost = measured_cost(config, runtime, shares)
     cost = cost._replace(form=form_seconds)
@@ -61,7 +61,7 @@ def log_plan(
 def describe_plan(
     config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData], folder: Path
 ) -> list[str]:
-    """Return lines about a run that has not begun.
+    """Describe the plan of a run that has not begun, one fact per line.
 
     Args:
         config: settings of the run.
@@ -128,7 +128,7 @@ def _lines(
 
 
 def _trained(config: RunConfig, runtime: ModelRuntime) -> list[str]:
-    """Return a line about a readout's input, with the reason if it was chosen automatically."""
+    """Describe the input of a readout, with the reason if it was chosen automatically."""
     if not config.adapter.has_readout:
         return []
     base = runtime.base
@@ -156,7 +156,7 @@ def _names_of(shares: Sequence[ClientData]) -> dict[str, str]:
     if any(len(own) != 1 or "" in own for own in users):
         return {}
     names = [next(iter(own)) for own in users]
-    if len(set(names)) < len(names):  # several clients share one user's rows
+    if len(set(names)) < len(names):  # if clients share the rows of one user
         return {}
     return {str(share.client): name for share, name in zip(shares, names, strict=True)}
 
@@ -226,7 +226,7 @@ def _describe_cost(size: RunSize, cost: RunCost) -> str:
 
 
 def _loaded(config: RunConfig, runtime: ModelRuntime, size: RunSize) -> RunConfig:
-    """Return the settings with the folder of the loaded model, and the examples of a step."""
+    """Return the settings, with the loaded model's folder and the mean batch of a step."""
     model = config.model.model_copy(update={"path": str(runtime.base.folder)})
     return config.model_copy(update={"model": model, "batch": math.ceil(size.batch)})
 

@@ -41,13 +41,13 @@ from samara.shared.tasks.rows import Example
 log = logging.getLogger("samara.simulation")
 
 ROWS = 64
-"""Most training rows whose losses are compared."""
+"""Maximum number of training rows whose losses are compared."""
 FEWEST_ROWS = 10
-"""Fewest training rows whose losses are compared."""
+"""Minimum number of training rows for a comparison of losses."""
 FOLDS = 5
 """Number of cross-validation folds."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1)
-"""Values of the regularization strength C that are tried."""
+"""Values of the logistic regression's C to try."""
 _TOGETHER = 8
 
 
@@ -77,9 +77,9 @@ def choose_form(config: RunConfig) -> FormChoice | None:
         config: settings of the run.
 
     Returns:
-        The choice; None if no form can be chosen. This is so if the run or the task sets the form,
-        if rows have separate candidates, if there are fewer than `FEWEST_ROWS` training rows, or if
-        the model is not causal, has no chat template or is streamed.
+        The choice, or None. There is no choice if the run or the task sets the form, if rows have
+        separate candidates, if there are fewer than `FEWEST_ROWS` training rows, or if the model is
+        not causal, has no chat template or is streamed.
 
     Raises:
         SamaraError: if the model, the task or the data cannot be used.
@@ -168,7 +168,7 @@ def held_out_scores(
 
 
 def _describe(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
-    """Return a text with the share of correct rows and, for two labels, the AUC."""
+    """Describe the share of correct rows and, for two labels, the AUC."""
     right = f"{np.mean(scores.argmax(axis=1) == labels):.0%} right"
     if scores.shape[1] > 2 or np.ptp(labels) == 0:
         return right

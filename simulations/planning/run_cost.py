@@ -19,7 +19,7 @@ TOKEN = 4e-6
 MESSAGE = 4e-3
 """Seconds for a message to a client and the client's answer, including the server's work."""
 STEP = 6e-4
-"""Seconds for a local step that do not depend on the step's size."""
+"""Fixed cost of a local step in seconds, whatever its size."""
 SCORE = 1e-8
 """Seconds for one readout score under one perturbation, including its share of the loss."""
 PRODUCT = 2e-11
@@ -60,8 +60,8 @@ class RunSize:
         personal_columns: number of models that are compared at the end on validation examples, and
             number of models that are compared on test examples.
         model_numbers: number of the model's weights.
-        damping_rows: number of tokens of the texts on which the damping is measured, divided by the
-            mean number of tokens of an example.
+        damping_rows: length of the texts on which the damping is measured, in units of the mean
+            number of tokens of an example.
     """
 
     clients: int

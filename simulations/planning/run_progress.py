@@ -21,7 +21,7 @@ class RunProgress:
     Attributes:
         cost: expected cost of the run.
         total: expected seconds of the whole run.
-        done: expected seconds of the completed work.
+        done: expected seconds of the work completed so far.
     """
 
     def __init__(self, size: RunSize, cost: RunCost) -> None:

@@ -20,12 +20,12 @@ _MOST_TIMED = 32
 _TOGETHER = 8
 _TIMED_SECONDS = 0.7
 _SHARE = 20.0
-"""Least ratio of a run's expected time to the time of the measurement."""
+"""Minimum ratio of a run's expected time to the time spent on this measurement."""
 _MOST_QUERIES = 16
 _TYPICAL = 256
 
 _Pass = Callable[[Sequence[Prompt], int], None]
-"""A function that scores prompts under the perturbations of a number of directions."""
+"""A function that scores prompts under the perturbations of the given number of directions."""
 
 
 def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientData]) -> RunSize:
@@ -50,7 +50,7 @@ def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientDa
     )
     fits = 0
     if fits_private_part(config.method):
-        # an intercept per report, and a private part for every evaluated personal model
+        # each report fits an intercept, and each evaluated personal model a private part
         asked = terms.requested_columns(Split.VALIDATION, personal=False)
         fits = clients * (1 + validations * (len(asked) > 1))
     personal = config.makes_personal_models
@@ -151,11 +151,11 @@ def measured_row(
         affordable = own / _SHARE / max(timed, 1e-6)
         most = min(_MOST_TIMED, len(typical), _TIMED_SECONDS / max(one, 1e-6), affordable)
         count = int(most)
-        if count < 2:  # a short run, and the first passes have timed a row
+        if count < 2:  # the run is short, and the first passes timed a row
             return by_one
         chosen = [typical[(2 * index + 1) * len(typical) // (2 * count)] for index in range(count)]
         parts = math.ceil(count / _TOGETHER)
-        if runtime.has_readout_alone:  # passes have rows of similar length, steps have not
+        if runtime.has_readout_alone:  # passes have rows of similar length, but steps do not
             groups = [chosen[part * _TOGETHER : (part + 1) * _TOGETHER] for part in range(parts)]
         else:
             groups = [chosen[part::parts] for part in range(parts)]

@@ -16,7 +16,7 @@ from samara.shared.tasks.label_scores import Confusion, auc
 from samara.shared.tasks.metrics import label_metric
 
 ZERO_SHOT_ROWS = 200
-"""Most rows whose answers by the untrained model are computed."""
+"""Maximum number of rows that the untrained model answers."""
 
 
 def describe_baselines(runtime: ModelRuntime, shares: Sequence[ClientData]) -> list[str]:

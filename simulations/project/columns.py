@@ -1,4 +1,4 @@
-"""Analysis of the columns of records, which guesses the roles of the columns in a task."""
+"""Statistics of the columns of records, and guesses at the columns' roles in a task."""
 
 import re
 from collections import Counter
@@ -55,12 +55,12 @@ class Column:
 
     @property
     def may_be_label(self) -> bool:
-        """Return whether the values repeat as often as labels do."""
+        """Return whether the values repeat often enough to be labels."""
         return 0 < len(self.values) <= MOST_LABELS and self.distinct <= 0.5
 
     @property
     def may_be_user(self) -> bool:
-        """Return whether the values repeat as often as users with several rows do."""
+        """Return whether the values repeat often enough to name users with several rows each."""
         return 1 < len(self.values) <= 0.5 * self.rows and self.words < 3
 
     @property
@@ -155,7 +155,7 @@ def _guess_label(columns: dict[str, Column], others: set[str]) -> str:
         for name, column in columns.items()
         if column.may_be_label and column.words < 3 and name not in others
     ]
-    # among several columns without a usual name, no column is more likely than the others
+    # if no column has a usual name, a guess among several would be arbitrary
     found = repeating or named or (unnamed if len(unnamed) == 1 else [])
     return found[0] if found else ""
 

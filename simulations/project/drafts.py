@@ -16,11 +16,11 @@ from samara.simulations.project.languages import QUESTIONS
 TASK_FILE = "task.toml"
 SCENARIO_FILE = "scenario.toml"
 PROJECT_RUN = "run"
-"""Name of the folder of a project's run, inside the project's folder."""
+"""Folder of a project's run, inside the project's folder."""
 _MOST_CLIENTS = 120
 _CLIENTS = 8
 _MOST_EVALUATED = 4_000
-"""Most validation and test rows for which a scenario sets no limit."""
+"""Number of validation and test rows up to which a scenario sets no limit."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
             'kind = "generation"',
             "# {answer} is the place of the answer; the text after it ends an answer.",
             f"text = {quoted(f'{template}' + chr(10) + '{answer}' + chr(10))}",
-            "# most tokens of an answer",
+            "# maximum number of tokens of an answer",
             "tokens = 32",
             "# or exact-match",
             'metric = "token-f1"',
@@ -137,7 +137,7 @@ def draft_task(choices: ProjectChoices, name: str, language: str) -> str:
 
 
 def user_line(roles: Roles) -> list[str]:
-    """Return the lines of a task file that name the user column; empty if none is needed."""
+    """Return the lines of a task file that name the user column; empty if no line is needed."""
     if roles.user in ("", USER_FIELD):
         return []
     return ["# column with the user of a row", f"user = {quoted(roles.user)}"]
@@ -232,7 +232,7 @@ def draft_scenario(choices: ProjectChoices, folder: str, size: DataSize) -> str:
     lines += [
         "",
         "[evaluate]",
-        "# most validation rows and most test rows of a client; 0 for all rows",
+        "# maximum validation rows, and maximum test rows, of a client; 0: all rows",
         f"limit = {limit}",
         "",
         "[personal]",
@@ -251,7 +251,7 @@ def _last_sections_of_texts(choices: ProjectChoices, limit: int) -> list[str]:
         'layers = "top:1"',
         "",
         "[evaluate]",
-        "# most validation rows and most test rows of a client; 0 for all rows",
+        "# maximum validation rows, and maximum test rows, of a client; 0: all rows",
         f"limit = {limit}",
     ]
     if choices.roles.texts != (choices.roles.label,):

@@ -38,7 +38,7 @@ _LEAST_SHARE = 0.02
 def language_of(texts: Iterable[str]) -> str:
     """Return the likely language of texts; empty if unclear.
 
-    For other scripts than Latin, the result is the name of the script, such as "Cyrillic".
+    For scripts other than Latin, the result is the name of the script, such as "Cyrillic".
 
     Args:
         texts: texts, of which the first few hundred are used, or label words.

@@ -46,7 +46,7 @@ def check_folder(folder: Path) -> None:
     """Check that a folder is empty or missing, and that it can be written.
 
     Raises:
-        ConfigError: if it is not.
+        ConfigError: if the folder is not empty, or cannot be written.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -300,7 +300,7 @@ def _indices(count: int) -> list[str]:
 
 
 def _fitting_tasks(values: Sequence[str], columns: dict[str, Column]) -> list[str]:
-    """Return the shipped classifications whose fields are in the columns, with these labels."""
+    """Return the shipped classifications with these labels whose fields are among the columns."""
     fitting = []
     for name in sorted(shipped_tasks().keys() - {EMBEDDED_DATA}):
         task = load_task(name)

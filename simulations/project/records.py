@@ -26,7 +26,7 @@ class RawData:
         path: path of the source, or its name on the hub.
         form: description of the source's format.
         splits: records by split of the source.
-        label_names: names of a column's numbers in a data set of the hub, by column.
+        label_names: for a data set on the hub, the names of a label column's integers, by column.
     """
 
     path: str
@@ -72,7 +72,7 @@ def read_raw(path: str) -> RawData:
 def _read_local(path: Path) -> RawData:
     files = find_data_files(path)
     if files.form == "users" and len(files.splits["train"]) == 1:
-        return _read_local(files.splits["train"][0])  # a single file is not the file of one user
+        return _read_local(files.splits["train"][0])  # one file alone holds the rows of all users
     if files.form == "repository":
         return _read_hub(str(path))
     if files.form == "labels":
@@ -118,10 +118,10 @@ def _records_of(path: Path) -> list[Record]:
 
 
 def _owner(path: Path, owner: str, record: Record) -> str:
-    """Return the user whose name a file or its folder has.
+    """Return the user of a row, after whom its file or folder is named.
 
     Raises:
-        DataError: if a row of the file belongs to another user.
+        DataError: if the row names another user.
     """
     if record.get("user", owner) not in ("", owner):
         raise DataError(

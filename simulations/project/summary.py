@@ -144,7 +144,7 @@ def _faults(data: RawData, roles: Roles) -> Iterator[str]:
     for split in ("validation", "test"):
         if both := sum(key in trained for key in keys.get(split, ())):
             yield (
-                f"note: {both:,} {split} rows are also training rows; results on them are too good"
+                f"note: {both:,} {split} rows are also training rows; their results are too good"
             )
 
 

@@ -64,7 +64,7 @@ class FaultReport:
 
 
 def check_faults(faults: Sequence[Fault], clients: int) -> None:
-    """Check that faults name existing clients, and that equal faults of a client do not overlap.
+    """Check that faults name existing clients, and that a client's faults of a kind do not overlap.
 
     Raises:
         ConfigError: if a fault does not; the message names all such faults.

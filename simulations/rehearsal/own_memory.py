@@ -2,8 +2,8 @@
 
 A client consists of three processes: `samara client up`, Flower's SuperNode, and the trainer. The
 processes load the libraries of this machine, which differ from the device's libraries; for example,
-a Jetson has CUDA versions. The memory of the three processes is therefore measured, and a formula
-adds the memory of the model.
+a Jetson has CUDA versions. The memory of the three processes is therefore measured, and the
+predicted memory of the model is added.
 """
 
 import re
@@ -33,8 +33,8 @@ _MODULES = {
 def runtime_bytes() -> int:
     """Measure the memory of a client's processes without the model, in bytes.
 
-    The trainer's part is its memory during a round with the shipped model, minus the formula's
-    bytes for that model.
+    The trainer's part is its memory during a round with the shipped model, minus the predicted
+    bytes of that model.
 
     Raises:
         DeviceError: if a process fails.
@@ -47,12 +47,12 @@ def runtime_bytes() -> int:
 
 
 def model_bytes(footprint: MemoryFootprint) -> int:
-    """Return the formula's bytes without interpreter, libraries and device contexts."""
+    """Return the predicted bytes without interpreter, libraries and device contexts."""
     return footprint.total - footprint.runtime
 
 
 def _load_trainer() -> int:
-    """Take a round's steps with the shipped model; return the formula's bytes for the model."""
+    """Take a round's steps with the shipped model; return the predicted bytes of the model."""
     from samara.client.training.model_runtime import load_run
     from samara.shared.settings.config import RunConfig
     from samara.simulations.fleet.device import fleet_of

@@ -1,4 +1,4 @@
-"""The plan of a rehearsal: the limits of each client, and predictions by a formula."""
+"""The plan of a rehearsal: the limits of each client, and its predicted time and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
     """Check that this machine is as fast as all devices together at a time dilation.
 
     Raises:
-        ConfigError: if it is slower; the message names a sufficient dilation.
+        ConfigError: if this machine is slower; the message names a sufficient dilation.
     """
     least = least_dilation(shares, machine_cores)
     if dilation < least:
@@ -86,11 +86,11 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
 def patience(
     clients: Sequence[PlannedClient], faults: Sequence[Fault], first_pass: float, dilation: float
 ) -> float:
-    """Return the seconds on this machine without news after which a rehearsal is abandoned.
+    """Return how long a rehearsal waits without news before it is abandoned, in seconds.
 
-    The result is the sum of three times: five minutes, in which processes restart and Flower
-    detects lost processes; the longest fault; and five times the predicted duration of the slowest
-    client's first round.
+    The seconds are seconds of this machine. They are the sum of three times: five minutes, in which
+    processes restart and Flower detects lost processes; the longest fault; and five times the
+    predicted duration of the slowest client's first round.
 
     Args:
         clients: the clients.

@@ -26,7 +26,7 @@ from samara.simulations.rehearsal.plan import (
 )
 
 _MOST_PATH = 60
-"""Most characters in the path of the results' folder, because paths of Unix sockets are short."""
+"""Maximum length of the path of the results' folder; the paths of Unix sockets are short."""
 
 Say = Callable[[str], None]
 
@@ -52,7 +52,7 @@ class Place:
         return self.folder / "clients" / str(client.number)
 
     def said(self, name: str) -> Path:
-        """Return the file for the output of a process."""
+        """Return the file that receives the output of a process."""
         return self.folder / f"{name}.log"
 
 
@@ -114,7 +114,7 @@ def prepare(config: RunConfig, dilation: float, shapes_links: bool, place: Place
     say(f"memory of a client's processes without the model: {runtime / 2**20:,.0f} MiB")
 
     def as_here(name: str) -> DeviceProfile:
-        """Return a profile with the libraries of this machine, which multiply in float32."""
+        """Return a device's profile with this machine's libraries, which multiply in float32."""
         profile = load_device(name)
         memory = profile.memory.model_copy(update={"runtime_bytes": runtime})
         compute = profile.compute.model_copy(update={"weights": "fp32"})

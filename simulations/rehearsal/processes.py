@@ -19,7 +19,7 @@ from samara.simulations.rehearsal.fault_means import FaultMeans
 from samara.simulations.rehearsal.plan import PlannedClient
 
 END_SECONDS = 30.0
-"""Seconds within which a process must end after SIGTERM."""
+"""Time limit in seconds for the end of a process after SIGTERM."""
 _TRAINED = re.compile(r"answered: train,(?: round \d+,)? ([0-9.]+) s")
 _ANSWERED = "samara.device: answered: "
 _READY = "trainer ready"

@@ -39,7 +39,7 @@ from samara.simulations.rehearsal.report import RehearsalReport, make_report
 
 _POLL_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0
-"""Seconds without news after which a line names the clients for which the rehearsal waits."""
+"""Time without news, in seconds, after which a line names the awaited clients."""
 _LOOPBACK = "127.0.0.1"
 
 

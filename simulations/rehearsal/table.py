@@ -1,4 +1,4 @@
-"""The report of a rehearsal as a table on the terminal."""
+"""Table of a rehearsal's report for the terminal."""
 
 from rich.table import Table
 

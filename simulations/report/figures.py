@@ -26,7 +26,7 @@ from samara.simulations.report.drawing import (
 _STYLES = ("-", "--", ":", "-.")
 """The line styles of variants."""
 DRAWN_CLIENTS = 300
-"""Most clients that a figure shows; of more clients, an even selection by rank is drawn."""
+"""Maximum number of clients in a figure; of more clients, it shows an even selection by rank."""
 
 
 def figures_of(comparison: Comparison) -> list[Figure]:

@@ -46,7 +46,7 @@ class Kind:
 
     @property
     def failures(self) -> str:
-        """The outcomes of rounds in which a device did not report in time, with their counts."""
+        """The outcomes of rounds without a timely report of a device, with their counts."""
         outcomes = [f"{count} {what}" for what, count in sorted(self.outcomes.items())]
         return ", ".join(text for text in outcomes if not text.endswith(" reported"))
 

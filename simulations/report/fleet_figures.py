@@ -22,7 +22,7 @@ from samara.simulations.report.fleet import (
 )
 
 DRAWN_DEVICES = 60
-"""Most devices with separate lines; of more devices, an even selection of each kind is drawn."""
+"""Maximum number of devices with a line; of more devices, an even selection per kind is drawn."""
 _SHADES = (SERIES[0], SERIES[2], SERIES[3], MUTED)
 """Colours of kinds of devices."""
 _MARKERS = "os^D"
@@ -247,7 +247,7 @@ def _days(letter: str, rounds: Sequence[FleetRound], kinds: Sequence[Kind]) -> F
 
 
 def _split(letter: str, kinds: Sequence[Kind]) -> Figure:
-    """Draw the parts of a device's time by kind."""
+    """Draw the parts of the devices' time, by kind of device."""
     unit = unit_of_parts(kinds)
     parts = {
         "computing": [kind.compute_seconds / unit.seconds for kind in kinds],

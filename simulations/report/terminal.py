@@ -32,7 +32,7 @@ from samara.simulations.report.fleet import clock_of, kinds_of, span_of, unit_of
 from samara.simulations.report.writing import read_writing, writing_table
 
 _CLIENTS_SHOWN = 60
-"""Most clients for which the table has one row per client."""
+"""Maximum number of clients for a table with one row per client."""
 _NAME_WIDTH = 12
 _OF_LABELS = ("accuracy", "macro-f1", "f1", "matthews", "pearson")
 """Metrics of tasks with labels or candidates, for which `samara adapter apply` works."""
@@ -46,7 +46,7 @@ _TEXT_ROWS: tuple[_FigureRow, ...] = (
     ("mean", lambda own: figures_of(own).second, "{:.2f}"),
     ("bits/byte", lambda own: -figures_of(own).quality, "{:.3f}"),
 )
-"""The last rows of the clients' table: title, function of a client's metrics, and number format."""
+"""The last rows of the clients' table: title, function of a client's metrics, number format."""
 
 
 def print_result(folder: Path, result: RunResult, console: Console | None = None) -> None:
@@ -144,7 +144,7 @@ def print_tuning(folder: Path, result: Mapping[str, Any], console: Console | Non
 
 
 def print_next(folder: Path, result: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the commands that use a tuned model; print nothing without a model that they can use.
+    """Print the commands that use a tuned model; print nothing if no command can use it.
 
     Args:
         folder: folder of the run.
@@ -247,7 +247,7 @@ def _last_state(result: RunResult) -> str:
 
 
 def splits_table(result: RunResult, is_text: bool = False) -> Table:
-    """Return a table of the global model before and after the rounds.
+    """Return a table of the global model's metrics before and after the rounds.
 
     Numbers are means over clients. For a generation, they are computed over all clients' tokens.
 

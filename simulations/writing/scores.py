@@ -28,7 +28,7 @@ class WritingScores:
             Each score is the mean over clients of the mean over a client's texts.
         reproduced: share of training texts whose next `REPRODUCED_WORDS` words the model writes
             after the beginning; NaN if no training text is long enough.
-        longest: largest number of a training text's words that the model writes after the
+        longest: maximum number of words of a training text that the model writes after its
             beginning.
     """
 
@@ -61,7 +61,7 @@ def reproduced_words(passage: Passage, model: str) -> int:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text without separators, because decoders insert spaces there."""
+    """Split a text into words and drop separators, because decoders insert spaces at separators."""
     return re.findall(r"\w+", text)
 
 

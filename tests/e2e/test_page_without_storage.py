@@ -53,9 +53,9 @@ def test_a_browser_that_keeps_nothing_more_is_said_to(tmp_path: Path) -> None:
         tab = stack.enter_context(driven(browser, tmp_path / "profile"))
         tab.open(page_of(_refusing_page(folder, tmp_path / "refusing")))
         shown = tab.until(TROUBLE)
-        assert "This browser lets the page keep nothing" in shown
+        assert "This browser does not let the page store data" in shown
         assert "Invitation" not in shown
-        assert "lets the page keep nothing" in tab.run(JOINING)
+        assert "does not let the page store data" in tab.run(JOINING)
         origin = page_of(folder)
         tab.open(origin)
         tab.until("!document.getElementById('joining').hidden")

@@ -167,7 +167,7 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     folder = simulate(config_of(settings, learning_rate=0.1, rounds=7, cohort__empty_rounds=1))
     steps = {step.round: step for step in replay_run(folder)}
     sixth = read_result(folder)["rounds"][5]
-    assert sixth["problem"] == "the loss rose, so the state returns to that after round 4"
+    assert sixth["problem"] == "the loss rose, so the model returns to its state after round 4"
     assert sixth["problem"] in caplog.text
     assert sixth["back_to"] == 4
     np.testing.assert_array_equal(steps[6].state, steps[4].state)

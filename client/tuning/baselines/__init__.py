@@ -1,1 +1,1 @@
-"""Baselines for zeroth-order training: no training, and training with backward passes."""
+"""Baselines for zeroth-order training: methods without training, and with backward passes."""

@@ -1,4 +1,4 @@
-"""Training with backward passes by Adam or SGD: resident, or with the optimizer on the host.
+"""Training by Adam or SGD with backward passes, with the optimizer on the device or on the host.
 
 All first-order methods share one loop, so that they see the same batches in the same passes:
 
@@ -59,26 +59,34 @@ BEST_FILE = "best.safetensors"
 MODEL_FOLDER = "model"
 ADAPTER_NAME = "adapter"
 _CHECK_ORDER = 1
-"""Order of the examples on which projectors are checked; steps use order 0."""
+"""Number of the batch order for checks of projectors. Steps use order 0."""
 
 
 class GradientOptimizer(Protocol):
-    """An optimizer driven by a loop of backward passes."""
+    """Protocol of optimizers that receive gradients from a loop of backward passes."""
 
     def begin_pass(self, learning_rate: float | None) -> None:
-        """Prepare for a backward pass; η is None except in the last pass of a step."""
+        """Prepare for a backward pass.
+
+        Args:
+            learning_rate: η in the last pass of a step, otherwise None.
+        """
 
     def finish_step(self, learning_rate: float) -> None:
         """Complete the step; afterwards the weights are updated and no gradients are stored."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the method's state, by their names in a checkpoint."""
+        """Return the tensors of the optimizer's state, by their names in a checkpoint."""
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continue with a checkpoint's tensors; raise a ValueError if any is missing or wrong."""
+        """Continue with the tensors of a checkpoint.
+
+        Raises:
+            ValueError: if a tensor is missing, or has another shape or dtype.
+        """
 
     def hold(self, accelerator: Accelerator) -> None:
-        """Count the state's bytes in the memories that hold the state."""
+        """Register the state's tensors in the emulated memories that hold them."""
 
 
 class FirstOrder:
@@ -154,7 +162,7 @@ class FirstOrder:
 
     @property
     def steps(self) -> int:
-        """The number of steps taken."""
+        """Number of steps taken."""
         return self._steps
 
     def step(self) -> float:
@@ -181,7 +189,7 @@ class FirstOrder:
         batch = self._setup.batch(self._steps)
         size = settings.micro_batch or len(batch)
         if isinstance(self._forward, ReadoutForward):
-            size = len(batch)  # the representations are already computed
+            size = len(batch)  # representations are already computed
         total = 0.0
         for start in range(0, len(batch), size):
             loss = self._batch_loss(batch[start : start + size], len(batch))
@@ -199,7 +207,7 @@ class FirstOrder:
         return total
 
     def _check_projectors(self, checks: ProjectorLog) -> None:
-        """Check all projectors on a gradient whose sample is independent of all batches."""
+        """Check all projectors on the gradient of a sample that is independent of all batches."""
         settings = self._setup.settings
         wanted = settings.lsp.check_examples
         size = settings.micro_batch
@@ -232,15 +240,15 @@ class FirstOrder:
         self._checkpoint.write(self._values() | self._optimizer.tensors(), self._steps)
 
     def keep_best(self) -> None:
-        """Write the trained tensors as the best tensors, unless the file already has them."""
+        """Write the trained tensors to the file of the best state, unless it already has them."""
         if not self._best.exists or self._best.step() != self._steps:
             self._best.write(self._values(), self._steps)
 
     def restore_best(self, step: int) -> None:
-        """Read the best tensors back.
+        """Read the trained tensors of the best state.
 
         Raises:
-            TrainingError: if the best tensors belong to another step.
+            TrainingError: if the file has the tensors of another step.
         """
         if step != self._steps:
             if self._best.step() != step:
@@ -252,11 +260,11 @@ class FirstOrder:
             self._steps = step
 
     def digest(self) -> str:
-        """Return the hash of names, shapes and values in hexadecimal."""
+        """Return the hash of the trained tensors' names, shapes and values, in hexadecimal."""
         return digest_of(self._values())
 
     def make_start(self) -> Start | None:
-        """Return the current weights as the start of a federation; None if A is not frozen."""
+        """Return the current weights as a federation's start, or None if A is trained too."""
         if self._setup.settings.space != "lora-fa":
             return None
         weights = self._trained[ADAPTER_NAME].detach().cpu().numpy()
@@ -265,7 +273,7 @@ class FirstOrder:
         return Start.from_weights(weights, layout, self._setup.base.model_id, layers)
 
     def export(self) -> None:
-        """Write the current model if the method trains only the model's own weights."""
+        """Write the current model, if the method trains the model's own weights."""
         settings = self._setup.settings
         if settings.space in ("full", "linear") and settings.classifier == "label-words":
             self._schedule.finish()
@@ -277,12 +285,12 @@ class FirstOrder:
             self._schedule.close()
 
     def emulated_cost(self) -> dict[str, Any]:
-        """Return seconds and bytes on an emulated accelerator; empty without one."""
+        """Return the seconds and bytes of an emulated accelerator; empty without one."""
         self._pause()
         return self._cost.as_json() if self._cost else {}
 
     def _pause(self) -> None:
-        """Complete all updates; emulated time stops until the next step."""
+        """Complete all updates, and stop the emulated time until the next step."""
         self._schedule.finish()
         if self._cost:
             self._cost.count()
@@ -301,7 +309,7 @@ class FirstOrder:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Use the weights (and θ, if any) of a block's first run while the block runs again."""
+        """Apply the weights and θ of a block's first forward pass while the block is recomputed."""
         with self._at_weights() as adapters, self._adapter.using(adapters):
             yield
 
@@ -335,7 +343,7 @@ def name_of_theta(kind: str) -> str:
 
 
 def _own_weights(base: BaseModel, space: str) -> dict[str, Tensor]:
-    """Return the model's own parameters that a space trains, and enable their gradients."""
+    """Return the model parameters that a space trains in place, and enable their gradients."""
     trained: dict[str, Tensor] = dict(
         base.network.named_parameters() if space == "full" else linear_weights(base.network)
     )

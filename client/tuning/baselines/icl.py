@@ -1,4 +1,4 @@
-"""The in-context learning baseline: prompts begin with solved examples, and nothing is trained.
+"""In-context learning, a baseline whose prompts begin with solved examples; nothing is trained.
 
 This is the baseline of MeZO (appendix E.4): 32 demonstrations, or as many as fit the model's
 context.
@@ -21,14 +21,14 @@ from samara.shared.tasks.demonstrations import demonstration
 from samara.shared.tasks.kinds import CHAT, GenerationTask
 
 PROMPTS_IN_PASS = 4
-"""Number of prompts in a pass; each needs a copy of the demonstrations' keys and values."""
+"""Number of prompts in a pass. Each prompt needs a copy of the demonstrations' keys and values."""
 
 
 class InContext:
     """A baseline that puts demonstrations from the training split before a causal LM's prompts.
 
-    All prompts get the first examples of one random order, as many as fit the model's context
-    together with the prompt. The prompt itself is not shortened.
+    The demonstrations are the first examples of one random order. Each prompt gets as many of them
+    as fit the model's context together with the prompt. The prompt itself is not shortened.
 
     Args:
         setup: setup with a causal LM.
@@ -66,9 +66,10 @@ class InContext:
         self._limit = setup.base.context - answer
 
     def scores(self, split: TaskSplit) -> ScoresAndAnswers:
-        """Return the base model's scores of a split after demonstrations, and its decoded answers.
+        """Return the base model's scores and decoded answers of a split, after demonstrations.
 
-        If the model can continue a prefix, it reads equal demonstrations only once.
+        If the model can continue a prefix, it reads demonstrations shared by several prompts only
+        once.
         """
         if (scores := self._scores_behind(split)) is not None:
             return scores, []
@@ -80,11 +81,11 @@ class InContext:
         return self._setup.base_scores(extended)
 
     def _scores_behind(self, split: TaskSplit) -> NDArray[np.float32] | None:
-        """Return the scores of prompts after demonstrations that the model reads only once.
+        """Return the scores of a split's prompts, with shared demonstrations read only once.
 
         Returns:
             float32 [n, width]; None if the model cannot continue a prefix, is streamed or cut, or
-                has to write answers.
+            has to write answers.
         """
         setup = self._setup
         if setup.stream is not None or setup.base.depth or split.open_prompts:
@@ -104,7 +105,7 @@ class InContext:
         return scores
 
     def prefix(self, prompt: Prompt) -> Ids:
-        """Return the tokens that precede a prompt's tokens."""
+        """Return the tokens that precede a prompt's tokens, with demonstrations included."""
         start = self._start if self._begins(prompt.sequences[0]) else ()
         return (*start, *self._tokens(prompt))
 
@@ -130,7 +131,7 @@ class InContext:
         )
 
     def _insert(self, sequence: Ids, tokens: Sequence[int]) -> Ids:
-        """Insert tokens at the start of a sequence, after its first special token if it has one."""
+        """Insert tokens at the start of a sequence, but after an initial special token."""
         start = len(self._start) if self._begins(sequence) else 0
         return (*sequence[:start], *tokens, *sequence[start:])
 

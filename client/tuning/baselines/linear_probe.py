@@ -1,8 +1,9 @@
 """Linear probing: logistic regression on features of the frozen model.
 
-The features of a text are the last layer's output. For a causal LM this is the output at the last
-token, which attends to all other tokens. For other models it is the mean over all tokens. The
-regularization strength is chosen on the validation split.
+The features of a text are the output of the model's last block. With `adapter.layers = "readout:N"`
+they are the output of block N. A causal LM's output is read at the last token, which attends to all
+other tokens. Other models' output is the mean over all tokens. The regularization strength is
+chosen on the validation split.
 """
 
 import numpy as np
@@ -19,19 +20,19 @@ from samara.shared.errors import DataError, TaskError
 from samara.shared.tasks.kinds import ClassificationTask
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Values of C, the inverse regularization strength, from strong to weak regularization."""
+"""Values of the inverse regularization strength C, from strong to weak regularization."""
 ITERATIONS = 5_000
 TOLERANCE = 1e-4
 EARLY_ITERATIONS = 1_000
-"""Iterations of a regression that stops early because training continues from it (MeZO, appendix
-F.1).
+"""Maximum number of iterations of a regression that stops early. Training of the whole model then
+continues from the regression (MeZO, appendix F.1).
 """
 EARLY_TOLERANCE = 1e-2
 """Tolerance of a regression that stops early."""
 
 
 class LinearProbe:
-    """A classifier on frozen features.
+    """A logistic regression on features of the frozen model.
 
     Attributes:
         strength: chosen value of C.
@@ -59,7 +60,7 @@ class LinearProbe:
         )
 
     def evaluate(self, split: TaskSplit) -> EvaluationResult:
-        """Evaluate the classifier on a split."""
+        """Evaluate the logistic regression on a split."""
         scores = _scores(self._probe, self._features(split), self._setup.scorer.labels)
         return self._setup.result_of(scores, [], split)
 
@@ -82,13 +83,16 @@ def fit_probe(
     held_out: NDArray[np.float64],
     early: bool = False,
 ) -> tuple[float, Pipeline]:
-    """Fit a logistic regression for each C; return the best C on validation and its regression.
+    """Fit one logistic regression for each C, and choose the best one on the validation split.
 
     Args:
         setup: setup with the splits of the features.
         features: features of the training examples, float64 [n, features].
-        held_out: features of the validation examples.
+        held_out: features of the validation examples, float64 [m, features].
         early: whether the regressions stop early.
+
+    Returns:
+        The best C, and its regression.
 
     Raises:
         DataError: if all training examples have the same label.

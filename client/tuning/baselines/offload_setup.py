@@ -1,4 +1,4 @@
-"""The accelerator and the update schedule for a run's settings."""
+"""The accelerator and the update schedule that a run's settings name."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,8 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.model.loading import BaseModel
 
 _ZERO_GRADIENTS = 2
-"""Number of layers whose complete gradients are on the accelerator: one is computed, one sent."""
+"""Number of layers whose complete gradients are on the accelerator: one layer is computed while the
+other is sent."""
 _UNLIMITED = 1e15
 
 
@@ -41,7 +42,7 @@ def make_accelerator(settings: TuneSettings, base: BaseModel) -> Accelerator:
 def make_schedule(
     settings: TuneSettings, base: BaseModel, updates: Sequence[LayerUpdate], device: Accelerator
 ) -> ImmediateSchedule | OverlappedSchedule:
-    """Return the schedule of the updates."""
+    """Return the schedule of the weights' updates."""
     order = _order(settings, base)
     if order is None:
         return ImmediateSchedule()
@@ -50,14 +51,14 @@ def make_schedule(
 
 
 def computes_again(settings: TuneSettings) -> bool:
-    """Return whether the backward pass recomputes the blocks' activations."""
+    """Return whether the backward pass recomputes the activations of blocks."""
     if settings.offload.checkpointing != "auto":
         return settings.offload.checkpointing == "on"
     return settings.offload.emulates or settings.model.torch_device != "cpu"
 
 
 def _order(settings: TuneSettings, base: BaseModel) -> Order | None:
-    """Return the order of transfers and updates; None if nothing overlaps."""
+    """Return the order of transfers and updates, or None if nothing overlaps."""
     choice = settings.offload.schedule
     if choice == "none":
         return None

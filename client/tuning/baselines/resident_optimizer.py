@@ -1,4 +1,4 @@
-"""Adam or SGD on the device of the weights: resident training, without offloading."""
+"""Adam or SGD on the device of the weights, without offloading."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ class ResidentOptimizer:
         self._optimizer = kind(list(trained.values()), learning_rate, fused=True)
 
     def begin_pass(self, learning_rate: float | None) -> None:
-        """Do nothing, because gradients accumulate beside the weights."""
+        """Do nothing, because torch accumulates the gradients in the weights' `grad`."""
 
     def finish_step(self, learning_rate: float) -> None:
         """Update the weights by the accumulated gradients, and free the gradients.
@@ -57,7 +57,7 @@ class ResidentOptimizer:
 
         Args:
             tensors: tensors by name, as returned by `tensors`.
-            steps: number of steps taken before.
+            steps: number of steps taken before the checkpoint.
 
         Raises:
             ValueError: if a tensor is missing or has another shape or dtype.

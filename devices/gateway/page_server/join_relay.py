@@ -1,4 +1,4 @@
-"""Relay of joining requests from browsers to the server.
+"""Relay that passes a browser's requests to join on to the server.
 
 A browser cannot send such requests to the server itself: the page may only use the gateway's
 origin, and the browser does not know the server's certificate authority.
@@ -69,7 +69,7 @@ class JoinRelay:
 
 
 class _TooLongError(Exception):
-    """A request body that is too long for a request to join."""
+    """Raised if a request's body is too long for a request to join."""
 
 
 async def _read_body(request: Request) -> bytes:

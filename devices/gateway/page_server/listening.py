@@ -31,7 +31,7 @@ log = logging.getLogger("samara.gateway")
 PING_SECONDS = 240.0
 """Seconds of silence after which a browser is pinged, like other phones."""
 PONG_SECONDS = 20.0
-"""Seconds for the answer to a ping."""
+"""Time limit for the answer to a ping, in seconds."""
 _PROXIES = ["127.0.0.1", "::1"]
 
 
@@ -116,7 +116,7 @@ class PageServer:
 
     async def stop(self) -> None:
         """End all connections, and stop listening."""
-        assert self._server is not None, "the server was started"
+        assert self._server is not None, "start must be called first"
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()

@@ -1,4 +1,4 @@
-"""The ASGI application for browsers: files of the page and the program, joining, and streams."""
+"""The ASGI application for browsers: page and program files, requests to join, and streams."""
 
 import asyncio
 import logging
@@ -29,9 +29,7 @@ log = logging.getLogger("samara.gateway")
 
 STREAM_PATH = "/stream"
 PIECE_SECONDS = 30.0
-"""Seconds for a browser to receive a 64 KiB piece of a file; a slower browser requests the rest
-again.
-"""
+"""Time limit for sending 64 KiB of a file, in seconds; a slower browser requests the rest again."""
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -113,7 +111,10 @@ class PageApp:
             await socket.close(*end)
 
     def _is_asked_as_itself(self, connection: HTTPConnection) -> bool:
-        """Return whether a request is for this server, and not sent by another site's page."""
+        """Return whether a request is addressed to this server, and not sent by a foreign page.
+
+        The headers ``Host`` and ``Origin`` decide this.
+        """
         hosts, origins = (connection.headers.getlist(name) for name in ("host", "origin"))
         scheme = "https" if connection.scope["scheme"] in ("https", "wss") else "http"
         if len(hosts) != 1 or len(origins) > 1:

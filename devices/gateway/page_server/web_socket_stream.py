@@ -12,19 +12,18 @@ from samara.shared.proto.trainer_pb2 import FromPhone, ToPhone
 
 SUBPROTOCOL = "samara.phone.1"
 CLOSE_CODES = 4000
-"""Base of the stream's WebSocket close codes, to which the equivalent gRPC status number is
-added.
-"""
+"""Base of the WebSocket close codes, to which the number of the equivalent gRPC status is added."""
 MAX_UNREAD_PONGS = 1000
 """Maximum number of answers to pings, up to 127 bytes each, that the other end has not read."""
 _MAX_REASON_BYTES = 123
 KEEP = "keep"
-"""Name of the `WebSocketStream.keep` function in the state of a connection's requests."""
+"""Key, in the ASGI state of a request, of the function that `WebSocketStream.keep` calls."""
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
-    """A connection after its handshake. It ends if the other end sends pings without
-    reading pongs.
+    """A connection after its handshake.
+
+    The connection ends if the other end sends pings without reading the pongs.
     """
 
     _unread_pongs = 0
@@ -62,8 +61,9 @@ class WebSocketStream:
         return self._host
 
     def keep(self) -> None:
-        """Protect this connection from eviction by new connections; the other end has proved its
-        key.
+        """Protect this connection from eviction by new connections.
+
+        It is called once the other end has proved that it holds its key.
         """
         self._socket.scope["state"][KEEP]()
 

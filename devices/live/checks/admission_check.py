@@ -12,8 +12,10 @@ from samara.shared.network.rejection import HEADER, RejectionCode, rejection_in
 from samara.shared.protocol.signing import SigningKey
 
 _PATH = "/v1/fleet/push-object"
-"""Fleet API endpoint for parts of messages. The check sends an empty part that belongs to no
-message, so the server passes nothing on to Flower.
+"""Fleet API endpoint for parts of messages.
+
+The check sends an empty part that belongs to no message, so that the server passes nothing on to
+Flower.
 """
 _SECONDS = 10.0
 

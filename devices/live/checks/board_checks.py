@@ -115,8 +115,8 @@ def explain_crash(signal_number: int) -> str:
     """Return the probable cause of a signal that ended the preflight, and the remedy."""
     if signal_number == _ILLEGAL_INSTRUCTION and board_state.lacks_atomics():
         return (
-            "an instruction that this processor lacks: it is an ARMv8.0, like that of the "
-            "original Jetson Nano, but newer builds of torch need a newer one; install torch "
+            "an instruction that this processor lacks: like the original Jetson Nano, this board "
+            "has an ARMv8.0 processor, which newer builds of torch do not support; install torch "
             "2.9.1 for the CPU "
             f"({GUIDE}, Jetson Nano)"
         )

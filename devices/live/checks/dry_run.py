@@ -17,7 +17,9 @@ from samara.shared.protocol.replay import digest, zero_state
 
 
 def dry_run(settings: ClientSettings) -> str:
-    """Load model and data, and do one step from the base model. Nothing is sent or stored.
+    """Load model and data, and take one step from the base model.
+
+    Nothing is sent or stored.
 
     Returns:
         A line for the operator with times, memory and the first projected gradients.

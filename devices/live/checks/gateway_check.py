@@ -10,7 +10,7 @@ from samara.shared.network.addresses import parse_address
 from samara.shared.network.proxies import remark_on_proxy
 
 GATEWAY = "gateway"
-"""Name of the check that a gateway answers."""
+"""Name of the preflight check that tests whether a gateway answers."""
 _CONNECT_SECONDS = 10.0
 
 

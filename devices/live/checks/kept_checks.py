@@ -12,7 +12,7 @@ from samara.shared.errors import DeviceError
 from samara.shared.storage.kept_file import KeptFile
 
 CHECKS_FILE = "preflight.json"
-"""Name of the file in a client's folder."""
+"""File in a client's folder with the results of its last preflight."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class KeptChecks:
 
 
 class ChecksFile(KeptFile[KeptChecks | None]):
-    """File with the results of the last preflight; None before the first."""
+    """The file with the results of the last preflight; its content is None before the first."""
 
     name = CHECKS_FILE
     damaged = "{file}: {problem}; the results of the last preflight are left out"

@@ -26,7 +26,7 @@ def free_on(device: str) -> int:
 
 
 def default_profile(device: str) -> DeviceProfile:
-    """Return the shipped profile that is used for a machine without its own profile.
+    """Return the shipped profile that stands in for a machine without a profile.
 
     It has the largest `runtime_bytes` of the profiles with the same kind of processor.
     """

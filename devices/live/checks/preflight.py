@@ -42,17 +42,15 @@ from samara.shared.terms.signed_scenario import describe_operator
 
 _PYTHON = (3, 11)
 _SUPERLINK = "superlink"
-"""Name of the check that the server answers."""
+"""Name of the check that tests whether the server answers."""
 _PIECES_READ = 16
 _SLOW_STORAGE = 0.7
-"""Share of the profile's bandwidth below which the check warns."""
+"""Share of the profile's storage bandwidth below which the storage check warns."""
 _CONNECT_SECONDS = 10.0
 _MOST_AHEAD = 5.0
-"""Seconds that this clock may be ahead of the server's; beyond it, Flower rejects signed
-requests.
-"""
+"""Maximum lead of this clock over the server's, in seconds; beyond it, Flower rejects requests."""
 _MOST_BEHIND = 300.0
-"""Seconds that this clock may be behind the server's; beyond it, Flower rejects signed requests."""
+"""Maximum lag of this clock behind the server's, in seconds; beyond it, Flower rejects requests."""
 _NOTABLE_SKEW = 2.0
 """Difference of the clocks in seconds from which the check warns."""
 
@@ -123,8 +121,9 @@ def check_torch(device: str) -> CheckResult:
 
 
 def check_bitsandbytes(device: str) -> CheckResult:
-    """Check that a bitsandbytes kernel works. Wheels for other boards import, but their kernels
-    fail.
+    """Check that a bitsandbytes kernel works.
+
+    Wheels for other boards can be imported, but their kernels fail.
     """
     try:
         import torch
@@ -136,7 +135,7 @@ def check_bitsandbytes(device: str) -> CheckResult:
     except (ImportError, RuntimeError, OSError, AttributeError) as problem:
         remedy = "build it for this board (docs/guides/jetson.md), or --set model.quantization=none"
         return CheckResult(Outcome.FAIL, "bitsandbytes", _first_line(problem), remedy)
-    if error > 0.2:  # half of the widest gap between NF4's levels is 0.152
+    if error > 0.2:  # 0.152 is half of the widest gap between NF4's levels
         remedy = "install another build of bitsandbytes"
         return CheckResult(Outcome.FAIL, "bitsandbytes", "quantizes wrongly", remedy)
     return CheckResult(Outcome.PASS, "bitsandbytes", "an NF4 kernel ran")
@@ -195,9 +194,7 @@ def check_storage(model: ModelSettings, profile: DeviceProfile) -> CheckResult |
 
 
 def check_scenario(folder: Path) -> CheckResult:
-    """Check that this client takes its terms from the operator's signed scenario, not from the
-    server.
-    """
+    """Check that this client's terms come from the operator's signed scenario, not the server."""
     try:
         scenarios = ScenarioFolder(folder).read_all()
     except ScenarioError as error:

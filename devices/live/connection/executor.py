@@ -121,7 +121,7 @@ class Executor:
                 _log_failure(error)
 
         if self._is_concurrent:
-            # a daemon thread: shutdown must not wait for a phone
+            # a daemon thread, because shutdown must not wait for a phone
             Thread(target=answer_or_log, name="task", daemon=True).start()
         else:
             answer()

@@ -31,9 +31,9 @@ class GatewayEndpoint:
         address: host:port.
         authority: PEM file of the certificate authority; None means the system's.
         insecure: whether the connection is plain text.
-        elements: function that returns the number of elements of the largest state of the client's
-            runs, from which the size limit of received messages follows. A longer message breaks
-            the connection, and a new connection is made.
+        elements: function that returns the number of elements in the largest state of the client's
+            runs. The size limit of received messages follows from this number. A longer message
+            breaks the connection, and a new connection is made.
     """
 
     address: str
@@ -57,8 +57,7 @@ class GatewayEndpoint:
         return grpc.secure_channel(self.address, credentials, options)
 
     def diagnose(self) -> str:
-        """Return a description of a TLS problem with the gateway and its remedy, or "" without a
-        problem.
+        """Describe a TLS problem with the gateway, and its remedy; empty without a problem.
 
         gRPC's own error says at most that a handshake failed.
 

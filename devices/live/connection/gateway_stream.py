@@ -25,11 +25,12 @@ from samara.shared.protocol.signing import SigningKey, answer_bytes, proof_bytes
 log = logging.getLogger("samara.device")
 
 FIRST_PAUSE = 1.0
-"""Seconds before a broken stream is first reopened. The delay doubles each time, plus up to half of
-it at random.
+"""Delay in seconds before a broken stream is first reopened.
+
+The delay doubles each time. Up to half of it is added at random.
 """
 LONGEST_PAUSE = 300.0
-"""Maximum seconds before a broken stream is reopened, without the random part."""
+"""Maximum delay in seconds before a broken stream is reopened, without the random part."""
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,

@@ -62,7 +62,7 @@ def largest_state(folder: Path) -> int:
 
 
 class ReceivedBytes:
-    """The number of bytes that may still be received.
+    """Counters of the bytes that may still be received.
 
     Args:
         most: function that returns the size limit in bytes for a kind of message.
@@ -74,8 +74,9 @@ class ReceivedBytes:
         self._left = {_PART_PATH: 0, _BUNDLE_PATH: MOST_BUNDLE_BYTES}
 
     def begin(self, message_type: str, parts: int) -> None:
-        """Allow the bytes of a message; allow no bytes if its kind is unknown or it has too many
-        parts.
+        """Allow the bytes of a message.
+
+        Nothing is allowed if the kind of the message is unknown or it has too many parts.
 
         Args:
             message_type: Flower's message type, with an action.

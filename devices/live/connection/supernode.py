@@ -33,9 +33,7 @@ log = logging.getLogger("samara.device")
 FOR_GATEWAY = "--for-gateway"
 """Argument for a gateway's SuperNode, which passes on several messages at once."""
 _LONGEST_PAUSE = 3.0
-"""Maximum polling delay in seconds of a gateway's SuperNode. Flower sets the delay of other
-SuperNodes.
-"""
+"""Maximum polling delay of a gateway's SuperNode, in seconds; other SuperNodes use Flower's."""
 _FOREIGN_LINES = (
     *("EXPERIMENTAL", "Connection attempt failed", "Giving up reconnection"),
     "[/v1/runtime/",  # the task ended, because its request could not be fetched
@@ -118,7 +116,7 @@ def main() -> None:
     """Run ``flower-supernode``.
 
     The first argument is the process id of the parent, and the second is the folder of the client
-    or gateway. `FOR_GATEWAY` may follow. All further arguments are those of ``flower-supernode``.
+    or gateway. `FOR_GATEWAY` may follow. All further arguments are passed to ``flower-supernode``.
     """
     parent, folder, *arguments = sys.argv[1:]
     exit_with_parent(int(parent))

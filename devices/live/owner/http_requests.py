@@ -42,8 +42,9 @@ _UNCHANGING: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "store": (False,),
 }
-"""Unsupported OpenAI parameters, with the values that leave the answer unchanged. The value null
-also leaves the answer unchanged.
+"""Unsupported OpenAI parameters, with the values that leave the answer unchanged.
+
+The value null also leaves the answer unchanged.
 """
 
 Body = TypeVar("Body", bound="_Body")
@@ -112,8 +113,7 @@ class FeedbackBody(_Body):
 
     Attributes:
         text: one text; if the task reads several fields, a row as a mapping.
-        label: the correct label, as a value in the data or a label word. A number may stand as
-            such.
+        label: the correct label: a value in the data, as text or as a number, or a label word.
     """
 
     text: str | dict[str, str]

@@ -1,4 +1,4 @@
-"""Moving a client to another device by one file with the complete client."""
+"""Moving a client to another device through one file that holds the complete client."""
 
 import json
 import shutil
@@ -19,9 +19,9 @@ from samara.shared.storage.archive import ArchivedFile, is_safe_path
 from samara.shared.storage.files import UNFINISHED, make_folder, sync_folder, write_durably
 
 KEY_FILE = "client.key"
-"""Name in the archive for a key from outside the client's folder."""
+"""Name, in the archive, of a key file that lies outside the client's folder."""
 CERTIFICATES_FILE = "ca.pem"
-"""Name in the archive for a certificate from outside the client's folder."""
+"""Name, in the archive, of a certificate file that lies outside the client's folder."""
 LEAST_PASSPHRASE = 8
 """Minimum length of a passphrase in characters."""
 _TRANSIENT = (".lock", ".sock", ".secret", ".part", ".log", ".before", UNFINISHED)

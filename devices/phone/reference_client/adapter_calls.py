@@ -39,8 +39,9 @@ class AdapterCalls:
         return _StepCalls(self._program, self._examples[Split.TRAIN], state, pending, is_profiled)
 
     def scores(self, state: NDArray[np.int64], split: Split) -> NDArray[np.float32]:
-        """Return a split's scores under a state, float32 [n, labels], using ``forward``
-        with ε = 0.
+        """Return a split's scores under a state, float32 [n, labels].
+
+        The scores come from ``forward`` with ε = 0.
         """
         examples = self._examples[split]
         calls = _StepCalls(self._program, examples, state, NOTHING)

@@ -105,9 +105,7 @@ def read_joined_gateway(home: Path) -> JoinedGateway | None:
 
 
 class _Source(NamedTuple):
-    """The source of an invitation's files: server address, PEM of its authority, and the
-    invitation.
-    """
+    """The server of an invitation's files: address, PEM of its authority, and the invitation."""
 
     address: str
     authority: str

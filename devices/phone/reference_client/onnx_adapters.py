@@ -34,9 +34,7 @@ class OnnxPhoneProgram(PhoneProgram):
         seeds: NDArray[np.uint64],
         epsilon: float,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-        """Apply an update, and return scores and losses of perturbations; see
-        `PhoneProgram.step`.
-        """
+        """Apply an update; return scores and losses of perturbations. See `PhoneProgram.step`."""
         state = self.replay(state, *previous)
         layout = self.layout
         weights = np.tile(to_float32(state), (2, self.manifest.queries, 1))

@@ -1,4 +1,4 @@
-"""A phone as a client of runs, whose tasks carry the settings of their runs."""
+"""A phone as a client; each of its tasks carries the settings of the task's run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +62,7 @@ class Phone:
         """Return the reply to a task as a frame.
 
         Args:
-            task: task with the run's settings as sorted JSON, of which the run id is a hash. An
+            task: task with the run's settings as sorted JSON; the run id is a hash of this JSON. An
                 instruction without settings must belong to a run whose settings are known.
         """
         try:

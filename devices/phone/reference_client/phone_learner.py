@@ -156,8 +156,9 @@ class PhoneLearner:
         return steps.plan.report(token)
 
     def data_hash(self, split: Split) -> str:
-        """Return a hash of a split's examples in hex, independent of their order; empty if there
-        are none.
+        """Return a hash of a split's examples in hex; empty if there are none.
+
+        The hash does not depend on the order of the examples.
         """
         return self._examples[split].hash() if len(self._examples[split]) else ""
 

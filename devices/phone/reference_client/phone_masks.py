@@ -31,7 +31,7 @@ class PhoneMasks:
         The result is None if the run uses no masks, or if the phone has no key.
 
         Args:
-            settings: the settings that the run id is a hash of, as sorted JSON.
+            settings: settings of the run as sorted JSON; the run id is a hash of this JSON.
             privacy: differential privacy terms in these settings.
         """
         if privacy is None or not privacy.is_masked or self._signer is None:

@@ -113,8 +113,9 @@ class ReadoutCalls:
         return np.argsort(self._lengths[split][rows], kind="stable")
 
     def _compute(self, split: Split, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return scores and features of up to B examples from one call, float32 [n, labels +
-        features].
+        """Return scores and features of up to B examples from one call.
+
+        The result is float32 [n, labels + features].
         """
         examples = self._examples[split]
         manifest = self._program.manifest

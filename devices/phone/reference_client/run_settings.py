@@ -18,7 +18,7 @@ from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.terms.run_terms import RunTerms
 
 SETTINGS_FILE = "settings.json"
-"""Name of the file in a run's folder."""
+"""File in a run's folder with the run's settings."""
 MAX_SETTINGS_BYTES = 2**16
 _OBJECTIVES = ("cross-entropy", PROFILED)
 

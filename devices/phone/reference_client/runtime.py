@@ -25,8 +25,9 @@ from samara.shared.protocol.replay_numpy import NumpyBackend
 TOLERANCE = 5e-3
 """Maximum difference of a loss in the self-check, in nats."""
 TOLERANCE_4_BIT = 1.0
-"""Maximum difference of a loss in nats with 4-bit weights, for which every library rounds inputs
-differently.
+"""Maximum difference of a loss in the self-check with 4-bit weights, in nats.
+
+For these weights, every library rounds inputs differently.
 """
 
 
@@ -220,7 +221,7 @@ class ProgramBackend:
         coefficients: NDArray[np.int64],
         distribution: Distribution,
     ) -> None:
-        """Add Σ c·z to the state, in place."""
+        """Add Σ c·z(seed) to the state, in place."""
         state[:] = self._program.replay(state, seeds, coefficients)
 
     def directions(

@@ -259,6 +259,14 @@ def test_a_metric_can_be_trained_by_zeroth_order(settings: Settings) -> None:
     assert len({point["loss"] for point in result["curve"]}) > 1
 
 
+def test_linear_probing_reads_the_output_of_a_lower_block(settings: Settings) -> None:
+    setup = setup_of(settings, optimizer="linear-probe", adapter__layers="readout:1")
+    assert setup.base.depth == 1
+    whole = setup_of(settings, optimizer="linear-probe")
+    test = setup.splits["test"]
+    assert LinearProbe(setup).evaluate(test).loss != LinearProbe(whole).evaluate(test).loss
+
+
 def test_linear_probing_needs_labels_of_both_kinds(settings: Settings, answers: Settings) -> None:
     with pytest.raises(TaskError, match="linear probing needs the same labels for all rows"):
         LinearProbe(setup_of(settings, optimizer="linear-probe", **answers))

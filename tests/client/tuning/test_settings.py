@@ -70,10 +70,10 @@ def test_given_settings_are_not_changed() -> None:
     [
         (
             {"optimizer": "prge", "space": "full"},
-            "space: prge trains in lora-fa or lora or vera or prefix, not in full; in full train "
-            "mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, zero-offload",
+            "space: prge can train lora-fa or lora or vera or prefix, but not full; methods that "
+            "can train full: mezo, mezo-momentum, mezo-adam, fo-adam, fo-sgd, zero-offload",
         ),
-        ({"optimizer": "lora", "space": "prefix"}, "lora trains in lora, not in prefix"),
+        ({"optimizer": "lora", "space": "prefix"}, "lora can train lora, but not prefix"),
         (
             {"optimizer": "fo-sgd"},
             "learning-rate: fo-sgd has no default; set learning-rate to a number",
@@ -241,7 +241,7 @@ def test_given_settings_are_not_changed() -> None:
             {"optimizer": "lora", "model.dtype": "float16"},
             "lora in the space lora trains the",
         ),
-        ({"optimizer": "lsp", "space": "full"}, "space: lsp trains in linear, not in full"),
+        ({"optimizer": "lsp", "space": "full"}, "space: lsp can train linear, but not full"),
         (
             {"optimizer": "zero-offload", "lsp.nonzeros": 4},
             "zero-offload does not read this setting",

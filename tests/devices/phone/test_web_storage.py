@@ -13,7 +13,7 @@ from samara.shared.protocol.frames.refusal import Refusal
 from samara.shared.protocol.frames.report import Report
 
 TEXTS = (ROOT / "devices/phone/web/src/texts.ts").read_text(encoding="utf-8")
-FULL, LOST = "no room left for this page", "The browser has closed what this page keeps"
+FULL, LOST = "no room left for this page", "The browser has closed the storage of this page"
 
 
 WAYS = {

@@ -268,7 +268,7 @@ def test_a_client_signs_one_list_and_reveals_once(reporting: Asked) -> None:
     listed = SurvivorList(reporting.token, clients[:-1])
     signature = SurvivorSignature.decode(reporting.client.answer(listed.encode()))
     assert signature.client == reporting.client_index
-    with pytest.raises(MaskingError, match="for the second time"):
+    with pytest.raises(MaskingError, match="before the masked report, or twice"):
         reporting.client.answer(SurvivorList(reporting.token, clients).encode())
     few = reporting.signatures(listed, list(clients[:5]))
     with pytest.raises(MaskingError, match="too few neighbours have signed"):
@@ -365,7 +365,7 @@ def test_a_list_of_keys_must_be_whole_signed_and_one(tmp_path: Path) -> None:
         (twice, "two clients of the list have the same device key"),
         (rewritten, "two clients of the list have the same device key"),
         (own, "has keys for this client that this client has not sent"),
-        (good.keys[:-1], "does not have the keys of exactly this client's neighbours"),
+        (good.keys[:-1], "must have the keys of this client's neighbours and no others"),
     ):
         with pytest.raises(MaskingError, match=reason):
             asked.client.answer(replace(good, keys=keys).encode())

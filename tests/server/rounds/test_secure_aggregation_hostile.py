@@ -189,7 +189,7 @@ def test_of_two_lists_of_survivors_neither_is_revealed() -> None:
             hostile.reveal(client, same)
         with pytest.raises(MaskingError, match=r"has not signed this list|too few neighbours"):
             hostile.reveal(client, signatures)
-        with pytest.raises(MaskingError, match="or for the second time"):
+        with pytest.raises(MaskingError, match="before the masked report, or twice"):
             hostile.sign(client, lists[CLIENTS[0] if client > 10 else CLIENTS[-1]])
 
 

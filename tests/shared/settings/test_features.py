@@ -142,7 +142,7 @@ def test_every_exclusion_names_values_that_there_are() -> None:
         ({"space": "prefix", "optimizer": "mezo"}, "set space to lora-fa"),
         ({"optimizer": "mezo"}, "adapter readout with space full"),
         ({"optimizer": "zero-shot"}, "with optimizer zero-shot: the optimizer trains no adapter"),
-        ({"optimizer": "linear-probe"}, "with optimizer linear-probe"),
+        ({"optimizer": "icl"}, "with optimizer icl"),
     ],
 )
 def test_tune_refuses_a_readout_by_name_where_there_is_none(

@@ -117,7 +117,7 @@ export const TEXTS = {
   problem: "Something went wrong: {0}",
   reasons: {
     code: "The invitation is incomplete. Copy the link again.",
-    version: "The invitation is of another version. Ask the operator for a new invitation.",
+    version: "The invitation is for another version of this page. Ask the operator for a new invitation.",
     trust: "The answer does not come from the server of this invitation. Nothing was sent to it.",
     revoked: "The key of this browser was revoked. Ask the operator for a new invitation.",
     unknown: "There is no such invitation. Ask the operator for a new invitation.",
@@ -134,11 +134,11 @@ export const TEXTS = {
       "This page does not start. Load it again; if it still does not, update the browser or use another one.",
     slow: "This page has not started yet. Close other tabs of it, then load it again.",
     refused:
-      "This browser lets the page keep nothing, so it cannot take part. Open the link in a window that is not private, and allow this site to store data in the browser's settings; then load the page again.",
+      "This browser does not let the page store data, so it cannot take part. Open the link in a window that is not private, and allow this site to store data in the browser's settings; then load the page again.",
     full: "This device has no room left for this page, so no new data are kept or sent. Earlier data are still there. Free some space on the device; this page then continues by itself.",
-    blocked: "Another tab holds what this page has kept. Close all tabs of this page, then open it again.",
+    blocked: "Another tab holds the data of this page. Close all tabs of this page, then open it again.",
     runs: "This page keeps the private models of at most 32 runs, and already has 32. To make room, leave and delete everything, then ask for a new invitation.",
-    lost: "The browser has closed what this page keeps, or the data were deleted. Load the page again.",
+    lost: "The browser has closed the storage of this page, or the data were deleted. Load the page again.",
     example:
       "An example needs a text of at most 1,048,576 characters in each field, and one of the labels. Nothing was added.",
     unreadable: "The model cannot read this text. Write it in other words.",
