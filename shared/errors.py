@@ -107,7 +107,7 @@ class FrameError(SamaraError):
 
 
 class ReplayError(SamaraError):
-    """Coefficients do not fit the exact range of a state; the state is unchanged."""
+    """Coefficients would move a state out of its exact integer range; the state is unchanged."""
 
     refusal_code = RefusalCode.RANGE
 
@@ -214,7 +214,7 @@ class TrainerError(SamaraError):
 
 
 class QuestionError(SamaraError):
-    """A question to this device's models cannot be answered; the error is not sent to a server."""
+    """This device cannot answer a question to one of its models; no server sees the error."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -226,7 +226,7 @@ class UnknownModelError(QuestionError):
 
 
 class BusyError(SamaraError):
-    """A question is refused because the device is already answering its maximum of questions."""
+    """The device refuses a question because it already answers as many questions as it may."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -319,7 +319,7 @@ class TakenIndexError(SamaraError):
 
 
 class EvaluationLimitError(SamaraError):
-    """A second personal comparison, or an evaluation on training examples, was requested."""
+    """A server requested a second personal comparison, or an evaluation on training examples."""
 
     refusal_code = RefusalCode.EVALUATION
 

@@ -1,8 +1,8 @@
-"""Rejections: the reason for turning a request away, as a code in a header of the answer.
+"""Rejections: a server's reason for turning a request away, as a code in an HTTP header.
 
 A rejection differs from a refusal (`samara.shared.protocol.frames.refusal`), with which a client
-answers a message. As with refusals, only a code crosses the network, and each side has its own
-sentences.
+answers a message. As with refusals, only a code crosses the network. The rejected client turns it
+into a sentence.
 """
 
 from enum import IntEnum
