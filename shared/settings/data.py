@@ -38,7 +38,7 @@ class DataSettings(Section):
     limit: int = setting(
         0, "maximum number of training examples of all clients together; 0 means all", ge=0
     )
-    # still open without a run
+    # without a run, data.seed can still be open: then 0
     seed: Annotated[int, AfterValidator(lambda seed: max(seed, 0))] = setting(
         FOLLOWS_SEED,
         "seed of splits, limit, partition and generated messages; −1 means the run's `seed`",
@@ -99,7 +99,7 @@ class DataSettings(Section):
     keep: int = setting(
         0,
         "maximum number of examples, added in watched data or by `samara client learn`, that a "
-        "live client keeps, the newest first. 0 keeps all",
+        "live client keeps; the oldest are dropped. 0 keeps all",
         identity=False,
         page="guides/growing-data.md",
         ge=0,
@@ -115,13 +115,13 @@ class DataSettings(Section):
 
     @property
     def has_answer_limits(self) -> bool:
-        """Return whether the data's owner limits a client's reports and evaluations."""
+        """Whether the data's owner limits a client's reports and evaluations."""
         limits = self.scalar_limit, self.scalars_per_example, self.epsilon_limit
         return any(limits) or self.least_batch > 1
 
 
 def with_drawn_split(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key, with the run's seed in place of an open `data.seed`."""
+    """Return settings by dotted key, with the run's seed as the value of an open `data.seed`."""
     if flat.get("data.seed", FOLLOWS_SEED) != FOLLOWS_SEED:
         return dict(flat)
     seed = flat.get("seed", 0)

@@ -75,7 +75,7 @@ def reporting_rounds(method: str, rounds: int, private_rounds: int) -> int:
 
 
 def fits_private_part(method: str) -> bool:
-    """Return whether a method fits the private part in one step instead of private rounds."""
+    """Return whether a method makes the private part by a fit, and not in private rounds."""
     return method == "readout" or is_extension(method)
 
 
