@@ -1,8 +1,7 @@
 """Export of an adapter or a prefix to PEFT's files, which transformers' tools can read.
 
-LoRA-FA is a LoRA with a frozen A. The export generates A from the layout's seed. B holds the
-trained numbers, and alpha / r has the same meaning in LoRA-FA and LoRA. If A was trained too, the
-caller passes the trained A.
+LoRA-FA is a LoRA with a frozen A, so PEFT reads it as LoRA. The export generates A from the
+layout's seed. B holds the trained numbers. If A was trained too, the caller passes the trained A.
 """
 
 import inspect
@@ -118,7 +117,7 @@ def write_peft_prefix(
         OSError: if the folder cannot be written.
     """
     parts, heads, length, head_features = prefix.shape
-    # Each row of PEFT's embedding is one token: key and value of each layer, head by head.
+    # A row of PEFT's embedding belongs to a token. It holds key and value of each layer, by head.
     embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
     settings = {
         "peft_type": "PREFIX_TUNING",
