@@ -1,4 +1,4 @@
-"""Blob part and blob receipt: frames for sending a client a file."""
+"""Blob part and blob receipt: the frames with which a file is sent to a client."""
 
 import struct
 from dataclasses import dataclass
@@ -62,8 +62,8 @@ class BlobReceipt:
         token: token of the answered part, 8 bytes.
         client: client index.
         blob: SHA-256 of the whole blob, 32 bytes.
-        received: number of the blob's first bytes that the client has: the offset of the next part,
-            or the blob's size once it is complete.
+        received: number of bytes that the client has, which is the offset of the next part. It
+            equals the blob's size once the blob is complete.
     """
 
     token: bytes

@@ -1,4 +1,4 @@
-"""The key list of a round with buckets: its clients, and the digests that determine the buckets."""
+"""The key list of a round with buckets, and the digests from which the buckets are drawn."""
 
 import struct
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ class BucketKeyList:
     """A key list for a round with buckets.
 
     Attributes:
-        listed: all clients that sent keys, and the keys of the receiver's neighbours in its bucket.
+        listed: key list with all clients that sent keys, and with the keys of the receiver's
+            neighbours in its bucket.
         digests: digest of each client's keys, 32 bytes each, in the order of `listed.clients`.
     """
 

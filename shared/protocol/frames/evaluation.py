@@ -23,9 +23,9 @@ class EvaluationColumn:
         name: name of the column: global, zero-shot, personalized and so on.
         mean_loss: mean over the examples; 0 if the client has none.
         counts: confusion matrix, int64 [labels, labels]; rows are true labels, columns predictions.
-        ordered: the Mann-Whitney statistic times 2, for a simulated client with two labels: among
-            pairs of examples with different labels, 2 for each pair whose scores are in the right
-            order, and 1 for each tied pair. None if not sent.
+        ordered: twice the Mann-Whitney statistic, for a simulated client with two labels. A pair of
+            examples with different labels counts 2 if its scores are in the right order, and 1 if
+            they are tied. None if not sent.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Evaluation:
     Attributes:
         token: token of the answered instruction, 8 bytes.
         client: client index.
-        columns: one column per model, with distinct names and the same labels.
+        columns: one column per evaluated model; all have distinct names and the same labels.
     """
 
     token: bytes

@@ -1,9 +1,14 @@
-"""Masking frames: the messages between clients and server for masks that cancel in a sum.
+"""Masking frames: the messages of secure aggregation between clients and server.
 
-The order in a round is as follows. First come a key request, every client's masking keys, a key
-list for each client, every client's sealed shares for its neighbours, and the neighbours' sealed
-shares for each client. The train instruction and masked reports follow. Then come a survivor list,
-every client's signature of it, a signature list, and shares.
+In a round they follow each other in this order:
+
+1. The server sends a key request, and every client answers with its masking keys.
+2. The server sends each client a key list, and every client answers with sealed shares for its
+   neighbours.
+3. The server sends each client the shares that its neighbours sealed for it, and the train
+   instruction. Clients answer with masked reports.
+4. The server sends a survivor list, and every client answers with its signature of the list.
+5. The server sends a signature list, and every client answers with shares.
 """
 
 import hashlib
@@ -25,11 +30,11 @@ from samara.shared.protocol.wire import Kind, Reader, check_client_index, pack, 
 
 COMMITMENT_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
-"""Bytes of a ciphertext with two shares, 94."""
+"""Size in bytes of a ciphertext with two shares: 94."""
 MAX_NEIGHBOURS = DEGREE + 1
 """Largest number of clients in a neighbourhood, the client itself included."""
 _MAX_BYTES = 1024
-"""Most bytes of a public key (PEM) or a signature (DER)."""
+"""Largest size in bytes of a public key (PEM) or a signature (DER)."""
 _TOKEN = struct.Struct("<8s")
 _HEADER = struct.Struct("<8sI")
 _LISTED = struct.Struct("<8sII")
@@ -76,7 +81,7 @@ class MaskingKeys:
         token: token of the round's instruction, 8 bytes.
         client: client index.
         sealing_key: public key with which neighbours encrypt shares for this client, 65 bytes.
-        mask_key: public key from which the pair masks follow, 65 bytes.
+        mask_key: public key from which the masks of each pair are derived, 65 bytes.
         commitment: hash of the seed of the client's own mask, 32 bytes.
         device_key: public key of the device, PEM.
         signature: the device's signature of all other fields, DER.
@@ -173,7 +178,7 @@ class KeyList:
 
 @dataclass(frozen=True)
 class SealedShares:
-    """Encrypted shares of two secrets: a client's shares for its neighbours, or theirs for it.
+    """Encrypted shares of two secrets, from a client to its neighbours or from them to the client.
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
@@ -214,14 +219,14 @@ class SurvivorList:
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
-        survivors: indices of these clients, ascending.
+        survivors: client indices, ascending.
     """
 
     token: bytes
     survivors: tuple[int, ...]
 
     def signed(self, clients_digest: bytes) -> bytes:
-        """Return the bytes that clients sign to confirm that this is the round's only list.
+        """Return the bytes that a client signs to confirm that it received this list alone.
 
         Args:
             clients_digest: digest of the clients in the signer's key list; the survivors are some

@@ -79,7 +79,10 @@ def describe_servers_refusal(code: int) -> str:
 
 
 def describe_refusal(code: int, numbers: tuple[int, int]) -> str:
-    """Return a sentence for a server's log and result; unknown codes are shown as numbers."""
+    """Return a refusal's reason as a sentence for a server's log and result.
+
+    The sentence shows the number of an unknown code.
+    """
     sentence = _SENTENCES.get(code, _SENTENCES[RefusalCode.UNKNOWN])
     if code == RefusalCode.DISK and numbers[0] in _DISK_SENTENCES:
         sentence = _DISK_SENTENCES[numbers[0]]
@@ -112,7 +115,7 @@ class Refusal:
 
     @classmethod
     def of_error(cls, token: bytes, client: int, round_number: int, error: SamaraError) -> Self:
-        """Return the refusal for an error, without its text."""
+        """Return the refusal that reports an error by its code and numbers, without its message."""
         return cls(token, client, round_number, error.refusal_code, error.numbers)
 
     @property

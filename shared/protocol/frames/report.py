@@ -30,8 +30,8 @@ class Report:
             the mean is over the first step's perturbations. Otherwise the mean is over the
             perturbations of all steps that began within `samara.shared.protocol.step_size.REACH` of
             the start.
-        gradients: float32 [K, q]; with a pool float32 [n], one sum per used seed in order of first
-            use (`TrainInstruction.sums`).
+        gradients: projected gradients, float32 [K, q]. With a pool, one sum per used seed in order
+            of first use, float32 [n] (`TrainInstruction.sums`).
         summed_steps: K if the gradients are sums, 0 otherwise.
         curvature: float32 mean of (L₊ + L₋ − 2·L₀)/ε² over the directions of the steps that
             computed L₀; None without such steps.
