@@ -29,8 +29,8 @@ class Readout:
         labels: number of labels.
         damping: function that returns the damping; called at first use.
         device: torch device of the model.
-        to_measure: function that returns the texts on which the damping would be measured; none if
-            it is stored.
+        to_measure: function that returns the texts on which the damping will be measured. It
+            returns no texts if the damping can be read from a file.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Readout:
 def merge_readout(
     weights: NDArray[np.float32], damping: Damping
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Combine a readout and its damping to M and b, so that it adds M·h + b to the scores.
+    """Combine a readout and its damping into M and b, so that the readout adds M·h + b to scores.
 
     Args:
         weights: W, float32 [labels − 1, features].

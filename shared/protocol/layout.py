@@ -176,7 +176,10 @@ class Layout:
 
     @cached_property
     def weights_hash(self) -> bytes:
-        """SHA-256 of `weights_layout`, 32 bytes. It is equal if adapters can exchange weights."""
+        """SHA-256 of `weights_layout`, 32 bytes.
+
+        Adapters can exchange weights if they have the same hash.
+        """
         return self.weights_layout.hash
 
     @cached_property

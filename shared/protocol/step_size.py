@@ -68,9 +68,9 @@ CURVATURE_SHARE = 16
 forward differences.
 """
 RISE = 3.0
-"""Number of standard errors by which the smoothed loss may exceed its lowest value as noise."""
+"""Number of standard errors above the lowest smoothed loss from which a loss counts as a rise."""
 LEAST_RISE = 0.1
-"""Share of the initial loss by which the smoothed loss may rise in addition to `RISE`."""
+"""Share of the initial loss that a rise must exceed in addition to `RISE`."""
 AT_ONCE = 4.0
 """Multiple of the initial loss by which a single loss must exceed the lowest loss to be a rise."""
 LEAST_SCALE = 1.0
@@ -97,7 +97,7 @@ _OF_NOISE = ("loss_noise", "curvature_noise", "curvature_is_root")
 def component_rate(
     layout: Layout, rounds: int, queries: int, clients: int = USUAL_CLIENTS
 ) -> float:
-    """Return the step size of clients' own updates whose components they report.
+    """Return the step size η of the local update whose components a client reports.
 
     A client with n examples minimises its mean loss plus |Δ|²/(2·n·η). This is an implicit gradient
     step on the sum of its losses. Over a run each trained number takes part in R·q/d such steps, so

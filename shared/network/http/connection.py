@@ -48,7 +48,7 @@ class Connection(H11Protocol):
         self._await_request(answered)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection to WebSocket, which has its own deadlines."""
+        """Hand the connection to the WebSocket protocol, which sets other deadlines."""
         if self._deadline:
             self._deadline.cancel()
         super().handle_websocket_upgrade(event)

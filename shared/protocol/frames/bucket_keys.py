@@ -46,13 +46,13 @@ class BucketKeyList:
         raise FrameError(f"no bucket of the round contains client {client}")
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the key list with buckets as a frame."""
         body = _COUNT.pack(len(self.digests)) + b"".join(self.digests)
         return pack(Kind.BUCKET_KEY_LIST, body + self.listed.encode())
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a key list with buckets from a frame.
 
         Raises:
             FrameError: if the frame is not a valid key list.

@@ -59,7 +59,7 @@ class Evaluation:
     _ORDERED: ClassVar[struct.Struct] = struct.Struct("<Q")
 
     def encode(self) -> bytes:
-        """Return the evaluation as a frame."""
+        """Encode the evaluation as a frame."""
         labels = len(self.columns[0].counts)
         parts = [self._FIELDS.pack(self.token, self.client, labels, len(self.columns))]
         for column in self.columns:
@@ -72,7 +72,7 @@ class Evaluation:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an evaluation.
+        """Decode an evaluation from a frame.
 
         Raises:
             FrameError: if the frame is not a valid evaluation.

@@ -41,13 +41,13 @@ class Hello:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<III32s")
 
     def encode(self) -> bytes:
-        """Return the introduction as a frame."""
+        """Encode the hello as a frame."""
         fields = self._FIELDS.pack(self.client, self.examples, self.round, self.model_id)
         return pack(Kind.HELLO, fields + encode_text(self.layout) + encode_text(self.facts))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an introduction.
+        """Decode a hello from a frame.
 
         Raises:
             FrameError: if the frame is not a valid hello.

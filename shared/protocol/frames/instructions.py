@@ -131,7 +131,7 @@ class TrainInstruction:
     _CLIP: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
-        """Return the instruction as a frame."""
+        """Encode the train instruction as a frame."""
         fields = self._FIELDS.pack(
             self.run_id,
             self.round,
@@ -165,7 +165,7 @@ class TrainInstruction:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an instruction.
+        """Decode a train instruction from a frame.
 
         Raises:
             FrameError: if the frame is not a valid train instruction.
@@ -385,7 +385,7 @@ class EvaluateInstruction:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIB32s32s")
 
     def encode(self) -> bytes:
-        """Return the instruction as a frame."""
+        """Encode the evaluate instruction as a frame."""
         values = (
             self.run_id,
             self.round,
@@ -398,7 +398,7 @@ class EvaluateInstruction:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an instruction.
+        """Decode an evaluate instruction from a frame.
 
         Raises:
             FrameError: if the frame is not a valid evaluate instruction.

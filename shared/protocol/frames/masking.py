@@ -57,12 +57,12 @@ class KeyRequest:
     token: bytes
 
     def encode(self) -> bytes:
-        """Return the request as a frame."""
+        """Encode the key request as a frame."""
         return pack(Kind.KEY_REQUEST, _TOKEN.pack(self.token))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a request.
+        """Decode a key request from a frame.
 
         Raises:
             FrameError: if the frame is not a valid key request.
@@ -106,11 +106,11 @@ class MaskingKeys:
 
     @property
     def digest(self) -> bytes:
-        """The digest from which buckets are drawn, 32 bytes."""
+        """The digest of these keys from which buckets are drawn, 32 bytes."""
         return hashlib.sha256(self.signed).digest()
 
     def encode(self) -> bytes:
-        """Return the keys as a frame."""
+        """Encode the masking keys as a frame."""
         own = self.token, self.client, self.sealing_key, self.mask_key, self.commitment
         return pack(
             self.KIND, self._FIELDS.pack(*own) + _sized(self.device_key) + _sized(self.signature)
@@ -118,7 +118,7 @@ class MaskingKeys:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read keys.
+        """Decode masking keys from a frame.
 
         Raises:
             FrameError: if the frame does not hold valid keys; the signature is not checked.
@@ -151,13 +151,13 @@ class KeyList:
         return digest_of_clients(self.token, self.clients)
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the key list as a frame."""
         body = self.token + _clients(self.clients) + _COUNT.pack(len(self.keys))
         return pack(Kind.KEY_LIST, body + b"".join(_sized(keys.encode()) for keys in self.keys))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a key list from a frame.
 
         Raises:
             FrameError: if the frame is not a valid key list, or keys belong to other clients or
@@ -193,13 +193,13 @@ class SealedShares:
     KIND: ClassVar = Kind.SEALED_SHARES
 
     def encode(self) -> bytes:
-        """Return the shares as a frame."""
+        """Encode the sealed shares as a frame."""
         body = _LISTED.pack(self.token, self.client, len(self.sealed))
         return pack(self.KIND, body + b"".join(_SEAL.pack(*one) for one in self.sealed.items()))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read sealed shares.
+        """Decode sealed shares from a frame.
 
         Raises:
             FrameError: if the frame does not hold valid sealed shares.
@@ -226,7 +226,7 @@ class SurvivorList:
     survivors: tuple[int, ...]
 
     def signed(self, clients_digest: bytes) -> bytes:
-        """Return the bytes that a client signs to confirm that it received this list alone.
+        """Return the bytes that a client signs to confirm that it got no other list in this round.
 
         Args:
             clients_digest: digest of the clients in the signer's key list; the survivors are some
@@ -236,12 +236,12 @@ class SurvivorList:
         return b"samara-survivors-2\0" + self.token + clients_digest + listed
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the survivor list as a frame."""
         return pack(Kind.SURVIVOR_LIST, self.token + _clients(self.survivors))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a survivor list from a frame.
 
         Raises:
             FrameError: if the frame is not a valid survivor list.
@@ -270,12 +270,12 @@ class SurvivorSignature:
     KIND: ClassVar = Kind.SURVIVOR_SIGNATURE
 
     def encode(self) -> bytes:
-        """Return the signature as a frame."""
+        """Encode the survivor signature as a frame."""
         return pack(self.KIND, _HEADER.pack(self.token, self.client) + _sized(self.signature))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a signature.
+        """Decode a survivor signature from a frame.
 
         Raises:
             FrameError: if the frame is not a valid survivor signature; the signature itself is not
@@ -302,14 +302,14 @@ class SignatureList:
     signatures: Mapping[int, bytes]
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the signature list as a frame."""
         each = (_COUNT.pack(client) + _sized(own) for client, own in self.signatures.items())
         body = self.token + _COUNT.pack(len(self.signatures)) + b"".join(each)
         return pack(Kind.SIGNATURE_LIST, body)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a signature list from a frame.
 
         Raises:
             FrameError: if the frame is not a valid signature list; the signatures themselves are
@@ -342,7 +342,7 @@ class RevealedShares:
     KIND: ClassVar = Kind.REVEALED_SHARES
 
     def encode(self) -> bytes:
-        """Return the shares as a frame."""
+        """Encode the revealed shares as a frame."""
         both = [(owner, 0, share) for owner, share in self.seeds.items()]
         both += [(owner, 1, share) for owner, share in self.keys.items()]
         body = _LISTED.pack(self.token, self.client, len(both))
@@ -350,7 +350,7 @@ class RevealedShares:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read shares.
+        """Decode revealed shares from a frame.
 
         Raises:
             FrameError: if the frame does not hold valid shares, or holds both kinds of share for

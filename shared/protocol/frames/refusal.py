@@ -124,13 +124,13 @@ class Refusal:
         return describe_refusal(self.code, self.numbers)
 
     def encode(self) -> bytes:
-        """Return the refusal as a frame."""
+        """Encode the refusal as a frame."""
         fields = self._FIELDS.pack(self.token, self.client, self.round, self.code, *self.numbers)
         return pack(Kind.REFUSAL, fields)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a refusal.
+        """Decode a refusal from a frame.
 
         Raises:
             FrameError: if the frame is not a valid refusal.

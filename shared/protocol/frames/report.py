@@ -55,7 +55,7 @@ class Report:
         return self.summed_steps or len(self.gradients)
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the report as a frame."""
         curvature = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
         if self.summed_steps:
             fields = self._SUMMED_FIELDS.pack(
@@ -73,7 +73,7 @@ class Report:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a report from a frame.
 
         Raises:
             FrameError: if the frame is not a valid report, or a number in it is not finite or

@@ -36,13 +36,13 @@ class RoundCost:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIfff")
 
     def encode(self) -> bytes:
-        """Return the cost as a frame."""
+        """Encode the round cost as a frame."""
         numbers = self.seconds, self.paused, self.joules
         return pack(Kind.ROUND_COST, self._FIELDS.pack(self.token, self.client, *numbers))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a round cost.
+        """Decode a round cost from a frame.
 
         Raises:
             FrameError: if the frame is not a valid round cost, or a number in it is out of range.

@@ -57,12 +57,12 @@ class VectorReport:
         return cls(report.token, report.client, vector)
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the vector report as a frame."""
         return _encode(self.KIND, self.token, self.client, self.vector.astype("<i4"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a vector report from a frame.
 
         Raises:
             FrameError: if the frame is not a valid report, or its norm exceeds the sensitivity.
@@ -101,12 +101,12 @@ class NoisedVectorReport:
         return cls(report.token, report.client, add_noise(report.vector, sigma, noise))
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the noised vector report as a frame."""
         return _encode(self.KIND, self.token, self.client, self.vector.astype("<i8"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a noised vector report from a frame.
 
         Raises:
             FrameError: if the frame is not a valid report, or a number is out of range.
@@ -134,12 +134,12 @@ class MaskedReport:
     KIND: ClassVar = Kind.MASKED_REPORT
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the masked report as a frame."""
         return _encode(self.KIND, self.token, self.client, self.vector.astype("<u8"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a masked report from a frame.
 
         Raises:
             FrameError: if the frame is not a masked report. Masked numbers cannot be checked.
