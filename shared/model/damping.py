@@ -31,7 +31,7 @@ from samara.shared.tasks.kinds import ChoiceTask, Task
 from samara.shared.tasks.rows import Example
 
 RANDOM_TEXTS = 256
-"""Number of texts of random tokens."""
+"""Number of random-token texts on which a damping is measured."""
 RANDOM_SEED = 0
 VERSION = 1
 """Version of the measurement of a damping on random tokens."""

@@ -30,7 +30,7 @@ from samara.shared.protocol.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 @dataclass(frozen=True)
 class DerivedSeeds:
-    """The seeds of `samara.shared.protocol.directions.query_seeds`, described by its arguments."""
+    """Seeds from `samara.shared.protocol.directions.query_seeds`, stored as its arguments."""
 
     root: int
     seed_stream: int

@@ -252,7 +252,7 @@ class RunResult(_ResultPart):
     invitation, which only its server knows. Empty if clients have no names.
     """
     shared_texts: SharedTexts | None = None
-    """Number of test examples whose text another client trains on; None in live runs."""
+    """Counts of test examples whose text another client trains on; None in live runs."""
 
     @property
     def newcomers(self) -> range:

@@ -39,7 +39,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "joint clip": ("fixed", "adaptive"),
     "buckets": ("none", "drawn"),
 }
-"""The dimensions of the matrix, each with all its values. Values that their name does not explain:
+"""The dimensions of the matrix, each with all its values. Some values need an explanation:
 
 - ``engine``: ``in-process`` and ``fleet`` are engines of `samara simulate`. ``flower`` is Flower's
   simulation or a live SuperLink.

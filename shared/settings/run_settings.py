@@ -21,8 +21,8 @@ def describe_differences(stored: Mapping[str, Any], config: RunConfig) -> list[s
     """Describe the settings that differ from recorded ones, each with both values.
 
     Args:
-        stored: recorded settings by dotted key. If an earlier version lacked a setting, the value
-            of its behaviour is compared.
+        stored: recorded settings by dotted key. A setting that the recording version lacked counts
+            as `Setting.before`.
         config: present settings.
     """
     here = settings_of_run(config)

@@ -502,7 +502,7 @@ def explain(
             within = flattened(given) if isinstance(given, dict) else {}
             for unknown in [f"{key}.{name}" for name in within] or [key]:
                 if unknown in fixed:
-                    hint = f" any more, it is always {fixed[unknown].value}; leave it out"
+                    hint = f" any more; its value is always {fixed[unknown].value}; leave it out"
                 elif unknown in former:
                     hint = f"; it is now called {former[unknown]}, which is also given"
                 else:

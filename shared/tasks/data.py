@@ -1,9 +1,9 @@
 """Loading of a task's examples from JSON, CSV, Parquet, folders, or a Hugging Face data set.
 
 A row has the fields that the task names, a label or an answer, and optionally a user. A source may
-lack the validation or test split. The rows of a missing split are taken from each user's training
-rows by a hash of the row's content, or of its text alone. So a row stays in its split when the file
-is sorted or saved in another format, or when the wording of the prompt changes.
+lack the validation or test split. A missing split is taken from each user's training rows, by a
+hash of the row's content, by a hash of its text, or by its time. So a row stays in its split when
+the file is sorted or saved in another format, or when the wording of the prompt changes.
 """
 
 import os

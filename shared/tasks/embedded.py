@@ -87,7 +87,7 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
 
 
 def embedded_ceilings(clients: int, seed: int) -> Ceilings:
-    """Return the highest accuracies that models of the generated test messages can reach.
+    """Return the highest accuracies that models can reach on the generated test messages.
 
     Args:
         clients: number of writers.

@@ -171,7 +171,7 @@ class ClassificationTask(AnsweredTask):
         return self._question_parts()[1]
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Return the text with a row's fields filled in; it ends before a label word inside it.
+        """Return the text with a row's fields filled in, up to the label word if it is inside.
 
         Raises:
             TaskError: if a field that the text names is missing.
@@ -242,7 +242,7 @@ class ChoiceTask(AnsweredTask):
         if isinstance(candidates, str):
             if [literal for literal, _ in parse_template(candidates)] != [""]:
                 raise ValueError(
-                    'as one text must be a field in braces with a list, such as "{entities}"'
+                    'must be a list, or the field of a row\'s list in braces, such as "{entities}"'
                 )
         elif len(candidates) < 2:
             raise ValueError("needs at least two candidates")

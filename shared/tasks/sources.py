@@ -89,7 +89,7 @@ def _row_files(folder: Path) -> dict[str, Path]:
 
 
 def _find_folders(path: Path, growing: bool) -> DataFiles:
-    """Return the data files of a folder that holds only subfolders.
+    """Return the data files of a folder that has them in subfolders.
 
     Raises:
         DataError: if the folder holds no file that can be read.

@@ -87,7 +87,7 @@ class PrivacyTerms:
 
     @property
     def epsilon(self) -> float:
-        """The ε of all rounds together, with the ρ that the mode's `Mechanism` states per round."""
+        """The ε of all rounds together, from the cost of each round (`Mechanism.rho`)."""
         return epsilon_of(self.rounds * self.mechanism.rho, self.delta)
 
     @property

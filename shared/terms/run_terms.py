@@ -101,8 +101,8 @@ class RunTerms:
         objective: loss of the steps.
         learning_rate: η; None if it is estimated during the run or, with components, computed from
             the numbers of rounds, directions and trained numbers.
-        clip: limit of projected gradients; 0 for none, or for an estimated one with `learning_rate`
-            None.
+        clip: limit of projected gradients. 0 means no limit, or an estimated one if `learning_rate`
+            is None.
         seed_policy: whether clients share directions, use independent ones, or draw them from a
             pool.
         pool_size: seeds in the pool.

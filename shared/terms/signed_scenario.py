@@ -36,7 +36,7 @@ class SignedScenario:
         operator: public key of the operator, PEM.
         identity: settings that are part of the run id, sorted JSON.
         files: values of the settings that name files, by dotted key: hashes, or words such as
-            ``auto`` that stand for no file.
+            ``none`` that stand for no file.
         signature: signature of the operator, DER.
     """
 

@@ -52,7 +52,7 @@ SEGMENT_BYTES = 16 * 2**20
 
 
 class _Span(NamedTuple):
-    """The byte range in a segment file of a record as clients receive it, without contributors."""
+    """The byte range of a record in a segment file, in the form for clients: no contributors."""
 
     path: Path
     begin: int
@@ -272,8 +272,8 @@ class Ledger:
             passed: round that every known client has reached.
 
         Raises:
-            LedgerError: if deleting fails, or the older of the two snapshots is damaged. A damaged
-                one is deleted, and nothing else until the next snapshot.
+            LedgerError: if deleting fails, or the older of the two snapshots is damaged. That
+                snapshot is then deleted, and nothing else before the next snapshot.
         """
         if len(self._snapshots) < 2:
             return
@@ -318,7 +318,7 @@ class Ledger:
             LedgerError: if the ledger lacks round `since`, or a file is damaged.
         """
         if not 0 <= since <= self.position.round:
-            raise LedgerError(f"{self.folder}: has no round {since} to continue from")
+            raise LedgerError(f"{self.folder}: the ledger has no round {since} to continue from")
         try:
             records = self._short_records(since)
         except OSError as error:

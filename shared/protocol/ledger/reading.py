@@ -1,4 +1,4 @@
-"""Reading of a ledger's folder without a lock, even while a process writes it. It holds:
+"""Lock-free reading of a ledger's folder, even while a process writes it. The folder holds:
 
 0000000001.seg   segment: the records from round 1 on
 0000001000.snap  snapshot: the state after round 1000

@@ -1,4 +1,4 @@
-"""The binary format of a ledger: segment headers, records and snapshots in a hash chain; replay.
+"""The binary format of a ledger, whose records form a hash chain, and the replay of records.
 
 Numbers are little-endian (docs/reference/ledger.md has the tables):
 
@@ -62,10 +62,12 @@ SNAPSHOT_MAGIC = b"SAMARASN"
 _SNAPSHOT_FIELDS_BYTES = IDENTITY_BYTES + _LINK.size + _COUNT.size
 _SNAPSHOT_HEADER_BYTES = _SNAPSHOT_FIELDS_BYTES + HASH_BYTES
 CHECK_EVERY = 256
-"""Largest number of rounds that are replayed between two digest checks, which hash d numbers."""
+"""Largest number of rounds replayed between two digest checks. Each check hashes d numbers."""
 _BATCH_BYTES = 4 * 2**20
-"""Largest total size in bytes of the round deltas between two digest checks, which are in memory
-together."""
+"""Largest total size in bytes of the round deltas replayed between two digest checks.
+
+They are in memory at the same time.
+"""
 
 
 class TornRecordError(LedgerError):
@@ -142,7 +144,7 @@ def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position, int]:
     start = Position(*_START.unpack_from(fields, IDENTITY_BYTES))
     if start.round == 0 and start != header.start:
         raise LedgerError(
-            "the segment starts at round 0 with another chain hash than its header states"
+            "the segment starts at round 0, but its chain hash does not match its header"
         )
     return header, start, version
 
