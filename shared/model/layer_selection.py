@@ -113,6 +113,6 @@ def _select_layers(
         missing = ", ".join(sorted(wanted - endings)) or "query and value projections"
         raise ModelError(
             f"{folder}: the selected blocks have no linear layer called {missing}; set "
-            f"adapter.projections to names from: {', '.join(sorted(endings))}"
+            f"adapter.projections to some of: {', '.join(sorted(endings))}"
         )
     return {name: module for name, module in linear.items() if name.rpartition(".")[2] in wanted}

@@ -32,7 +32,7 @@ MASKED_TRUST: dict[str, str] = {
 }
 """The sentences of `TRUST` for runs with secure aggregation, by mode."""
 MOST_CLIENT_NOISE = 2.0**15
-"""Largest noise multiplier of noise added by clients; more would exceed the range of int64 sums."""
+"""Largest noise multiplier of noise that clients add; stronger noise would not fit a vector."""
 _SURE = 9.0
 """Margin s: the norm of d noise numbers exceeds σ·(√d + s) with probability at most 10⁻¹⁷.
 
