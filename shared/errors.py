@@ -52,15 +52,14 @@ _DISK_PROBLEMS = {
     errno.EROFS: 4,
     errno.EIO: 5,
 }
-"""Problems of a disk by errno, with their numbers in refusals."""
+"""For each errno of a disk problem, the number of the problem in refusals."""
 
 
 class SamaraError(Exception):
     """Base class of all errors that Samara raises on purpose.
 
     Args:
-        message: the problem, its place and its remedy. It is never sent to another machine in a
-            frame.
+        message: the problem, its place and its remedy. No frame carries it to another machine.
         numbers: two numbers for the server, 0 if unused. docs/reference/wire.md gives their meaning
             for each code.
     """

@@ -192,7 +192,7 @@ PARTS = {
     "register_node": FlowerPart("flwr.superlink.servicer.control.control_handlers", "1.41.0"),
     "user_config_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
 }
-"""Parts by name. The imports above are the same parts for type checkers."""
+"""Flower's non-public parts by name. For type checkers, the same parts are imported above."""
 
 if not TYPE_CHECKING:
 

@@ -104,7 +104,7 @@ def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
 def write_peft_prefix(
     base: BaseModel, name: str, prefix: NDArray[np.float32], folder: Path
 ) -> None:
-    """Write a prefix as PEFT's prefix tuning.
+    """Write a prefix in PEFT's format for prefix tuning.
 
     Args:
         base: base model of the prefix; only its structure is used.

@@ -277,7 +277,7 @@ class GenerationScorer(_ContinuationScorer):
         return 2
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute mean log-likelihoods per token, and the shares of the likeliest tokens."""
+        """Compute mean log-likelihoods per token, and shares of tokens that are the likeliest."""
         tokens = [token for prompt in prompts for token in prompt.targets[0]]
         predictions = token_predictions(self.base, hidden, lengths, _supervised(prompts), tokens)
         counts = [len(prompt.targets[0]) for prompt in prompts]

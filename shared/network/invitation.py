@@ -25,7 +25,7 @@ MAX_WELCOME_BYTES = 2**18
 MAX_REQUEST_BYTES = 2**12
 _VERSION = 1
 _HALF = 16
-"""Number of bytes of the hash and of the secret: 128 bits each."""
+"""Size in bytes of each half of a code: 128 bits of hash, and 128 bits of secret."""
 _CHECK = 2
 _PROOF = b"samara-join-1\0"
 _IDENTIFIER = b"samara-invitation-1\0"
@@ -132,7 +132,7 @@ class Welcome:
 
     @property
     def digest(self) -> bytes:
-        """The hash in the code, 16 bytes."""
+        """The hash of the encoded welcome that an invitation's code contains, 16 bytes."""
         return hashlib.sha256(self.encode()).digest()[:_HALF]
 
     @classmethod

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 LINES_AT_ONCE = 8
-"""Largest number of lines about one reason in a burst."""
+"""Largest number of lines about one reason that can be logged at once."""
 REFILL_SECONDS = 600.0
 """Interval in seconds after which the budget of a reason grows by one line."""
 REPEAT_SECONDS = 3600.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 DIRECT: Final[dict[str, str]] = {"no_proxy": "*", "NO_PROXY": "*"}
-"""Environment variables of a process that connects only to a Samara server."""
+"""Environment variables that keep a process that connects only to a server from using a proxy."""
 _THIS_MACHINE = "127.0.0.1,localhost"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 

@@ -44,7 +44,7 @@ OPEN: dict[str, str | int] = {
     EVERY: -1,
     BEST: AUTO,
 }
-"""Settings that can be open, with the value that marks them as open, which is their default."""
+"""Settings that can be open, each with the default value that marks it as open."""
 _OF_STEPS: dict[str, str | int | float] = {
     "steps": 0,
     "batch": 0,

@@ -59,7 +59,7 @@ class _Kept:
             raise self.error(self._tell(self.unwritable, error)) from error
 
     def _tell(self, sentence: str, error: Exception) -> str:
-        """Fill file and error into a message."""
+        """Return a message with the file's path and the error filled in."""
         return sentence.format(file=self.path, problem=_describe(error))
 
 
@@ -113,19 +113,19 @@ class KeptFile(_Kept, Generic[Content]):
         write_durably(path, data)
 
     def _encode(self, content: Content) -> bytes:
-        """Encode a content as bytes."""
+        """Encode the file's content as bytes."""
         return json.dumps(self._to_json(content), default=_plain, **self.style).encode()
 
     def _decode(self, data: bytes) -> Content:
-        """Decode the bytes of a file; raises an error of a type in `DAMAGE` if they are damaged."""
+        """Decode the file's bytes; damaged bytes raise an error of a type in `DAMAGE`."""
         return self._parse(json.loads(data))
 
     def _to_json(self, content: Content) -> Any:
-        """Convert a content to JSON; dataclasses become objects and bytes become hex."""
+        """Convert the file's content to JSON; dataclasses become objects and bytes become hex."""
         return content
 
     def _parse(self, value: Any) -> Content:
-        """Convert a JSON value to a content; unfit values raise an error of a type in `DAMAGE`."""
+        """Convert a JSON value to the file's content; wrong values raise an error in `DAMAGE`."""
         raise NotImplementedError
 
 

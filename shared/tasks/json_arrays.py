@@ -6,7 +6,7 @@ from typing import TextIO
 
 _PIECE = 2**16
 _LONGEST_PIECE = 2**26
-"""Number of characters that are read at once. More are read while an element is incomplete."""
+"""Largest number of characters in one read. Reads grow to it while an element is incomplete."""
 
 
 class ArrayError(Exception):

@@ -301,7 +301,7 @@ class ChoiceTask(AnsweredTask):
         return names
 
     def label_index(self, value: object) -> int:
-        """Return the index of the template of the candidate with a label value.
+        """Return the index of the candidate for which a label value stands.
 
         Raises:
             TaskError: if no candidate has this value.

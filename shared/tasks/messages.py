@@ -45,7 +45,7 @@ TURNED_ASPECTS: Final = 4
 READERS: Final = 256
 """Number of named readers."""
 READER_TURNS: Final = 0.4
-"""Probability that a reader differs from the public in a debated aspect."""
+"""Probability that a reader differs from the public in an aspect about which readers disagree."""
 VERDICTS: Final = 8
 """Number of readers who judge a message."""
 

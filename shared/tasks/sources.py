@@ -1,4 +1,4 @@
-"""Sources of rows: the files of a folder by split, and data sets of the hub."""
+"""Finding of a source's rows: the files of a folder by split, or a data set of the hub."""
 
 import logging
 import re

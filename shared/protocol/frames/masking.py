@@ -100,7 +100,7 @@ class MaskingKeys:
 
     @property
     def signed(self) -> bytes:
-        """The signed bytes."""
+        """The bytes that the device signs: all fields except the signature."""
         own = self.token, self.client, self.sealing_key, self.mask_key, self.commitment
         return b"samara-masking-keys-1\0" + self._FIELDS.pack(*own) + self.device_key
 

@@ -52,7 +52,7 @@ SEGMENT_BYTES = 16 * 2**20
 
 
 class _Span(NamedTuple):
-    """The byte range of a record in a segment file, in the form for clients: no contributors."""
+    """The byte range of a record in a segment file, without the contributors before it."""
 
     path: Path
     begin: int
