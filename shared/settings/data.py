@@ -82,7 +82,7 @@ class DataSettings(Section):
     epsilon_limit: float = setting(
         0.0,
         "maximum ε, at δ = 10⁻⁵, of all reports about a client's examples, over all its runs. A "
-        "round beyond it, or without a `privacy.mode`, is refused. 0 means no limit",
+        "round that would exceed it, or has no `privacy.mode`, is refused. 0 means no limit",
         identity=False,
         page="guides/differential-privacy.md",
         ge=0,

@@ -47,8 +47,8 @@ class PrivacySettings(Section):
     )
     epsilon: float = term(
         "privacy.epsilon",
-        "ε of the whole run; a round beyond it is refused. 0 means the cost of all `rounds` with "
-        "`privacy.noise-multiplier`",
+        "ε of the whole run; a round that would exceed it is refused. 0 means the cost of all "
+        "`rounds` with `privacy.noise-multiplier`",
         before=0.0,
     )
     delta: float = term("privacy.delta", "δ of the whole run", before=1e-5, lt=1)

@@ -144,8 +144,8 @@ class AdapterSettings(Section):
     basis: Text = setting(
         "",
         "informed basis: a file written by `samara adapter basis` for this model, adapter and "
-        "task. The adapter is then its product with a few trained numbers. Empty trains every "
-        "element",
+        "task. The adapter is then the product of the basis and a few trained numbers. Empty "
+        "trains every element",
         blob=True,
         page="concepts/basis.md",
     )
@@ -282,7 +282,7 @@ class CohortSettings(Section):
     weight_cap: int = setting(
         10_000,
         "largest number of examples that counts as a client's weight. With any `aggregation.rule` "
-        "but `mean`, the median of the cohort's numbers without the largest ones is another limit",
+        "but `mean`, the median of the cohort's numbers without the largest ones is a second limit",
         ge=1,
     )
     timeout: float = term(
@@ -384,8 +384,8 @@ class EvaluateSettings(Section):
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     passages: int = setting(
         2,
-        "number of test examples, and of training examples, of each client that the base, global "
-        "and personal models continue from their beginnings, for the page of `samara compare`. "
+        "for the page of `samara compare`: number of each client's test examples, and of its "
+        "training examples, whose beginnings the base, global and personal models continue. "
         "0 means none. Only in simulations of texts",
         identity=False,
         ge=0,
@@ -393,8 +393,8 @@ class EvaluateSettings(Section):
     )
     retrieved: int = term(
         "evaluate.retrieved",
-        "for tasks with prompts and answers: maximum number of a client's own training examples, "
-        "the most similar ones, that the base model reads before each test prompt (column "
+        "for tasks with prompts and answers: maximum number of a client's training examples that "
+        "the base model reads before each test prompt; the most similar ones are chosen (column "
         "`icl-personal`). 0 means none",
         before=0,
         page="guides/language.md#own-examples-in-context",

@@ -142,7 +142,7 @@ class EventFollower:
         yield whole
 
     def _read_file(self) -> tuple[int, bytes]:
-        """Return the unread bytes of the uncompressed file, after their position in it."""
+        """Return the position of the unread bytes in the uncompressed file, and these bytes."""
         try:
             with self._file.open("rb") as file:
                 is_new = file.seek(0, os.SEEK_END) < self._at  # a long log was restarted
