@@ -356,7 +356,7 @@ class RoundDelta:
 
     @property
     def has_dense_values(self) -> bool:
-        """Whether an entry holds dense values."""
+        """Return whether an entry holds dense values."""
         return any(isinstance(entry, DenseValues) for entry in self.entries)
 
     @property

@@ -351,7 +351,7 @@ class StepSize:
 
     @property
     def warming_up(self) -> bool:
-        """Whether the run is still in its warm-up, which measures curvature without updates."""
+        """Return whether the run is in its warm-up, which measures curvature without updates."""
         if self.given is not None or self._measured >= WARM_UP:
             return False
         return not self._measured or self.done < WARM_UP_SHARE * self.steps

@@ -301,7 +301,7 @@ class RunConfig(Settings):
 
     @property
     def makes_personal_models(self) -> bool:
-        """Whether every client makes and evaluates a private part after the last round."""
+        """Return whether every client makes and evaluates a private part after the last round."""
         return self.terms.makes_personal_models
 
     @property

@@ -115,7 +115,7 @@ class DataSettings(Section):
 
     @property
     def has_answer_limits(self) -> bool:
-        """Whether the data's owner limits a client's reports and evaluations."""
+        """Return whether the data's owner limits a client's reports and evaluations."""
         limits = self.scalar_limit, self.scalars_per_example, self.epsilon_limit
         return any(limits) or self.least_batch > 1
 

@@ -82,12 +82,12 @@ class PrivacySettings(Section):
 
     @property
     def is_on(self) -> bool:
-        """Whether the run has a privacy mode, in which noise hides single clients' reports."""
+        """Return whether the run has a privacy mode: noise hides single clients' reports."""
         return self.mode != "none"
 
     @property
     def allows_evaluation(self) -> bool:
-        """Whether the server requests evaluations from clients."""
+        """Return whether the server requests evaluations from clients."""
         return not self.is_on or self.evaluation == "exact"
 
     @property

@@ -165,7 +165,7 @@ class AdapterSettings(Section):
 
     @property
     def has_readout(self) -> bool:
-        """Whether the adapter has a readout."""
+        """Return whether the adapter has a readout."""
         return self.layers.startswith("readout")
 
     @property

@@ -198,7 +198,7 @@ class RunTerms:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether the steps minimize the profiled cross-entropy."""
+        """Return whether the steps minimize the profiled cross-entropy."""
         return self.objective == PROFILED
 
     @property
@@ -231,12 +231,12 @@ class RunTerms:
 
     @property
     def follows_data(self) -> bool:
-        """Whether a change of the training examples starts private rounds."""
+        """Return whether a change of the training examples starts private rounds."""
         return self.when in ("on-data", "always")
 
     @property
     def makes_personal_models(self) -> bool:
-        """Whether every client makes and evaluates a private part after the last round."""
+        """Return whether every client makes and evaluates a private part after the last round."""
         return self.private_rounds > 0 or fits_private_part(self.method)
 
     def federations(self, run_id: bytes) -> set[bytes]:

@@ -218,7 +218,7 @@ class TrainInstruction:
 
     @property
     def asks_for_components(self) -> bool:
-        """Whether reports hold components of an update instead of projected gradients."""
+        """Return whether reports hold components of an update instead of projected gradients."""
         return self.differences == "components"
 
     @property
