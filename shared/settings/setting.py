@@ -111,7 +111,7 @@ class Setting:
 
     @property
     def makes_a_variant(self) -> bool:
-        """Return whether runs with different values of this setting are compared and not averaged."""
+        """Return whether runs that differ in this setting are compared and not averaged."""
         return (self.identity or self.blob) and not self.repetition
 
     def is_read_by(self, method: str) -> bool:
