@@ -70,7 +70,7 @@ forward differences.
 RISE = 3.0
 """Number of standard errors above the lowest smoothed loss from which a loss counts as a rise."""
 LEAST_RISE = 0.1
-"""Share of the initial loss that a rise must exceed in addition to `RISE`."""
+"""Least rise of the smoothed loss beyond the noise that `RISE` allows, in initial losses."""
 AT_ONCE = 4.0
 """Multiple of the initial loss by which a single loss must exceed the lowest loss to be a rise."""
 LEAST_SCALE = 1.0

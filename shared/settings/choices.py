@@ -295,7 +295,7 @@ def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace some settings, and reopen the automatic ones, because their values may change.
+    """Return settings with some replaced, and automatic ones reopened, because they may change.
 
     Args:
         flat: settings of a run by dotted key.

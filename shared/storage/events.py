@@ -186,8 +186,8 @@ def read_part(file: Path, number: int) -> bytes:
         number: number of the part, from 1 on.
 
     Raises:
-        OSError: if it cannot be read.
-        SamaraError: if it is damaged.
+        OSError: if the part cannot be read.
+        SamaraError: if the part is damaged.
     """
     plain = _part(file, number)
     with suppress(FileNotFoundError):  # compressed, perhaps only just now
