@@ -24,7 +24,7 @@ class CheckResult:
     Attributes:
         outcome: outcome of the check.
         subject: name of the checked thing.
-        finding: result in words.
+        finding: result of the check as a short phrase.
         remedy: remedy for a warning or failure, or advice; otherwise empty.
     """
 
@@ -44,7 +44,7 @@ def check_disk(free: int, folder: Path, elsewhere: str) -> CheckResult:
     Args:
         free: free bytes.
         folder: folder on the disk.
-        elsewhere: alternative to freeing space, a phrase that continues "free 0.2 GiB or".
+        elsewhere: second remedy, a phrase that completes "free 0.2 GiB or …".
     """
     finding = f"{describe_size(free)} free at {folder}"
     if free < _LEAST_DISK:

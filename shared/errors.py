@@ -52,15 +52,14 @@ _DISK_PROBLEMS = {
     errno.EROFS: 4,
     errno.EIO: 5,
 }
-"""Problems of a disk by errno, with their numbers in refusals."""
+"""For each errno of a disk problem, the number of the problem in refusals."""
 
 
 class SamaraError(Exception):
     """Base class of all errors that Samara raises on purpose.
 
     Args:
-        message: the problem, its place and its remedy. It is never sent to another machine in a
-            frame.
+        message: the problem, its place and its remedy. No frame carries it to another machine.
         numbers: two numbers for the server, 0 if unused. docs/reference/wire.md gives their meaning
             for each code.
     """
@@ -107,7 +106,7 @@ class FrameError(SamaraError):
 
 
 class ReplayError(SamaraError):
-    """Coefficients do not fit the exact range of a state; the state is unchanged."""
+    """Coefficients would move a state out of its exact integer range; the state is unchanged."""
 
     refusal_code = RefusalCode.RANGE
 
@@ -214,7 +213,7 @@ class TrainerError(SamaraError):
 
 
 class QuestionError(SamaraError):
-    """A question to this device's models cannot be answered; the error is not sent to a server."""
+    """This device cannot answer a question to one of its models; no server sees the error."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -226,7 +225,7 @@ class UnknownModelError(QuestionError):
 
 
 class BusyError(SamaraError):
-    """A question is refused because the device is already answering its maximum of questions."""
+    """The device refuses a question because it already answers as many questions as it may."""
 
     refusal_code = RefusalCode.UNKNOWN
 
@@ -319,7 +318,7 @@ class TakenIndexError(SamaraError):
 
 
 class EvaluationLimitError(SamaraError):
-    """A second personal comparison, or an evaluation on training examples, was requested."""
+    """A server requested a second personal comparison, or an evaluation on training examples."""
 
     refusal_code = RefusalCode.EVALUATION
 

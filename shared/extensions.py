@@ -73,12 +73,12 @@ def register(kind: Kind, name: str, value: Any, version: str = "") -> None:
 
 
 def is_extension(value: str) -> bool:
-    """Return whether a setting's value names code that is not built in."""
+    """Return whether a setting's value names an extension, and not a built-in choice."""
     return bool(_STORED.fullmatch(value))
 
 
 def stored_name(kind: Kind, value: str) -> str | None:
-    """Return an object's name with its hash, as settings store it; None if there is no such object.
+    """Return ``NAME@HASH`` for an extension's name; None if this machine lacks the extension.
 
     A value that already has a hash is returned unchanged, whether this machine has the object or
     not.

@@ -125,7 +125,7 @@ _PARTS_AT_ONCE = 4
 """Number of threads for the parts of a message. A valid message has three parts: message, records,
 and one record."""
 _HELLO = "query"
-"""Message type of a hello request, without an action."""
+"""Message type of a hello request: Flower's ``query`` without the name of an action."""
 _RUN_CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 _START_CLIENT = "flwr.supernode.start_client_internal"
 _OBJECT, _OBJECT_UTILS = (
@@ -192,7 +192,7 @@ PARTS = {
     "register_node": FlowerPart("flwr.superlink.servicer.control.control_handlers", "1.41.0"),
     "user_config_to_proto": FlowerPart("flwr.common.serde", "1.41.0"),
 }
-"""Parts by name. The imports above are the same parts for type checkers."""
+"""Flower's non-public parts by name. For type checkers, the same parts are imported above."""
 
 if not TYPE_CHECKING:
 
@@ -282,7 +282,7 @@ def note_messages(note: Callable[[str, int], None]) -> None:
 
 
 class _GivenReplies:
-    """A SuperNode's state in which the only replies to send are the given ones."""
+    """A SuperNode's state that offers only the given replies for sending."""
 
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
@@ -306,17 +306,18 @@ def transfer_parts_together() -> None:
 def fetch_messages_quickly() -> None:
     """Make an executor in this process fetch its SuperNode's incoming message without delay.
 
-    After a failed attempt Flower waits a second. Flower's own executor polls less often than
-    Samara's, so it rarely asks too early. Flower also confirms to the SuperNode that a message was
-    fetched, and waits for this confirmation before the message is answered. Here a thread sends the
-    confirmation.
+    Flower waits a second after a failed attempt. Samara's executor polls more often than Flower's,
+    so it would often ask too early and wait. Flower also sends the SuperNode a confirmation that
+    the message was fetched, and waits until it arrives. Here a thread sends the confirmation, so
+    that the message can be answered meanwhile.
     """
     clientapp: Any = import_module(_RUN_CLIENTAPP)
     fetch = clientapp.pull_and_inflate_object_from_tree
 
     def fetch_now(tree: Any, pull: Any, confirm: Callable[[str], None], **given: Any) -> Any:
         def confirm_quietly(object_id: str) -> None:
-            # The SuperNode deletes the object at the latest when the message is answered.
+            # A lost confirmation does no harm: the SuperNode deletes the object when the message
+            # is answered.
             with suppress(Exception):
                 confirm(object_id)
 
@@ -362,7 +363,7 @@ def pass_on_many_messages_at_once(longest_pause: float) -> None:
                 if replies := state.get_messages_legacy(is_reply=True):
                     taken.extend(replies)
                     active = now
-                    return 0  # any number makes the loop send the replies
+                    return 0  # Flower's loop sends the replies after any result except None
                 time.sleep(min(LEAST_PAUSE / 2, end - now))
 
     def push_what_there_is(state: Any, **given: Any) -> None:

@@ -20,7 +20,7 @@ class OldNameFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Return None, or raise an error about an old name.
+        """Raise an error if the name is an old name of a Samara package, otherwise return None.
 
         Raises:
             ModuleNotFoundError: with the new name.

@@ -7,7 +7,7 @@ import psutil
 
 _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 2**60
-"""Size in bytes from which a cgroup v1 limit means no limit."""
+"""Limit in bytes at which a cgroup v1 group counts as unlimited."""
 
 
 def free_memory() -> int:
@@ -42,7 +42,7 @@ def left_in_groups(memberships: str, groups: Path) -> Iterator[int]:
 
 
 def _left_around(root: Path, path: str, limit_file: str, in_use: str) -> Iterator[int]:
-    """Yield the free bytes of a group and of its parent groups; droppable caches count as free.
+    """Yield the free bytes of a group and of its parent groups; reclaimable caches count as free.
 
     A container may see its group's path on the host, although the group is mounted as the root.
     """
@@ -54,6 +54,6 @@ def _left_around(root: Path, path: str, limit_file: str, in_use: str) -> Iterato
             if limit != "max" and int(limit) < _UNLIMITED:
                 yield max(0, int(limit) - int(statistics[in_use]))
         except (OSError, ValueError, KeyError):
-            pass  # no group of this version, or the root, which has no limit
+            pass  # no control group of this version, or the root group, which has no limit
         if folder == root:
             return

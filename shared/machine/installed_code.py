@@ -18,7 +18,7 @@ def samara_version() -> str:
 
 
 def client_code_hash() -> str:
-    """Return a hash of the Python files of clients and frames, 12 hexadecimal digits."""
+    """Return a hash of the Python files that a client runs, 12 hexadecimal digits."""
     found = hashlib.sha256()
     for name in _CLIENT_FOLDERS:
         folder = Path(__file__).parents[2] / name

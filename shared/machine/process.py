@@ -6,11 +6,12 @@ import resource
 import sys
 
 _NOISY = ("executorch", "torchao", "torch.utils._pytree", "bitsandbytes")
-"""Loggers of libraries that warn at every import about missing kernels for other machines."""
+"""Loggers of libraries that warn at every import about kernels for other hardware."""
 
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Environment variable with which PyTorch allocates large tensors in huge pages; set it before
-PyTorch is imported.
+"""Environment variable that makes PyTorch allocate large tensors in huge pages.
+
+Set it before PyTorch is imported.
 """
 
 
@@ -32,7 +33,7 @@ def silence_libraries() -> None:
 
 
 def log_to_stderr() -> None:
-    """Log Samara's progress on standard error, without gRPC's own lines."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Samara logs these errors itself
+    """Log Samara's progress to standard error, and silence gRPC's log."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Samara logs connection errors itself
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("samara").setLevel(logging.INFO)

@@ -1,1 +1,1 @@
-"""The shared parts that need torch: adapters, loading, scoring."""
+"""Shared code that needs torch: loading of models, adapters, scoring and replay."""

@@ -1,4 +1,4 @@
-"""Keys of cached values: hashes of everything that a value depends on."""
+"""Keys of cached values: each is a hash of all inputs of the value's computation."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ def cache_key(kind: str, **inputs: object) -> bytes:
 
     Args:
         kind: kind of the value, including the version of its computation and file format.
-        inputs: everything that the value depends on: JSON values, bytes and tensors.
+        inputs: all inputs of the computation by name: JSON values, bytes and tensors.
     """
     content = json.dumps([kind, inputs], sort_keys=True, default=_as_json)
     return hashlib.sha256(content.encode()).digest()
@@ -28,8 +28,8 @@ def model_inputs(base: BaseModel) -> dict[str, object]:
     """Return the properties of a model and a machine that decide the model's outputs.
 
     The last bits of outputs depend on library versions, on the device and, on a CPU, on its
-    instruction set. The outputs also depend on the number of torch's threads. This number may
-    change after loading, so callers add the number themselves if it matters.
+    instruction set. They also depend on the number of torch's threads, which is not included,
+    because it may change after loading. Callers add it if it matters.
     """
     quantized_by = ["bitsandbytes"] if base.quantization != "none" else []
     has_tables = isinstance(base.network.get_input_embeddings(), Int8Embedding)

@@ -44,7 +44,12 @@ class ChatTemplate:
         self.stop = whole[len(before) + len(_ANSWER) :].rstrip("\n")
 
     def text(self, chat: str) -> str:
-        """Return the text before an answer, without a BOS token, for preceding messages as JSON.
+        """Fill the template with the messages of a chat, and return the text up to the answer.
+
+        The text has no BOS token.
+
+        Args:
+            chat: messages before the answer, as JSON.
 
         Raises:
             ModelError: if the template refuses these messages.
@@ -54,9 +59,9 @@ class ChatTemplate:
         return text.removeprefix(bos) if bos else text
 
     def around_message(self) -> tuple[str, str]:
-        """Return the template's texts before and after a user's only message.
+        """Return the texts that the template puts before and after the only message of a user.
 
-        The text before includes the BOS token if the template writes one. The text after ends where
+        The first text includes the BOS token if the template writes one. The second text ends where
         the answer begins.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Loading a safetensors checkpoint directly into a network, one tensor at a time.
+"""Loading a safetensors checkpoint into a network, one tensor at a time.
 
-The network is built with its parameters on the meta device, where they take no memory. Each tensor
-of the checkpoint is then read separately, and either quantized or assigned to the network. So at
-most one tensor exists in full precision beside the quantized model. If blocks are streamed, only
+The network is built with its parameters on the meta device, where they take no memory. Then each
+tensor of the checkpoint is read, and either quantized or assigned to the network. So at most one
+tensor at a time exists in full precision beside the quantized model. If blocks are streamed, only
 the tensors outside the blocks are loaded.
 """
 
@@ -52,7 +52,7 @@ def load_quantized(
     device: torch.device,
     is_cut: bool = False,
 ) -> None:
-    """Load the weights of a network on the meta device, and quantize its blocks' linear layers.
+    """Load the weights of a network that has none yet, and quantize its blocks' linear layers.
 
     Quantized layers replace the linear layers of the blocks. Embeddings, norms and the head keep
     the compute type.
@@ -107,7 +107,7 @@ def load_outside_blocks(
     device: torch.device,
     is_cut: bool = False,
 ) -> list[dict[str, CheckpointEntry]]:
-    """Load the weights outside the blocks of a network on the meta device.
+    """Load the weights outside the blocks into a network that has no weights yet.
 
     Args:
         network: transformers network made by `empty_network`.
@@ -164,7 +164,6 @@ def quantize_block(
         quantization: nf4 or int8.
         dtype: compute type, and the type of tensors that are not quantized.
         device: torch device that quantizes the layers.
-
 
     Returns:
         The block's tensors on the CPU, by name: the parameters outside its linear layers, and the
@@ -233,13 +232,13 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _weight(layer: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a layer's weight as [out, in]. Transpose the weight of a transformers Conv1D."""
+    """Return a layer's weight as [out, in]; transformers' Conv1D stores it transposed."""
     _check_shape(name, layer.weight, tensor)  # type: ignore[arg-type]
     return tensor if isinstance(layer, nn.Linear) else tensor.t().contiguous()
 
 
 def _files_of(network: Any, blocks: nn.ModuleList, folder: Path, is_cut: bool) -> dict[str, Path]:
-    """Return the file of each tensor of a checkpoint, except for the tensors of skipped blocks."""
+    """Return the file of each tensor of a checkpoint, without the tensors of skipped blocks."""
     files = _files(folder)
     if not is_cut:
         return files
@@ -276,13 +275,13 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
-    """Read one tensor. The file is opened only for this tensor, so that no pages stay mapped.
+    """Open a checkpoint's file, read one tensor and close the file, so that no pages stay mapped.
 
     Args:
         files: file of each tensor.
         key: name of the tensor.
-        as_mapped: whether to align the tensor in memory as `from_pretrained` would. The last bits
-            of a product depend on the alignment.
+        as_mapped: whether to align the tensor in memory as `from_pretrained` would. The alignment
+            changes the last bits of matrix products.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -296,7 +295,7 @@ def _read(files: dict[str, Path], key: str, as_mapped: bool = False) -> Tensor:
 
 
 def _copy_with_alignment(mapped: Tensor) -> Tensor:
-    """Copy a tensor to new memory, and keep its alignment to cache lines."""
+    """Copy a tensor to new memory with the same alignment to cache lines."""
     memory = torch.empty(mapped.nbytes + _CACHE_LINE, dtype=torch.uint8)
     start = (mapped.data_ptr() - memory.data_ptr()) % _CACHE_LINE
     copy = memory[start : start + mapped.nbytes].view(mapped.dtype).view(mapped.shape)

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's completeness, and the names and ties of its tensors.
+"""Checks that a checkpoint is complete, and matching of its tensors with a network's.
 
 All ways of loading use these checks: whole in memory, quantized, or with streamed blocks.
 """
@@ -20,11 +20,11 @@ _TABLES = (
     re.compile(r"(^|\.)position_ids$"),
     re.compile(r"(^|\.)(rotary_emb|rotary_pos_emb)\.inv_freq$"),
 )
-"""Name patterns of tables that older checkpoints contain. Networks now compute these tables."""
+"""Name patterns of tables in older checkpoints that networks now compute themselves."""
 _MASKS = re.compile(r"(attn|attention)\.(masked_)?bias$")
 """Name pattern of causal masks in older checkpoints."""
 _IN_A_STACK = re.compile(r"(^|\.)\d+\.[^.]+\.")
-"""Pattern for the name of a tensor in a numbered layer with submodules."""
+"""Pattern of the name of a tensor in a submodule of a numbered layer."""
 _SHOWN = 5
 """Largest number of tensors named in a message."""
 
@@ -68,11 +68,10 @@ def check_names(
 
 
 def _renaming(network: Any, own: Collection[str]) -> Callable[[str], str]:
-    """Return the function that maps names in a checkpoint to names in a network.
+    """Return a function that maps tensor names in a checkpoint to names in a network.
 
-    A checkpoint may have been saved with or without the head, and so with or without the body's
-    prefix. Some names have also changed over time. Since version 5, transformers contains a list of
-    these changes.
+    A checkpoint saved without a head lacks the prefix of the body in its names. Some names have
+    also changed over time; transformers lists these changes since version 5.
 
     Raises:
         ModelError: raised by the returned function, if a tensor of the network must be computed
@@ -128,7 +127,7 @@ def tied_groups(network: nn.Module) -> list[list[str]]:
 
 
 def tie(network: nn.Module, groups: list[list[str]], held: Collection[str]) -> None:
-    """Tie the tensors of each group, unless the checkpoint contains different values for them.
+    """Make the tensors of each group one parameter, unless the checkpoint holds different values.
 
     Args:
         network: network with the loaded tensors, changed in place.
@@ -229,7 +228,7 @@ def _is_unused(name: str) -> bool:
 
 
 def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> bool:
-    """Return whether a tensor belongs to another architecture, and not to an omitted head."""
+    """Return whether a surplus tensor is of another architecture, and not of an unused head."""
     own = {part.partition(".")[0] for part in body.state_dict()}
     in_body = name.startswith(prefix) or name.partition(".")[0] in own
     parts = name.split(".")
@@ -241,7 +240,7 @@ def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> 
 
 
 def shown(names: Collection[str]) -> str:
-    """Return the first names in natural order, as text for a message."""
+    """List the first of some names for a message, in natural order."""
     in_order = sorted(names, key=_natural)
     return ", ".join(in_order[:_SHOWN]) + " and more" * (len(names) > _SHOWN)
 

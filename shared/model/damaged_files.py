@@ -14,7 +14,7 @@ _FIRST_BYTES = 512
 def damaged(file: Path, reason: str) -> ModelError:
     """Return the error for a file that cannot be read.
 
-    The message names the file's wrong content if the function recognizes it.
+    If the file has recognizable wrong content, such as a web page, the message names it.
 
     Args:
         file: path of the file; it may be missing.
@@ -58,7 +58,7 @@ def read_json(file: Path) -> Any:
 
 
 def stored_types(file: Path) -> dict[str, str]:
-    """Return the type of each tensor in a file, without reading the tensors.
+    """Return the name of each tensor's data type in a file, without reading the tensors.
 
     Args:
         file: safetensors file or pickled state dict.
@@ -82,7 +82,7 @@ def stored_types(file: Path) -> dict[str, str]:
 
 
 def _needed_bytes(file: Path) -> int:
-    """Return the length of a safetensors file according to its header, or 0 without a header."""
+    """Return the file length in bytes that a safetensors header implies; 0 without a header."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(length) if length < file.stat().st_size else b""
@@ -96,7 +96,7 @@ def _needed_bytes(file: Path) -> int:
 
 
 def _other_content(file: Path) -> str | None:
-    """Return a description of a file's wrong content and the remedy, or None."""
+    """Return a description of a file's wrong content with the remedy; None for other files."""
     with file.open("rb") as stream:
         first = stream.read(_FIRST_BYTES)
     if not first:

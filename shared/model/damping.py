@@ -1,11 +1,11 @@
 """The damping of a readout: φ(h) = C^(−1/4)·(h − μ), scaled so that the mean of |φ|² is 1.
 
-μ and C are the mean and the covariance of the representations of other texts. A few directions hold
-most of the variance of representations. The loss changes much faster along these directions than
-along the others. So these directions limit the step size for all directions. Dividing by the fourth
-root of C halves this difference on a logarithmic scale. C is shrunk towards a multiple of the
-identity (Ledoit and Wolf, 2004), because there may be fewer texts than features. The root is the
-symmetric one, because only that root is unique.
+h is a representation. μ and C are the mean and the covariance of the representations of unrelated
+texts. A few directions hold most of this variance, and along them the loss changes much faster than
+along the others. So they limit the step size for all directions. Dividing by the fourth root of C
+halves this difference on a logarithmic scale. C is shrunk towards a multiple of the identity
+(Ledoit and Wolf, 2004), because there may be fewer texts than features. The root is symmetric,
+because only the symmetric root is unique.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ from samara.shared.tasks.kinds import ChoiceTask, Task
 from samara.shared.tasks.rows import Example
 
 RANDOM_TEXTS = 256
-"""Number of texts of random tokens."""
+"""Number of random-token texts on which a damping is measured."""
 RANDOM_SEED = 0
 VERSION = 1
-"""Version of the computation from random tokens to a damping."""
+"""Version of the measurement of a damping on random tokens."""
 SHORTEST, LONGEST = 8, 32
 """Least and largest number of tokens in a random text."""
 _FORMAT = "samara damping 1"
@@ -42,7 +42,7 @@ _FORMAT = "samara damping 1"
 
 @dataclass(frozen=True, eq=False)
 class Damping:
-    """An affine map of representations.
+    """A damping: the affine map from representations to features.
 
     Attributes:
         mean: μ, float32 [features].
@@ -68,7 +68,7 @@ def identity_damping(features: int) -> Damping:
 
 
 def measure_damping(representations: NDArray[np.float32]) -> tuple[Damping, float]:
-    """Return the damping derived from texts' representations, and their effective rank.
+    """Compute a damping from the representations of texts; return it and their effective rank.
 
     Args:
         representations: one row per text, float32 [n, features].
@@ -97,9 +97,9 @@ def measure_damping(representations: NDArray[np.float32]) -> tuple[Damping, floa
 def shrunk_covariance(centered: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a covariance shrunk towards a multiple of the identity, float64 [p, p].
 
-    The weight of the identity is min(b², d²) / d² of Ledoit and Wolf (2004), which estimates the
-    weight with the least expected squared error. scikit-learn has this estimate too, but importing
-    scikit-learn takes more than 100 MiB.
+    The weight of the identity is min(b², d²) / d² of Ledoit and Wolf (2004), an estimate of the
+    weight with the least expected squared error. scikit-learn has the same estimator, but its
+    import takes more than 100 MiB of memory.
 
     Args:
         centered: n observations of p numbers with means of zero, float64 [n, p].
@@ -116,7 +116,7 @@ def shrunk_covariance(centered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def damping_recipe(damping: str) -> DampingRecipe:
-    """Return the recipe for a value of ``adapter.damping``, which is the same for all clients.
+    """Return the part of the layout that describes a value of ``adapter.damping``.
 
     Raises:
         ConfigError: if the value names a missing file.
@@ -139,7 +139,7 @@ def load_damping(
 ) -> Damping:
     """Load or measure the damping that a value of ``adapter.damping`` describes for a model.
 
-    Damping from random tokens is measured once per machine and then shared through a file.
+    A damping from random tokens is measured once on a machine, and then read from a cache file.
 
     Args:
         damping: value of ``adapter.damping``.
@@ -239,7 +239,7 @@ def read_damping(file: Path, base: BaseModel) -> Damping:
 
 
 def random_examples(base: BaseModel, task: Task, count: int, seed: int) -> list[Example]:
-    """Return examples of a task with random tokens as fields and meaningless labels."""
+    """Return examples of a task whose fields are random tokens. Their labels have no meaning."""
     special = set(base.tokenizer.all_special_ids)
     vocabulary = sorted(set(base.tokenizer.get_vocab().values()) - special)
     fields = len(task.fields)

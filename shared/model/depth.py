@@ -1,7 +1,7 @@
 """Loading only the lowest blocks of a model, up to a depth.
 
-A middle state of a language model can tell more about an example than the last state, which
-predicts the next token. A cut model has a different model id than the whole model.
+A middle representation of a language model can tell more about an example than the last one, which
+is specialized in predicting the next token. A cut model has another model id than the whole model.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def blocks_at(depth: str, folder: Path) -> int:
 
 
 def count_blocks(folder: Path) -> int | None:
-    """Return the number of blocks of the whole model, or None if it is not configured."""
+    """Return the number of blocks of the whole model, or None if its configuration lacks it."""
     count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
     return count if isinstance(count, int) else None
 
@@ -72,7 +72,7 @@ def cut_id(model_id: bytes, blocks: int) -> bytes:
 
 
 def is_above(network: nn.Module, blocks: nn.ModuleList) -> Callable[[str], bool]:
-    """Return a function that tells from a tensor's name whether the tensor's block was cut off.
+    """Return a predicate of tensor names: whether the tensor's block was cut off.
 
     Args:
         network: the cut network.

@@ -1,10 +1,10 @@
-"""The dual-forwarding LoRA-FA of P-RGE's Algorithm 1, which keeps every perturbed B.
+"""Dual-forwarding LoRA-FA: P-RGE's Algorithm 1, which stores every perturbed B.
 
-An inference engine can neither reset a random seed nor change its weights. So the adapter keeps B +
-ε·z and B − ε·z of every query. It computes the update of a step from the differences of these pairs
-and the projected gradients of the step (P-RGE, section 3.3). The method needs memory for 2·q copies
-of B, and its rounding errors grow with every step. `Perturbations` avoids both costs with one
-master copy and exact replay.
+The algorithm is for inference engines, which can neither reset a random seed nor change weights.
+The adapter stores B + ε·z and B − ε·z of every query. The update of a step is computed from the
+differences of these pairs and the step's projected gradients (P-RGE, section 3.3). This takes
+memory for 2·q copies of B, and rounding errors grow with every step. `Perturbations` avoids both
+with one master copy and exact replay.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class DualForwarding:
 
     Attributes:
         layout: names and shapes of the tensors.
-        b: perturbed adapters, float32 [signs, q, d]; the sign + comes first.
+        b: perturbed adapters, float32 [signs, q, d]. The sign + comes first.
     """
 
     layout: Layout
@@ -38,7 +38,7 @@ class DualForwarding:
         directions: NDArray[np.int16],
         epsilon: float,
     ) -> "DualForwarding":
-        """Create the perturbed adapters of the first step: q pairs around one center.
+        """Create the perturbed adapters of the first step: q pairs around the unperturbed adapter.
 
         Args:
             layout: layout of the adapter.

@@ -15,8 +15,10 @@ from samara.shared.protocol.layout import Layout
 
 GGUF_ADAPTER_FILE, MODELFILE = "adapter.gguf", "Modelfile"
 _LEAST_COSINE = 0.9
-"""Least cosine between a weight matrix and its quantized form. Two bits per weight give about
-0.95."""
+"""Least cosine at which two weight matrices count as the same matrix, one of them quantized.
+
+Two bits per weight give about 0.95.
+"""
 
 _Weight = NDArray[np.float32]
 
@@ -79,7 +81,7 @@ def write_gguf_adapter(
 
 
 def gguf_use(model_file: Path, folder: Path) -> str:
-    """Return the two commands that use an exported adapter."""
+    """Return the commands of llama.cpp and Ollama that use an exported adapter."""
     return (
         f"llama-cli -m {model_file} --lora {folder / GGUF_ADAPTER_FILE}, or "
         f"ollama create NAME -f {folder / MODELFILE}"
@@ -89,7 +91,7 @@ def gguf_use(model_file: Path, folder: Path) -> str:
 def _places(
     base: BaseModel, model_file: Path, architecture: str, names: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return the names that the adapted layers' weights have in a GGUF file, by layer name."""
+    """Return the name of each adapted layer's weight in a GGUF file, by layer name."""
     import gguf
 
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -110,9 +112,9 @@ def _places(
 
 
 def _row_order(base: BaseModel, module: Any, tensor: Any) -> NDArray[np.int64] | None:
-    """Return the row indices that put a module's weight in the order of a GGUF tensor.
+    """Return the row order in which a module's weight equals a GGUF tensor, int64 [rows].
 
-    The result is None if the weights differ.
+    The result is None if the weights differ in every known order.
     """
     from gguf.quants import dequantize
 
@@ -130,7 +132,7 @@ def _row_order(base: BaseModel, module: Any, tensor: Any) -> NDArray[np.int64] |
 
 
 def _row_orders(base: BaseModel, rows: int) -> list[NDArray[np.int64]]:
-    """Return llama.cpp's row orders: unchanged, and with interleaved halves of each head."""
+    """Return the row orders that llama.cpp uses: unchanged, and each head's halves interleaved."""
     config = base.network.config.get_text_config()
     heads: int = getattr(config, "num_attention_heads", None) or 1
     size: int = getattr(config, "head_dim", None) or base.hidden_size // heads

@@ -14,8 +14,7 @@ log = logging.getLogger("samara")
 
 _MAGIC = b"GGUF"
 _WEIGHTS_PER_SECOND = 1e7
-"""Number of weights that a core dequantizes and writes per second, rounded down to a power of
-ten."""
+"""Weights that one core dequantizes and writes per second, rounded down to a power of ten."""
 _MISSING = (
     "{file}: GGUF files need the package gguf ({error}); install samara-fl[gguf], or give the "
     "folder of the original model"
@@ -23,11 +22,11 @@ _MISSING = (
 
 
 def find_converted_folder(file: Path) -> Path:
-    """Return the folder in this machine's cache that contains the model of a GGUF file.
+    """Return the cache folder with the converted model of a GGUF file; convert it if necessary.
 
-    The first call dequantizes the weights to float32 and writes them. The folder is named after the
-    file's SHA-256, which is also the model id. So the id does not depend on the version of
-    transformers that writes the folder.
+    The weights are dequantized to float32. The folder is named after the file's SHA-256, which is
+    also the model id. So the id does not depend on the version of transformers that writes the
+    folder.
 
     Args:
         file: GGUF file.

@@ -1,4 +1,4 @@
-"""The head of a network, applied only to the positions that are needed."""
+"""Logits and log-likelihoods of a network's head, computed only at the needed positions."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,8 +55,8 @@ def word_logits(
 ) -> Tensor:
     """Return the logits of w words at every supervised position.
 
-    Only the words' rows of the head are used. At each position, the logits equal the
-    log-likelihoods plus one constant for all words.
+    Only the rows of the head for these words are used. At each position, the logits equal the
+    log-likelihoods plus a constant that all words share.
 
     Args:
         base: the model, whose head has `separate_rows`.
@@ -75,8 +75,8 @@ def word_logits(
 def separate_rows(base: BaseModel, words: Sequence[int]) -> bool:
     """Return whether the head computes each word's logit from that word's row alone.
 
-    The function tests this on two hidden states. The result is False for heads that depend on the
-    size of the vocabulary.
+    The function tests this on two hidden states. A head that adds a tensor of the vocabulary's
+    size, for example, needs all rows.
     """
     linear = base.network.get_output_embeddings()
     if type(linear) not in (nn.Linear, Linear, Int8Head):
@@ -103,7 +103,7 @@ def keep_rows(base: BaseModel, words: Sequence[int]) -> None:
 
     Args:
         base: the model, whose head has `separate_rows`.
-        words: tokens, in the order of the remaining rows.
+        words: token ids of the rows to keep, in their new order.
     """
     linear = base.network.get_output_embeddings()
     rows = list(words)
@@ -145,7 +145,7 @@ def mean_log_likelihoods(
     targets: Sequence[Sequence[int]],
     counts: Sequence[int],
 ) -> Tensor:
-    """Return the mean log-likelihood per target token of every sequence, grouped by row.
+    """Return every sequence's mean log-likelihood per target token, grouped by row.
 
     Args:
         base: the model.
@@ -240,10 +240,10 @@ def tiled_logits(base: BaseModel, hidden: Tensor) -> Iterator[Tensor]:
 
 
 def head_logits(base: BaseModel, hidden: Tensor) -> Tensor:
-    """Return the logits of hidden states [n, hidden] from the network's own head.
+    """Apply the network's own head to hidden states [n, hidden], and return the logits.
 
-    The network is called with a stand-in for its body that returns these states. So all operations
-    after the body are applied, as in the model's own class.
+    The network is called with a stand-in for its body that returns these states. So the logits
+    include every operation of the model's class after the body.
 
     Returns:
         float32 [n, vocabulary].

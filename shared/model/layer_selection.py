@@ -1,4 +1,4 @@
-"""The linear layers that an adapter's settings select."""
+"""Selection of the linear layers to adapt, by an adapter's settings."""
 
 from torch import Tensor as TorchTensor
 from torch import nn
@@ -9,7 +9,7 @@ from samara.shared.model.quantized import QuantizedLinear
 from samara.shared.settings.sections import AdapterSettings
 
 ADVICE = "adapter_projections"
-"""Key in config.json for the linear layers that the model's authors recommend to adapt."""
+"""Key in config.json under which a model's authors recommend linear layers to adapt."""
 _QUERY_AND_VALUE = (
     ("q_proj", "v_proj"),
     ("query", "value"),
@@ -41,7 +41,7 @@ def chosen_blocks(layers: str, count: int) -> list[int]:
     """Return the indices of the blocks that a value of ``adapter.layers`` selects, ascending.
 
     Args:
-        layers: value without the word `readout`; empty for no block.
+        layers: the setting without the word `readout`, such as ``top:2``; empty for no block.
         count: number of blocks.
 
     Raises:

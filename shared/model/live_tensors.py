@@ -1,4 +1,4 @@
-"""Accounting of the memory that tensors occupy from their creation until they are freed."""
+"""Accounting of the memory of live tensors."""
 
 import threading
 import weakref
@@ -13,7 +13,7 @@ from samara.shared.errors import DeviceError
 
 
 class MemoryAccount:
-    """The live tensor storages, counted across threads.
+    """A count of the bytes in live tensor storages, over all threads.
 
     Args:
         limit: largest total size in bytes; None for no limit.
@@ -31,7 +31,7 @@ class MemoryAccount:
         self._lock = threading.RLock()
 
     def count(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage once, until it is freed.
+        """Add a storage's bytes, and subtract them when it is freed; count each storage once.
 
         Raises:
             DeviceError: if the total size would exceed the limit.
@@ -60,7 +60,7 @@ class MemoryAccount:
 
 
 class CountedTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that counts the memory of operations' results, but not of their temporary buffers.
+    """A context that counts the memory of all operations' results, without temporary buffers.
 
     Args:
         account: account to which the results are added.

@@ -34,8 +34,7 @@ from samara.shared.model.tokenizer import load_tokenizer
 silence_libraries()  # transformers imports the noisy libraries when it loads a model
 
 _IDS: dict[int, int] = {}
-"""One shared integer object per token id. Without sharing, a data set's tokens would need millions
-of objects."""
+"""One integer object per token id, shared by all texts to save memory."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -50,11 +49,11 @@ class BaseModel:
         family: family of the model, which decides the scoring of labels.
         network: transformers model in evaluation mode, on its torch device.
         tokenizer: fast tokenizer of the model.
-        pooling: modules of a sentence encoder after its network.
+        pooling: pooling and further modules of a sentence encoder; unused in other families.
         quantization: quantization of the linear layers in the blocks; see `load_base_model`.
         depth: number of loaded blocks of a cut model; 0 for a whole model.
-        verdicts: results of this model's self-checks, shared by all `BaseModel` objects of the same
-            model in this process.
+        verdicts: results of self-checks, shared by all `BaseModel` objects of one model in this
+            process.
     """
 
     folder: Path
@@ -68,7 +67,7 @@ class BaseModel:
     verdicts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_sharing_weights(self) -> "BaseModel":
-        """Return a copy that shares weights but not modules, so that two threads can run both."""
+        """Return a copy with the same weights and separate modules, for use in another thread."""
         weights = [*self.network.parameters(), *self.network.buffers()]
         settings = [own.config for own in self.network.modules() if hasattr(own, "config")]
         shared = {id(each): each for each in (*weights, *settings)}
@@ -89,13 +88,13 @@ class BaseModel:
 
     @property
     def features(self) -> int:
-        """The number of features of a last hidden state or, for an encoder, of a sentence."""
+        """The size of a representation: of the last hidden state or, for an encoder, a sentence."""
         size = self.hidden_size
         return self.pooling.size(size) if self.family == "encoder" else size
 
     @property
     def hidden_size(self) -> int:
-        """The number of features of a last hidden state."""
+        """The size of a last hidden state."""
         return _hidden_size(self.network)
 
     def token_ids(self, text: str, special: bool = False) -> tuple[int, ...]:
@@ -152,7 +151,7 @@ class BaseModel:
 
 
 def _hidden_size(network: Any) -> int:
-    """Return the size of a last hidden state. OPT projects this state to the size of embeddings."""
+    """Return the size of a last hidden state; OPT projects it to the size of its embeddings."""
     config = network.config.get_text_config()
     size: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
     return size
@@ -199,7 +198,7 @@ def load_without_blocks(
     dtype: Dtype = "float32",
     depth: str = "",
 ) -> tuple[BaseModel, list[dict[str, CheckpointEntry]]]:
-    """Load a model except for its blocks, whose parameters stay on the meta device.
+    """Load a model without its blocks, whose parameters stay on the meta device.
 
     Args:
         path: as in `load_base_model`.
@@ -231,10 +230,10 @@ def load_without_blocks(
 
 
 def check_torch_device(name: str) -> torch.device:
-    """Return a torch device by its name.
+    """Return the torch device with a name, after checking that torch can use it.
 
     Raises:
-        ModelError: if this torch build or this machine lacks the device.
+        ModelError: if this build of torch, or this machine, lacks the device.
     """
     try:
         device = torch.device(name)
@@ -286,7 +285,7 @@ def _load(
 
 @cache
 def _verdicts_of(*_: object) -> dict[Any, Any]:
-    """Return one dictionary for each combination of arguments; see `BaseModel.verdicts`."""
+    """Return the dictionary of `BaseModel.verdicts` that belongs to the arguments."""
     return {}
 
 
@@ -341,7 +340,7 @@ def _network(
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_complete refuses them by name
+                ignore_mismatched_sizes=True,  # check_complete names them in an error
             )
         unexpected = found["unexpected_keys"]
         if blocks:
@@ -381,10 +380,10 @@ def _config(folder: Path, blocks: int) -> Any:
 
 
 def _cut_blocks(network: Any, folder: Path, blocks: int) -> nn.ModuleList:
-    """Return the blocks of a cut network.
+    """Return the blocks of a cut network after checking their number.
 
     Raises:
-        ModelError: if the network's class creates more or fewer blocks.
+        ModelError: if the network's class created another number of blocks.
     """
     own = blocks_of(body_of(network), folder)
     if len(own) != blocks:
@@ -404,7 +403,8 @@ def empty_network(
         settings: configuration.
         family: model family.
         dtype: type of the parameters.
-        include_buffers: whether the buffers are also on the meta device, and so have no values.
+        include_buffers: whether the buffers, too, are on the meta device, where they have no
+            values.
     """
     from accelerate import init_empty_weights
 

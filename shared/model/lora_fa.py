@@ -2,13 +2,13 @@
 
 LoRA-FA comes from Zhang et al., "LoRA-FA: memory-efficient low-rank adaptation" (2023). P-RGE uses
 it too (section 3.3). A forward pass holds the rows of P perturbations in one batch. In the first
-adapted layer the perturbations share W·x and A·x. Only the last small product, one batched matmul
-with B ± ε·z, differs between perturbations. LoRA also trains A. If the perturbed adapters contain a
-tensor for a layer's A, this tensor replaces the frozen A, and the perturbations share only W·x.
+adapted layer all perturbations share W·x and A·x. Only the last small product, one batched matmul
+with B ± ε·z, is computed for each perturbation. Plain LoRA trains A too: if the perturbed adapters
+contain a tensor for a layer's A, it replaces the frozen A, and the perturbations share only W·x.
 
-The perturbed matrices B have two sources. `samara.shared.model.perturbations` keeps one master copy
-of B, and computes the perturbed matrices during the forward pass (P-RGE, section 3.2).
-`samara.shared.model.dual_forwarding` keeps all perturbed matrices (P-RGE, Algorithm 1).
+Two modules supply the perturbed matrices B. `samara.shared.model.perturbations` stores one master
+copy of B, and computes the perturbed matrices during the forward pass (P-RGE, section 3.2).
+`samara.shared.model.dual_forwarding` stores all perturbed matrices (P-RGE, Algorithm 1).
 """
 
 import weakref
@@ -69,11 +69,10 @@ class LoRAFALinear(nn.Module):
         return f"{self.name}.A"
 
     def forward(self, x: TorchTensor) -> TorchTensor:
-        """Compute W·x + scale·B·(A·x) with the perturbed B, and trained A, of each row.
+        """Compute W·x + scale·B·(A·x) with the perturbed B of each row, and its A if A is trained.
 
-        If x is the input of the pass's first adapted layer, the rows of all perturbations are
-        equal. W·x and, with a frozen A, A·x are then computed only for the rows of one
-        perturbation.
+        At the pass's first adapted layer, x has the same rows for all perturbations. So W·x and,
+        with a frozen A, A·x are computed for the rows of one perturbation only.
         """
         perturbations = self.adapter.perturbations
         if perturbations is None:
@@ -100,8 +99,7 @@ class LoRAFALinear(nn.Module):
 
         Args:
             x: all rows, as in `forward`.
-            distinct: `x`, or only the rows of one perturbation if all perturbations have equal
-                rows.
+            distinct: `x`, or the rows of one perturbation if the rows of all are equal.
             perturbations: perturbed adapters of the pass.
         """
         groups = perturbations.count * perturbations.clients
@@ -163,13 +161,13 @@ class Adapter:
 
     @contextmanager
     def using(self, perturbations: PerturbedAdapters) -> Iterator[None]:
-        """Apply these perturbations to one forward pass inside the context."""
+        """Use these perturbed adapters in the one forward pass that runs inside the context."""
         with self.resume(ForwardPass(perturbations)):
             yield
 
     @contextmanager
     def resume(self, forward_pass: ForwardPass) -> Iterator[None]:
-        """Continue a forward pass inside the context, and suspend it at the end of the context."""
+        """Continue a suspended forward pass inside the context, and suspend it at the end."""
         self.perturbations, self._first_input = forward_pass.perturbations, forward_pass.first_input
         try:
             yield
@@ -187,7 +185,7 @@ class Adapter:
 def inject(base: BaseModel, settings: AdapterSettings, labels: int) -> Adapter:
     """Inject LoRA-FA layers into a base model, in place.
 
-    A readout is only part of the layout, and changes no layer of the model.
+    A readout becomes part of the layout, but changes no layer of the model.
 
     Args:
         base: model whose matching linear layers are wrapped.
@@ -268,7 +266,7 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
 
 
 def empty_adapter(first_block: int = 0) -> tuple[Adapter, Perturbations]:
-    """Return an adapter without tensors, and its unperturbed state.
+    """Return an adapter without tensors, and the perturbations with which it runs unchanged.
 
     Args:
         first_block: index of the block that counts as the lowest adapted block.

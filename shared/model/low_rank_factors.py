@@ -1,4 +1,4 @@
-"""The factors A and B of every layer of a trained low-rank adapter, for export and merging."""
+"""The factors A and B of every adapted layer, read from trained numbers for export and merging."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Folders of base models: finding a folder, selecting its files, and hashing the files."""
+"""Folders of base models: finding and checking a folder, and computing its model id."""
 
 import hashlib
 from collections.abc import Collection, Iterator
@@ -17,7 +17,7 @@ _EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _CHECKPOINTS = (*_SAFETENSORS, *_PICKLES)
-"""File names that a checkpoint can have, in transformers' order of preference."""
+"""File names of a checkpoint, in the order in which transformers looks for them."""
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 _JSON = (
     "config.json",
@@ -45,7 +45,7 @@ _DOWNLOADED = (
 
 
 def find_model_folder(path: str) -> Path:
-    """Return the folder of a base model after checking its configuration.
+    """Find or download the folder of a base model, check its configuration, and return its path.
 
     Args:
         path: as in `samara.shared.model.loading.load_base_model`.
@@ -101,7 +101,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def check_files(folder: Path) -> None:
-    """Check that the contents of the model's files match the files' names.
+    """Check that a model's JSON files can be read, and its weights are whole and not quantized.
 
     Raises:
         ModelError: if a file is missing, damaged or quantized.
@@ -131,7 +131,7 @@ def check_weights(folder: Path) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Check that the contents of the tokenizer's files match the files' names.
+    """Check that the tokenizer's files can be read.
 
     Raises:
         ModelError: if a file is damaged, or the tokenizer needs custom code.
@@ -215,7 +215,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the name of a model's quantization method, or None if the model is not quantized."""
+    """Return the method with which a model's files are quantized, or None if they are not."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _QUANTIZATION_KEYS:
             if settings := part.get(key):
@@ -225,7 +225,7 @@ def _quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _check_code(file: Path, settings: Any, auto_class: str, class_key: str) -> None:
-    """Check that transformers has the model's class if the folder contains code for this class."""
+    """Check that a model whose folder contains code can be loaded by transformers' own classes."""
     code = settings.get("auto_map") if isinstance(settings, dict) else None
     if not code or (auto_class and isinstance(code, dict) and auto_class not in code):
         return

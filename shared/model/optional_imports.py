@@ -11,8 +11,8 @@ import torch
 def triton_hidden() -> Iterator[None]:
     """Prevent imports of triton inside the context if torch has no GPU.
 
-    If triton is installed, transformers imports it together with torch's compiler. Triton needs 70
-    MiB of memory and compiles only for GPUs.
+    Otherwise transformers would import an installed triton together with torch's compiler. Triton
+    takes 70 MiB of memory, and is of use only on GPUs.
     """
     if torch.cuda.is_available() or "triton" in sys.modules:
         yield

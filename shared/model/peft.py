@@ -1,8 +1,7 @@
 """Export of an adapter or a prefix to PEFT's files, which transformers' tools can read.
 
-LoRA-FA is a LoRA with a frozen A. The export generates A from the layout's seed. B holds the
-trained numbers, and alpha / r has the same meaning in LoRA-FA and LoRA. If A was trained too, the
-caller passes the trained A.
+LoRA-FA is a LoRA with a frozen A, so PEFT reads it as LoRA. The export generates A from the
+layout's seed. B holds the trained numbers. If A was trained too, the caller passes the trained A.
 """
 
 import inspect
@@ -105,7 +104,7 @@ def _check_readable(base: BaseModel, names: Sequence[str]) -> None:
 def write_peft_prefix(
     base: BaseModel, name: str, prefix: NDArray[np.float32], folder: Path
 ) -> None:
-    """Write a prefix as PEFT's prefix tuning.
+    """Write a prefix in PEFT's format for prefix tuning.
 
     Args:
         base: base model of the prefix; only its structure is used.
@@ -118,7 +117,7 @@ def write_peft_prefix(
         OSError: if the folder cannot be written.
     """
     parts, heads, length, head_features = prefix.shape
-    # Each row of PEFT's embedding is one token: key and value of each layer, head by head.
+    # A row of PEFT's embedding belongs to a token. It holds key and value of each layer, by head.
     embeddings = np.ascontiguousarray(prefix.transpose(2, 0, 1, 3)).reshape(length, -1)
     settings = {
         "peft_type": "PREFIX_TUNING",

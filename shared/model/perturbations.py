@@ -22,21 +22,22 @@ from samara.shared.protocol.start import Start, read_start
 from samara.shared.settings.sections import AdapterSettings
 
 STATE_LIMIT = 2**62
-"""Exclusive limit of the absolute values in a state or start, in units of a state."""
+"""Limit that the absolute values of a state or start stay below, in units of a state."""
 
 
 @dataclass(frozen=True, eq=False)
 class WeightMap:
     """The map from a state and its directions to the weights of forward passes.
 
-    Every conversion of a state to weights uses this class. The state has `Layout.size` numbers, one
-    for each coordinate. The weights have `Layout.element_count` numbers, one for each element of
-    the tensors. Without a basis, these two counts are equal.
+    A state has `Layout.size` numbers, one for each coordinate. The weights have
+    `Layout.element_count` numbers, one for each element of the tensors. Without a basis, these two
+    counts are equal.
 
     Attributes:
         start: initial weights, in units of a state, that are added to every state; None for no
             start.
-        basis: basis of the first coordinates; None without a basis.
+        basis: basis that lifts the first coordinates to the elements of the adapter inside the
+            model; None without a basis.
         torch_device: torch device of the weights and directions; None for the CPU.
     """
 
@@ -45,7 +46,7 @@ class WeightMap:
     torch_device: torch.device | None = None
 
     def weights(self, state: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the result of `center` for a state on the host, as an array."""
+        """Return the adapter weights of a state on the host, float32 [elements]; see `center`."""
         return self.center(torch.tensor(state)).cpu().numpy()  # the state may be read-only
 
     def center(self, state: TorchTensor) -> TorchTensor:
@@ -111,7 +112,7 @@ class WeightMap:
 
 
 def read_weight_map(settings: AdapterSettings, layout: Layout) -> WeightMap:
-    """Return the weight map of a run, with the basis and the start that its settings name.
+    """Read the basis and the start that a run's settings name, and return its weight map.
 
     Args:
         settings: settings of the adapter; its basis and start are paths.
@@ -167,8 +168,8 @@ class Perturbations:
 
     Only the unperturbed adapters B and the directions z are stored. Perturbed tensors are computed
     when a layer needs them. The rows of a pass are ordered by sign, then by query, then by client,
-    and each combination has the same number of rows. Rows of several clients are computed like rows
-    of several queries: small products with different B after the shared W·x and A·x.
+    and each combination has the same number of rows. The clients of a pass share W·x and A·x, like
+    the queries of a client. Only the small product with B is separate.
 
     Attributes:
         layout: names and shapes of the tensors.

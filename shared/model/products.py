@@ -1,11 +1,11 @@
-"""Matrix products on a CPU with the faster of torch's two libraries.
+"""Matrix products on a CPU with the faster of two libraries in torch, MKL and oneDNN.
 
-torch gives float32 products to MKL, which uses only AVX2 on processors not made by Intel. oneDNN,
-also part of torch, uses all instruction sets. On a core of an AMD EPYC with AVX-512, oneDNN is
-twice as fast as MKL (docs/measurements/one-device-costs.md). oneDNN spends more time than MKL on
-the preparation of a product, so small products use torch's default. oneDNN caches one preparation
-of half a MiB for each set of shapes, up to 1,024 by default. The passes of a micro-batch need about
-ten, so this module lowers the default limit to 64.
+By default torch computes float32 products with MKL, which uses only AVX2 on processors not made by
+Intel. oneDNN uses all instruction sets. On a core of an AMD EPYC with AVX-512, oneDNN is twice as
+fast as MKL (docs/measurements/one-device-costs.md). But oneDNN spends more time on the preparation
+of a product, so small products stay with torch's default. oneDNN caches a preparation of half a MiB
+for each set of shapes, by default up to 1,024 of them. A micro-batch needs about ten, so this
+module lowers the limit to 64.
 """
 
 import os

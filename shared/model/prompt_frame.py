@@ -1,8 +1,8 @@
-"""The parts of a causal LM's prompt around a text, in the task's form.
+"""The parts of a causal LM's prompt around a row's text, in the task's form.
 
-The form ``chat`` follows the training of instruct models. The text is a user's message in the
-model's own chat template, and the label word or candidate is in the model's answer. The whole
-sentences of the question are also part of the message. An unfinished sentence, which the label word
+The form ``chat`` follows the training of instruct models. The model's own chat template holds the
+text as a user's message, and the label word or candidate is in the model's answer. The question is
+divided: its whole sentences end the message, and an unfinished sentence, which the label word
 completes, begins the answer.
 """
 
@@ -25,7 +25,7 @@ class PromptFrame:
     """The parts of a prompt that all texts of a task share.
 
     Attributes:
-        start: tokens before everything else.
+        start: tokens that begin the prompt, such as BOS.
         before: text before a row's text. In a chat, white space around the row's text is removed.
         after: text between a row's text and its answer; trailing spaces belong to the answer.
         is_chat: whether a chat template wrote `before` and `after`.
@@ -55,8 +55,7 @@ class PromptFrame:
             text: text of a row.
             limit: largest number of tokens of the text.
             cut: part of the text that is shortened first if the text is too long.
-            keep_end: whether further tokens are removed from the text's beginning instead of its
-                end.
+            keep_end: whether a text that is still too long loses its beginning, and not its end.
         """
         fitting = truncate(base, text, limit, cut, keep_end)
         if self.is_chat:
@@ -94,15 +93,15 @@ def split_question(question: str) -> tuple[str, str]:
 
 
 def text_frame(base: BaseModel) -> PromptFrame:
-    """Return the prompt frame of generation: the tokens that begin a text."""
+    """Return the prompt frame of generation tasks, which has only the tokens that begin a text."""
     return PromptFrame(first_tokens(base, AUTO_FORM), "", "", is_chat=False)
 
 
 def first_tokens(base: BaseModel, form: Form) -> Ids:
     """Return the tokens that begin a text outside a chat.
 
-    With ``plain``, these are the tokens that the tokenizer places before a text. With ``auto``, the
-    only token is the BOS token if the tokenizer has one, as in versions without forms.
+    With the form ``plain``, these are the tokens that the tokenizer places before a text. With
+    ``auto``, it is the BOS token if the tokenizer has one, as in versions without forms.
     """
     if form == AUTO_FORM:
         bos = base.tokenizer.bos_token_id

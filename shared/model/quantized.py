@@ -1,13 +1,13 @@
-"""Linear layers and token tables with weight-only quantization, used in the compute type.
+"""Weight-only quantization of linear layers, token embeddings and heads.
 
-NF4 is the 4-bit normal float of QLoRA (Dettmers et al., 2023), and INT8 stores one scale per
-output. Both layers use the formats of bitsandbytes. They dequantize a whole weight matrix once per
-pass, regardless of the number of rows (P-RGE, appendix A.5). Inputs are never quantized. With
-rounded activations, as in bitsandbytes' own 8-bit layer on CUDA, the loss would be a step function
-of a small perturbation.
+Linear layers use the formats of bitsandbytes. NF4 is the 4-bit normal float of QLoRA (Dettmers et
+al., 2023). INT8 has 8-bit integers with one scale per output. A layer dequantizes its whole weight
+matrix to the compute type once per pass, regardless of the number of rows (P-RGE, appendix A.5).
+Inputs are never quantized: with rounded activations, as in bitsandbytes' own 8-bit layer on CUDA,
+the loss would be a step function of a small perturbation.
 
 Outside the blocks, the token embeddings and the head are the largest tensors. They have one row per
-token. Both NF4 and INT8 store a row as 8-bit integers with one scale.
+token. With both NF4 and INT8, a row is stored as 8-bit integers with one scale.
 """
 
 from abc import ABC, abstractmethod
@@ -33,11 +33,11 @@ _MISSING = (
 )
 
 _TILE_ROWS = 4096
-"""Number of tokens whose rows are quantized or dequantized at a time."""
+"""Number of rows of a token table that are quantized or dequantized at a time."""
 
 
 class QuantizedLinear(nn.Module, ABC):
-    """A layer y = W·x + b with a quantized W.
+    """Base class of layers y = W·x + b with a quantized W.
 
     Attributes:
         in_features: size of x.
@@ -59,7 +59,7 @@ class QuantizedLinear(nn.Module, ABC):
 
     @abstractmethod
     def dequantized(self) -> Tensor:
-        """Return W in the compute type, [out, in], computed at every call."""
+        """Dequantize W to the compute type, [out, in]; the result is not cached."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
@@ -113,7 +113,7 @@ class Int8Head(QuantizedLinear):
     def __init__(
         self, codes: nn.Parameter, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> None:
-        """Use the quantized rows of a head.
+        """Create the head from quantized rows.
 
         Args:
             codes: int8 [tokens, features], not trainable.
@@ -160,7 +160,7 @@ class Int8Embedding(nn.Module):
     def __init__(
         self, codes: nn.Parameter, scale: Tensor, factor: float, dtype: torch.dtype
     ) -> None:
-        """Use the quantized rows of a table.
+        """Create the table from quantized rows.
 
         Args:
             codes: int8 [tokens, features], not trainable. This is a parameter, because transformers
@@ -188,7 +188,7 @@ _LAYERS: dict[str, type[QuantizedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linea
 def quantize_linear(
     weight: Tensor, bias: Tensor | None, quantization: Quantization, dtype: torch.dtype
 ) -> QuantizedLinear:
-    """Quantize a weight [out, in], and return its layer on the weight's torch device.
+    """Quantize a weight [out, in], and return a layer with it on the weight's torch device.
 
     Raises:
         ModelError: if the weight has entries that are not finite.
@@ -253,9 +253,9 @@ def quantize_tables(network: Any) -> None:
 
 
 def token_tables(network: Any) -> list[Any]:
-    """Return a network's token embeddings and, for a language model, its head.
+    """Return the modules that `quantize_tables` quantizes: token embeddings and a language head.
 
-    The list is empty if one of them is of a class that `quantize_tables` does not know.
+    The list is empty if one of these modules has a class that `quantize_tables` does not know.
     """
     table, head = network.get_input_embeddings(), network.get_output_embeddings()
     is_known = type(table) is nn.Embedding or (

@@ -1,10 +1,10 @@
 """The readout: trained weights on the last representation of an example.
 
-scores = scores of the base + Hᵀ·(W·φ(h)). h is the representation from which the scorer computes
-its scores, and φ its damping (`samara.shared.model.damping`). W [labels − 1, features] is the
-trained readout. H [labels − 1, labels] is an orthonormal basis of the contrasts between labels
-(Helmert's). The loss does not depend on the mean of all scores, so labels − 1 rows suffice. W = 0
-is the base model.
+scores = scores of the base model + Hᵀ·(W·φ(h)). h is the representation from which the scorer
+computes its scores, and φ is the damping (`samara.shared.model.damping`). W [labels − 1, features]
+is the trained readout; W = 0 gives the base model. H [labels − 1, labels] holds Helmert's
+orthonormal contrasts between labels. The loss does not depend on the mean of all scores, so labels
+− 1 rows suffice.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,8 @@ class Readout:
         labels: number of labels.
         damping: function that returns the damping; called at first use.
         device: torch device of the model.
-        to_measure: function that returns the texts for measuring a damping that is not stored.
+        to_measure: function that returns the texts on which the damping will be measured. It
+            returns no texts if the damping can be read from a file.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Readout:
         self._to_measure = to_measure
 
     def texts_to_measure(self) -> Sequence[Prompt]:
-        """Return the texts for measuring the damping, or none if the damping is already loaded."""
+        """Return the texts on which the damping will be measured; none if it is loaded already."""
         return self._to_measure() if self._damping is None else ()
 
     def load_damping(self) -> Damping:
@@ -83,7 +84,7 @@ class Readout:
 def merge_readout(
     weights: NDArray[np.float32], damping: Damping
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the matrix M and the vector b with which a readout adds M·h + b to the scores.
+    """Combine a readout and its damping into M and b, so that the readout adds M·h + b to scores.
 
     Args:
         weights: W, float32 [labels − 1, features].
@@ -101,7 +102,7 @@ def merge_readout(
 def representations(
     scorer: Scorer, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]
 ) -> Tensor:
-    """Return the representation of each prompt, from which its scores are computed.
+    """Return the representation of each prompt: the vector from which its scores are computed.
 
     For a sentence encoder, the representation is the pooled, normalised vector. Otherwise it is the
     last hidden state at the first supervised position of the first sequence: at the mask of a

@@ -1,4 +1,4 @@
-"""Replay on a GPU by a Triton kernel whose programs hold blocks of the state in registers.
+"""Replay on a GPU by Triton kernels. Each program holds a block of the state in registers.
 
 This module needs the extra ``samara-fl[cuda]``. Triton's built-in Philox gives the same bits as
 `directions.philox4x32`. Triton launches kernels on the thread's current device, so the functions
@@ -15,13 +15,16 @@ _SHAPES = {
     "gaussian": {"SIGNS": False, "COUNTERS": 256, "ROWS": 2, "WORD": 512},
     "rademacher": {"SIGNS": True, "COUNTERS": 64, "ROWS": 32, "WORD": 64},
 }
-"""Shape of a block for each distribution. COUNTERS is the number of Philox counters, ROWS the
-number of elements from a counter's word, and WORD the distance between words in elements."""
+"""Shape of a block for each distribution.
+
+COUNTERS is the number of Philox counters. ROWS is the number of elements from one 32-bit word of a
+counter. WORD is the distance, in elements, between the elements of consecutive words.
+"""
 
 
 @triton.jit
 def _words(seed, block, COUNTERS: tl.constexpr):
-    """Compute Philox4x32-10 of a block's counters (counter, 0, 1, 0), where 1 is the domain."""
+    """Compute Philox4x32-10 of a block's counters (i, 0, 1, 0); 1 is the domain of directions."""
     counter = (block * COUNTERS + tl.arange(0, COUNTERS)).to(tl.uint32)
     zero = counter * 0
     return tl.philox(seed, counter, zero, zero + 1, zero)
@@ -90,7 +93,7 @@ def _fill(
     ROWS: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """Compute one block of one direction, counted from the first block that is not skipped."""
+    """Write one block of one direction. The first `skipped` blocks of a direction are left out."""
     block, i = tl.program_id(0), tl.program_id(1)
     w0, w1, w2, w3 = _words(tl.load(seeds + i), skipped + block, COUNTERS)
     index = _element_indices(block, COUNTERS, ROWS)

@@ -1,4 +1,4 @@
-"""Replay in torch's operators, which run on any torch device and can be exported.
+"""Replay in torch operators, which run on any torch device and can be exported.
 
 All numbers are int64. A product of two 32-bit words keeps all its bits in int64, even if the
 highest bit becomes the sign. Shifts use `torch.bitwise_right_shift`, which exporters support.
@@ -45,13 +45,13 @@ def philox4x32(
     second: torch.Tensor | None = None,
     domain: Domain = Domain.DIRECTION,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute ten rounds of Philox4x32 in a domain, usually that of directions.
+    """Compute Philox4x32 with ten rounds, the protocol's random function.
 
     Args:
         first: word 0 of each counter, int64.
         seeds: keys, int64, broadcast against the counters.
         second: word 1 of each counter, int64; None for zeros.
-        domain: word 2 of each counter.
+        domain: word 2 of each counter, the purpose of the random numbers.
 
     Returns:
         The four words, int64 in 0 … 2³² − 1.
@@ -64,7 +64,7 @@ def philox4x32(
     k1 = torch.bitwise_right_shift(seeds, _WORD_BITS) & _LOW_WORD
     for _ in range(10):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        # Between rounds, only the words that are multiplied need cleared high bits.
+        # High bits are cleared only in the words that the next round multiplies.
         c0, c1, c2, c3 = (
             (torch.bitwise_right_shift(product1, _WORD_BITS) ^ c1 ^ k0) & _LOW_WORD,
             product1,
@@ -118,7 +118,7 @@ def directions(
 
 
 def _orthogonal(seeds: torch.Tensor, count: int) -> torch.Tensor:
-    """Return rows of orthogonal sets; see `samara.shared.protocol.directions.orthogonal`."""
+    """Return orthogonal directions, int16 [n, count], as `directions.orthogonal` does in numpy."""
     device = seeds.device
     index = (seeds & (MAX_ORTHOGONAL - 1))[:, None]
     keys = torch.bitwise_right_shift(seeds, INDEX_BITS) & (2 ** (64 - INDEX_BITS) - 1)
@@ -149,7 +149,7 @@ def fold(
     table: torch.Tensor,
     distribution: Distribution,
 ) -> torch.Tensor:
-    """Return state + Σ c·z(seed) modulo 2⁶⁴, as a pure function.
+    """Return state + Σ c·z(seed) modulo 2⁶⁴, without changing the state.
 
     The sum is exact in torch. It is not exact in ExecuTorch's portable kernels, which sum in
     floating point.
@@ -169,7 +169,7 @@ def fold(
 
 
 def shrink(state: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return state − (state >> bits), int64 [d], as a pure function."""
+    """Return state − (state >> bits), int64 [d], without changing the state."""
     return state - torch.bitwise_right_shift(state, bits)
 
 
@@ -220,7 +220,7 @@ class TorchBackend:
     def draw_on_device(
         self, seeds: NDArray[np.uint64], count: int, distribution: Distribution, first: int = 0
     ) -> torch.Tensor:
-        """Return the result of `directions` as a tensor on the torch device."""
+        """Return the directions of n seeds on the torch device, int16 [n, count]."""
         z = torch.empty((len(seeds), count), dtype=torch.int16, device=self.device)
         keys = self._bits(seeds)
         for some in _slices(len(seeds), count):
@@ -286,7 +286,7 @@ def draw_directions(
     first: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return directions as a tensor on a torch device, generated there if the backend can do so.
+    """Return directions on a torch device; a `TorchBackend` generates them there.
 
     Args:
         backend: result of `backend_for` for the device.
@@ -311,9 +311,9 @@ def replay_on_device(
     distribution: Distribution,
     backend: Backend,
 ) -> torch.Tensor:
-    """Return the result of `samara.shared.protocol.replay.replay` on the state's torch device.
+    """Replay groups on the state's torch device, as `samara.shared.protocol.replay.replay` does.
 
-    With a `TorchBackend`, only the state's least and greatest number go to the host.
+    With a `TorchBackend`, only the state's least and greatest number are copied to the host.
 
     Args:
         state: state before, int64 [d]; it is not changed.

@@ -1,4 +1,4 @@
-"""Scorers, which convert texts to prompts and the body's output to scores.
+"""Scorers: they convert texts to prompts, and the output of a model's body to scores.
 
 Every pair of a model family and a kind of task has its scorer. The scores of a causal LM are the
 log-likelihoods of the label words after the question, of a row's candidates, or of the given
@@ -43,11 +43,11 @@ class Prompt:
     """An example in the form that the model reads.
 
     Attributes:
-        sequences: token ids of one sequence, or of one sequence per candidate continuation.
+        sequences: token ids of one sequence, or of a sequence for each candidate continuation.
         supervised: positions whose output is used, for each sequence.
         targets: token whose log-likelihood is used at each of these positions, for each sequence;
             empty if a scorer uses the same tokens for every prompt.
-        target_bytes: UTF-8 length of the text of a generation's targets.
+        target_bytes: number of UTF-8 bytes of the target text, for generations.
     """
 
     sequences: tuple[Ids, ...]
@@ -62,7 +62,10 @@ class Prompt:
         return Prompt(*parts, self.target_bytes)
 
     def after(self, count: int) -> "Prompt":
-        """Return the prompt without the first tokens of each sequence, which are not supervised."""
+        """Return the prompt without the first `count` tokens of each sequence.
+
+        None of these tokens may be supervised.
+        """
         return Prompt(
             tuple(sequence[count:] for sequence in self.sequences),
             tuple(tuple(place - count for place in places) for places in self.supervised),
@@ -87,7 +90,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
-        """Tokenize an example. Only the text of an example that is too long is shortened.
+        """Tokenize an example. If it is too long, only its text is shortened.
 
         Args:
             text: text of an `Example`.
@@ -110,11 +113,11 @@ class Scorer(ABC):
         """
 
     def whole_scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute scores as log-likelihoods, with the common constant that `scores` may omit."""
+        """Compute scores as log-likelihoods, with the constant per row that `scores` may omit."""
         return self.scores(hidden, lengths, prompts)
 
     def width(self, prompts: Sequence[Prompt]) -> int:
-        """Return the number of scores of the longest of these rows."""
+        """Return the largest number of scores of a row."""
         return self.labels or max((len(prompt.sequences) for prompt in prompts), default=0)
 
     def _ids(self, text: str, special: bool) -> Ids:
@@ -181,7 +184,7 @@ class _ContinuationScorer(Scorer):
         super().__init__(base, task, max_length)
         self._frame, eos = frame, base.tokenizer.eos_token_id
         self._around = max(1, frame.token_count(base))
-        # The first scored token needs a preceding token.
+        # A token is scored from the hidden state of the token before it.
         self._begin: Ids = () if eos is None else (eos,)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -274,7 +277,7 @@ class GenerationScorer(_ContinuationScorer):
         return 2
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute mean log-likelihoods per token, and the shares of the likeliest tokens."""
+        """Compute mean log-likelihoods per token, and shares of tokens that are the likeliest."""
         tokens = [token for prompt in prompts for token in prompt.targets[0]]
         predictions = token_predictions(self.base, hidden, lengths, _supervised(prompts), tokens)
         counts = [len(prompt.targets[0]) for prompt in prompts]
@@ -334,7 +337,7 @@ class MaskedScorer(Scorer):
         before = self._before
         after = self._after
         mask = self.base.tokenizer.mask_token_id
-        # Text after the word gets at most half of the tokens if text precedes the word.
+        # If text precedes the word, the text after it gets at most half of the tokens.
         if answers:
             room = self._remaining_tokens(len(self._ids(before, special=True)) + 1, "the mask")
             after = truncate(self.base, answers[0], max(1, room // 2) if text else room, None)
@@ -354,7 +357,7 @@ class MaskedScorer(Scorer):
 
 
 class EncoderScorer(Scorer):
-    """Scores a label by the cosine of the text and the label's prompt, divided by 0.05.
+    """Scores a label by the cosine between the text and the label's prompt, divided by 0.05.
 
     Attributes:
         label_embeddings: unit vectors, float32 [labels, hidden].
@@ -389,7 +392,7 @@ class EncoderScorer(Scorer):
 
 
 class HeadlessScorer(Scorer):
-    """Gives all labels the same score, for a language model that is cut below its head.
+    """Scores all labels equally, because a model that is cut below its head has no scores.
 
     Args:
         scorer: scorer of the whole model.
@@ -407,7 +410,7 @@ class HeadlessScorer(Scorer):
         return self.whole.prompt(text, answers, cut)
 
     def scores(self, hidden: Tensor, lengths: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """Return zeros."""
+        """Return zeros, float32 [P, n, labels]."""
         perturbations = len(hidden) // len(lengths)
         return torch.zeros(perturbations, len(prompts), self.labels, device=hidden.device)
 
@@ -479,7 +482,7 @@ def _word_scores(
 
 
 def _continued(stem: Ids, continuations: Sequence[Ids]) -> Prompt:
-    """Make a prompt of one sequence per continuation, without the continuation's last token."""
+    """Make a prompt of one sequence per continuation; its last token is only a target."""
     first = len(stem) - 1
     return Prompt(
         tuple(stem + tokens[:-1] for tokens in continuations),

@@ -19,14 +19,14 @@ _KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Pooling modes by their keys in older settings files, in the order of concatenation."""
+"""Pooling modes by their keys in older settings files; results are concatenated in this order."""
 
 
 class Module(NamedTuple):
     """A module of a sentence encoder.
 
     Attributes:
-        kind: class name, preceded by the package unless this is sentence-transformers.
+        kind: class name, with its package if this is not sentence-transformers.
         folder: folder of the module's files.
     """
 
@@ -35,7 +35,7 @@ class Module(NamedTuple):
 
 
 def module_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of the modules after a sentence encoder's network, including missing files.
+    """Yield all files that a sentence encoder's modules should have, even if they are missing.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -54,7 +54,7 @@ def dense_weights(folder: Path) -> Path:
 
 
 def hashed_module_files(folder: Path) -> list[Path]:
-    """Return the module files that decide a model id, or none for plain mean or cls pooling.
+    """Return the module files that a model id covers; none for plain mean or cls pooling.
 
     Raises:
         ModelError: if the list of modules is damaged.
@@ -79,7 +79,7 @@ def module_folders(folder: Path) -> list[Path]:
 
 
 def list_modules(folder: Path) -> list[Module]:
-    """Return the modules of a sentence encoder in order, or none if the folder has no list of them.
+    """Read the list of a sentence encoder's modules; empty if the folder has no such list.
 
     Raises:
         ModelError: if the list is damaged.
@@ -130,7 +130,7 @@ def read_settings(
 
 
 def read_modes(folder: Path) -> tuple[str, ...]:
-    """Read the pooling modes, whose results are concatenated, from new or old settings.
+    """Read the pooling modes from a module's settings in the new or old format.
 
     Raises:
         ModelError: if the settings are damaged, or name an unknown mode.

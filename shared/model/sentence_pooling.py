@@ -211,7 +211,7 @@ def load_pooling(folder: Path, features: int) -> SentencePooling:
 
 
 def _check_network(folder: Path, first: Module) -> None:
-    """Check that the network reads a sentence as the folder's text model does.
+    """Check that the encoder's settings do not change how its network reads a text.
 
     Raises:
         ModelError: if a setting differs. The message names the setting.

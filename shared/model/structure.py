@@ -1,7 +1,7 @@
 """The structure of a network: its family, its body below the head, and the body's blocks.
 
-The structure is derived from the classes that a configuration names, and from the nesting of their
-modules. `samara.client.forward.self_check` checks the outputs when the model first runs.
+The structure is derived from the classes that a configuration names, and from the nesting of a
+network's modules. `samara.client.forward.self_check` checks the result when the model first runs.
 """
 
 import threading
@@ -20,8 +20,8 @@ Family = Literal["causal", "masked", "encoder"]
 creating_network = threading.RLock()
 """Lock that a thread holds while transformers creates a network.
 
-Meanwhile, transformers replaces functions of torch and of all networks for every thread. If two
-threads overlapped, these functions would stay replaced.
+During the creation, transformers replaces functions of torch and of all networks for all threads.
+If two creations overlapped, these functions would stay replaced.
 """
 
 
@@ -53,7 +53,7 @@ def detect_family(folder: Path) -> Family:
 
 @cache
 def _classes_with_a_head() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of transformers' causal classes, and of its masked classes.
+    """Return the names of transformers' causal LM classes, and of its masked LM classes.
 
     A text model with an image encoder counts as a causal LM. A model with an encoder and a decoder
     for text is neither.
@@ -76,7 +76,7 @@ def _names(mapping: Any) -> set[str]:
 
 
 def loader_for(settings: Any, family: Family) -> Any:
-    """Return transformers' auto class that loads a configuration as a family.
+    """Return transformers' auto class that loads a configuration as a model of a family.
 
     Raises:
         ModelError: if the model has an encoder and a decoder that only work together.

@@ -14,7 +14,7 @@ def truncate(
         text: text to shorten.
         limit: largest number of tokens.
         cut: part that is shortened first, from the part's end.
-        keep_end: whether further tokens are removed from the text's beginning instead of its end.
+        keep_end: whether a text that is still too long loses its beginning, and not its end.
     """
     while True:
         offsets = base.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[

@@ -1,4 +1,4 @@
-"""Windows: the parts of a long plain text, each an example with the preceding text as context."""
+"""Windows: parts of a long plain text. Each is an example with the text before it as context."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ def _windows(example: Example, scorer: GenerationScorer) -> Iterator[Example]:
 
 
 def _before_white_space(text: str, start: int, end: int) -> int:
-    """Return the last position between a word and white space in text[start:end + 1], or `end`."""
+    """Return the last end of a word before white space in text[start:end + 1], or `end`."""
     for position in range(end, start, -1):
         if text[position].isspace() and not text[position - 1].isspace():
             return position if text[start:position].strip() else end

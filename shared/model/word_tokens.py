@@ -10,7 +10,7 @@ Ids = tuple[int, ...]
 
 
 def continuation_tokens(base: BaseModel, before: str, text: str) -> Ids:
-    """Return the tokens that a text, with its leading spaces, adds to the preceding text."""
+    """Return the tokens that a text, including its leading spaces, adds to the text before it."""
     stem = base.token_ids(before.rstrip(" "))
     whole = base.token_ids(before + text)
     joined = whole[: len(stem)] == stem

@@ -46,7 +46,7 @@ def check_host(name: str, option: str) -> None:
 
 
 def parse_origin(text: str, option: str) -> str:
-    """Return the origin of a page without a trailing slash.
+    """Check a web page's origin, such as ``https://phones.example``, and drop a trailing slash.
 
     Args:
         text: user input.

@@ -188,7 +188,7 @@ def _write_certificate(folder: Path, names: Iterable[str]) -> None:
 def _builder(
     subject: str, key: ec.EllipticCurvePrivateKey, lifetime: timedelta
 ) -> x509.CertificateBuilder:
-    """Return a builder for a key's certificate, issued by the authority, without key usage."""
+    """Return a builder for a certificate that the authority issues; the caller adds key usage."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()

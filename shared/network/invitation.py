@@ -18,14 +18,14 @@ from samara.shared.errors import DeviceError, InvitationError
 from samara.shared.protocol.signing import is_signed_by, normalize_public_key
 
 JOIN_PATH = "/samara/join"
-"""Server path to which devices send their public keys. The paths of welcomes begin with it."""
+"""URL path to which devices send their public keys. The paths of welcomes begin with it."""
 KEYS_PATH = f"{JOIN_PATH}/keys"
-"""Path below which a gateway asks whether a key with a fingerprint is registered."""
+"""URL path under which a gateway asks whether the key with a given fingerprint is registered."""
 MAX_WELCOME_BYTES = 2**18
 MAX_REQUEST_BYTES = 2**12
 _VERSION = 1
 _HALF = 16
-"""Number of bytes of the hash and of the secret: 128 bits each."""
+"""Size in bytes of each half of a code: 128 bits of hash, and 128 bits of secret."""
 _CHECK = 2
 _PROOF = b"samara-join-1\0"
 _IDENTIFIER = b"samara-invitation-1\0"
@@ -110,7 +110,7 @@ class GatewayWelcome:
 
 @dataclass(frozen=True)
 class Welcome:
-    """All data that a device must trust.
+    """The data that an invitation makes a device trust.
 
     Attributes:
         authority: certificate authority of the server, PEM.
@@ -132,7 +132,7 @@ class Welcome:
 
     @property
     def digest(self) -> bytes:
-        """The hash in the code, 16 bytes."""
+        """The hash of the encoded welcome that an invitation's code contains, 16 bytes."""
         return hashlib.sha256(self.encode()).digest()[:_HALF]
 
     @classmethod
@@ -217,7 +217,7 @@ def _sorted_json(values: dict[str, str]) -> bytes:
 
 
 def _read_object(data: bytes, *allowed: set[str]) -> dict[str, Any]:
-    """Return a JSON object of texts whose keys equal one of these sets.
+    """Parse a JSON object of texts whose keys are exactly one of the allowed sets.
 
     Raises:
         InvitationError: if the data are anything else.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 LINES_AT_ONCE = 8
-"""Largest number of lines about one reason in a burst."""
+"""Largest number of lines about one reason that can be logged at once."""
 REFILL_SECONDS = 600.0
 """Interval in seconds after which the budget of a reason grows by one line."""
 REPEAT_SECONDS = 3600.0
@@ -21,7 +21,7 @@ MAX_DETAIL = 200
 
 @dataclass
 class _Budget:
-    """The number of log lines that may be written about one reason.
+    """The log lines that may still be written about one reason.
 
     Attributes:
         lines: number of lines that may be written, fractions included.
@@ -101,7 +101,7 @@ class LogBudget:
         budget.said = self._clock()
 
     def _count_later(self) -> None:
-        """Schedule a log line with the number of omitted lines, if an event loop is running."""
+        """Schedule the log line that counts omitted lines, if an event loop is running."""
         if self._timer is None:
             with suppress(RuntimeError):
                 loop = asyncio.get_running_loop()

@@ -8,8 +8,7 @@ _SHARE = 20.0
 def pause_before_asking(waited: float, longest: float) -> float:
     """Return the seconds until the next poll: usually a twentieth of the time waited so far.
 
-    So polling costs little, and delays the notice of an arrival by little compared with the waiting
-    time.
+    So polls become rare during a long wait, and an arrival is noticed about 5 % late at most.
 
     Args:
         waited: seconds since the last arrival, or since the first poll.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 DIRECT: Final[dict[str, str]] = {"no_proxy": "*", "NO_PROXY": "*"}
-"""Environment variables of a process that connects only to a Samara server."""
+"""Environment variables that keep a process that connects only to a server from using a proxy."""
 _THIS_MACHINE = "127.0.0.1,localhost"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
@@ -26,7 +26,7 @@ def exempt_this_machine(environment: MutableMapping[str, str] = os.environ) -> N
 
 
 def remark_on_proxy(environment: Mapping[str, str] = os.environ) -> str:
-    """Return a remark about a proxy for a connection's error, or an empty text without a proxy."""
+    """Return a remark for a connection's error if a proxy is set, otherwise an empty text."""
     if not (name := _named(environment)):
         return ""
     return (
@@ -36,6 +36,6 @@ def remark_on_proxy(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _named(environment: Mapping[str, str]) -> str:
-    """Return the name of a variable that sets a proxy, or an empty text."""
+    """Return the name of the environment variable that sets a proxy, or an empty text."""
     names = (given for name in _PROXIES for given in (name, name.upper()))
     return next((name for name in names if environment.get(name)), "")

@@ -48,7 +48,7 @@ class Pace:
     ) -> None:
         self._between, self._clock = 1 / per_second, clock
         self._ahead = saved * self._between
-        self._next: dict[str, float] = {}  # time of the turn after the last taken turn
+        self._next: dict[str, float] = {}  # each party's next free turn, monotonic seconds
 
     def take(self, party: str) -> float:
         """Take a party's next turn, and return the seconds until the turn is due."""
@@ -64,7 +64,7 @@ class Pace:
 
 
 def network_of(host: str, bits_of_ipv4: int = 32, bits_of_ipv6: int = 64) -> str:
-    """Return the network part of an address. A user of the address cannot freely change this part.
+    """Return the network part of an address, which its user cannot freely change.
 
     Args:
         host: address; any other text is returned unchanged.

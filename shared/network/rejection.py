@@ -1,8 +1,8 @@
-"""Rejections: the reason for turning a request away, as a code in a header of the answer.
+"""Rejections: a server's reason for turning a request away, as a code in an HTTP header.
 
 A rejection differs from a refusal (`samara.shared.protocol.frames.refusal`), with which a client
-answers a message. As with refusals, only a code crosses the network, and each side has its own
-sentences.
+answers a message. As with refusals, only a code crosses the network. The rejected client turns it
+into a sentence.
 """
 
 from enum import IntEnum
@@ -30,8 +30,8 @@ _SENTENCES = {
     "(samara server invite), or for a new key (samara server keys create) for --key",
     RejectionCode.CLOCK: "this machine's clock is wrong; synchronize it with a time server",
     RejectionCode.SIGNATURE: "a request was not signed with this client's key; update Samara",
-    RejectionCode.CONNECTED: "this client's key is already connected, from this machine within the "
-    "last minute or from another machine, or the server is just starting",
+    RejectionCode.CONNECTED: "this client's key is already connected from another machine, or was "
+    "connected from this machine within the last minute, or the server is just starting",
     RejectionCode.FINISHED: "the run has finished",
 }
 

@@ -23,18 +23,18 @@ TRUST: dict[str, str] = {
     "without secure aggregation the server sees single reports, and must be trusted to "
     "delete them",
 }
-"""Sentences for users about the sides that add noise and must be trusted, by mode."""
+"""For each mode, a sentence for users: which side adds the noise, and which must be trusted."""
 _SUMS = "the server sees only sums, unless a third of a round's clients collude with it or are fake"
 MASKED_TRUST: dict[str, str] = {
     "central": f"secure aggregation: {_SUMS}; it must be trusted to add noise to the sums",
     "local": f"every client adds the noise, and with secure aggregation {_SUMS}",
     "distributed": f"every client adds a share of the noise, and with secure aggregation {_SUMS}",
 }
-"""Sentences for users about the sides that must be trusted if reports are masked, by mode."""
+"""The sentences of `TRUST` for runs with secure aggregation, by mode."""
 MOST_CLIENT_NOISE = 2.0**15
-"""Largest noise multiplier of a client's own noise that the range of its numbers allows."""
+"""Largest noise multiplier of noise that clients add; stronger noise would not fit a vector."""
 _SURE = 9.0
-"""Summand s for which the norm of d noise numbers exceeds σ·(√d + s) with probability ≤ 10⁻¹⁷.
+"""Margin s: the norm of d noise numbers exceeds σ·(√d + s) with probability at most 10⁻¹⁷.
 
 Discrete Gaussian noise is subgaussian with parameter σ² (Canonne, Kamath, Steinke, 2020). So the
 probability of a norm above σ·(√d + √(2t)) is at most e⁻ᵗ (Hsu, Kakade, Zhang, 2012); here t = 40.5.
@@ -47,8 +47,8 @@ class Mechanism:
 
     Attributes:
         mode: side that adds the noise.
-        noise_multiplier: z, the standard deviation of all noise in units of the largest norm of a
-            vector.
+        noise_multiplier: z, the standard deviation of a sum's total noise in units of the largest
+            norm of a vector.
         honest: least number of honest clients with noise in a sum; 1 if the mode is not
             ``distributed``.
         numbers: length of a vector.
@@ -68,7 +68,7 @@ class Mechanism:
 
     @property
     def rho(self) -> float:
-        """The ρ that a round costs a client, for the data that the mode protects.
+        """The ρ that a round costs a client; the mode decides which two outcomes are compared.
 
         ``central`` compares a round with the same round without the client. ``distributed``
         compares it with the same round in which the client reports zeros. In both cases the sums
@@ -91,7 +91,7 @@ class Mechanism:
         return rho_of(self.client_sigma / (2 * SENSITIVITY))
 
     def noise_of_a_sum(self, clients: float) -> float:
-        """Return the standard deviation of a sum's noise in units of the largest norm of a vector.
+        """Return the standard deviation of a sum's noise, in units of a vector's largest norm.
 
         Args:
             clients: number of vectors in the sum.

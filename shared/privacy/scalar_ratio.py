@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ScalarCount:
-    """The scalars that a client has sent about one set of examples with one layout.
+    """The number of scalars that a client has sent about one set of examples with one layout.
 
     Attributes:
         size: number of trained numbers of the layout, d.

@@ -31,9 +31,9 @@ LOSS_LIMIT = 2.0
 CURVATURE_LIMIT = 64.0
 """Largest absolute curvature in a vector; a larger one is clipped to this value."""
 CURVATURE_SCALE = math.sqrt(CURVATURE_LIMIT)
-"""Factor on the root of a curvature, so that roots have the same range as curvatures."""
+"""Factor on √curvature with which the roots fill the same range as the curvatures."""
 OTHERS = 3
-"""Count of a vector's numbers besides projected gradients and indicator: loss, curvature and 1."""
+"""Count of the numbers after the projected gradients, without indicator: loss, curvature and 1."""
 
 NOISED_LIMIT = 2**42
 """Largest absolute number of a vector after a client has added noise."""
@@ -74,7 +74,7 @@ def curvature_root(curvature: float) -> float:
     to the noise.
 
     Args:
-        curvature: curvature of either sign; for `CURVATURE_LIMIT` the result is `CURVATURE_LIMIT`.
+        curvature: curvature of either sign. `CURVATURE_LIMIT` is mapped to itself.
     """
     return CURVATURE_SCALE * math.sqrt(abs(curvature))
 
@@ -118,7 +118,7 @@ def numbers_of(scalars: int, has_indicator: bool = False) -> int:
 
 
 def gradient_noise(has_indicator: bool = False) -> float:
-    """Return the noise on a projected gradient, in units of clip · noise multiplier."""
+    """Return the standard deviation of the noise on a projected gradient, divided by clip · z."""
     return SENSITIVITY / _gradient_limit(has_indicator)
 
 

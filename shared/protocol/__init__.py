@@ -1,1 +1,1 @@
-"""The protocol: directions, replay, layouts, frames, the ledger."""
+"""The protocol of server and clients: directions, replay, layouts, frames and the ledger."""

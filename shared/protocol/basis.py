@@ -26,9 +26,9 @@ FORMAT = "samara basis 1"
 SCALE_BITS = 16
 """Fractional bits of a scale: its unit is 2⁻¹⁶."""
 ROUNDED_BITS = 22
-"""Number of low bits that `Basis.lift` rounds off a coordinate before the product."""
+"""Number of low bits of a coordinate that `Basis.lift` rounds away before the product."""
 MAX_ROW_SUM = 2**23 - 1
-"""Upper limit of Σ|u|·scale over the vectors, for each element of B; larger sums could overflow."""
+"""Largest Σ|u|·scale over the vectors for an element of B; larger sums could overflow in a lift."""
 MAX_BYTES = 2**28
 """Largest size of a basis file in bytes."""
 _METADATA_KEY = "samara"
@@ -43,7 +43,7 @@ class BasisOrigin:
     Attributes:
         model_id: model id (hex) of the base model.
         adapter_hash: `Layout.adapter_hash` (hex) of the adapter.
-        task: name of the task whose prompts surrounded the texts.
+        task: name of the task in whose prompts the texts were measured.
         source: origin of the texts: ``random-tokens`` or ``file``.
         texts: number of texts.
         share: fraction of the squared gradient norm that lies in the span of the basis, from 0 to
@@ -99,7 +99,7 @@ class Basis:
         return cls(origin, vectors, scales, save({"vectors": vectors, "scales": scales}, metadata))
 
     def with_share(self, share: float) -> "Basis":
-        """Return the same basis with a measured share."""
+        """Return a copy of the basis with a measured `BasisOrigin.share`."""
         return Basis.of(replace(self.origin, share=share), self.vectors, self.scales)
 
     @cached_property
@@ -174,7 +174,10 @@ class Basis:
         return lifted << np.int64(STATE_BITS - _LIFT_UNIT_BITS)
 
     def elements(self, state: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the elements of all tensors for a state whose first k numbers are coordinates.
+        """Lift the coordinates at the beginning of a state, and return the elements of all tensors.
+
+        Args:
+            state: k coordinates, and then the elements outside the basis, int64 [size].
 
         Raises:
             ReplayError: if an element leaves the range of a state.
@@ -198,9 +201,9 @@ class Basis:
             some = np.abs(self.vectors[:, start : start + _AT_ONCE].astype(np.int64))
             if int((self.scales.astype(np.int64) @ some).max()) > MAX_ROW_SUM:
                 raise ModelError(
-                    "the basis has a sum of absolute values over its vectors that is too large for "
-                    "one element; adapt more elements (adapter.layers, adapter.rank), or leave "
-                    "adapter.basis empty"
+                    "an element of the adapter could overflow, because its numbers in the basis "
+                    "vectors are too large; adapt more elements (adapter.layers, adapter.rank), or "
+                    "leave adapter.basis empty"
                 )
 
 

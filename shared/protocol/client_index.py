@@ -8,7 +8,7 @@ MAX_CLIENT = 2**32 - 2
 
 
 def client_index_of_key(public_key: bytes) -> int:
-    """Derive a client's index from its public key; server and client compute the same index.
+    """Derive a client's index from its public key, in the same way on server and client.
 
     Args:
         public_key: PEM, SubjectPublicKeyInfo, with its last newline.
@@ -20,9 +20,10 @@ _INDEX_LINE = re.compile(rb"^Samara-Client-Index: (\d{1,10})\r?$", re.MULTILINE)
 
 
 def index_line(client: int) -> bytes:
-    """Return the line of a private key file that stores a client's index after a key rotation.
+    """Return the line that stores a client's old index in the file of its new private key.
 
-    Libraries that read keys ignore everything after the last line of the key.
+    It is needed after a key rotation, because the index no longer follows from the key. Libraries
+    that read keys ignore everything after the last line of the key.
     """
     return b"Samara-Client-Index: %d\n" % client
 

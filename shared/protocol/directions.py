@@ -2,8 +2,8 @@
 
 Philox is the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2,
 3" (SC 2011). Its key is a 64-bit seed (low word first). Word 2 of the counter is a domain tag, so
-two uses of one seed never share a counter. This module is the readable specification. Every other
-backend must give the same bits.
+two uses of one seed never share a counter. This module is the readable specification of directions.
+Every other backend must give the same bits.
 """
 
 import math
@@ -32,16 +32,18 @@ DIRECTION_BITS = 11
 """Fractional bits of a direction's integers, which are multiples of 2⁻¹¹."""
 
 WHOLE_BLOCKS = 8192
-"""Alignment of a part of a direction, in elements. At a multiple of this number a block begins in
-the Gaussian and in the Rademacher distribution.
+"""Alignment of a part of a direction, in elements.
+
+At each multiple of this number, a block of Philox counters begins in both the Gaussian and the
+Rademacher distribution.
 """
 MAX_DIRECTION = 2**35
-"""Most elements of a direction that the counter can number."""
+"""Largest number of elements of a direction, limited by the 32-bit counter."""
 INDEX_BITS = 24
-"""Number of low bits in an orthogonal direction's seed that hold its index; the other 40 are a
+"""Number of low bits of an orthogonal direction's seed that hold its index. The high 40 bits are a
 key."""
 MAX_ORTHOGONAL = 1 << INDEX_BITS
-"""Most elements of an orthogonal direction."""
+"""Largest number of elements of an orthogonal direction."""
 
 _UNIT_ELEMENT, _LARGEST_ELEMENT = 2**DIRECTION_BITS, 2**15 - 1
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -51,7 +53,7 @@ _WORD_BITS = np.uint64(32)
 
 
 class Domain(IntEnum):
-    """The purpose of a counter, stored in its word 2."""
+    """The purpose of random numbers, stored in word 2 of their Philox counters."""
 
     DIRECTION = 1
     LORA_A = 2
@@ -105,7 +107,7 @@ def _counters(count: int, domain: Domain, first: int = 0) -> NDArray[np.uint32]:
 def normals(
     seeds: NDArray[np.uint64], count: int, domain: Domain = Domain.DIRECTION, first: int = 0
 ) -> NDArray[np.int16]:
-    """Return standard normal numbers with scale 2⁻¹¹, in the element order of the format.
+    """Return standard normal numbers in units of 2⁻¹¹, in the protocol's order of elements.
 
     Counters form blocks of 256. Block b covers elements 2048·b to 2048·b + 2047. The low (h = 0) or
     high (h = 1) half of word w of counter 256·b + j is element 2048·b + 512·w + 256·h + j.
@@ -113,7 +115,7 @@ def normals(
     Args:
         seeds: uint64 [n].
         count: numbers per seed.
-        domain: use of the numbers.
+        domain: purpose of the numbers.
         first: first element, a multiple of 2,048.
 
     Returns:
@@ -127,7 +129,7 @@ def normals(
 
 
 def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray[np.int16]:
-    """Return random signs ±1 with scale 2⁻¹¹, that is ±2048; a set bit is +1.
+    """Return random signs ±1 in units of 2⁻¹¹, that is ±2048; a set bit gives +1.
 
     Counters form blocks of 64. Bit t of word w of counter 64·b + j is element 8192·b + 256·t + 64·w
     + j.
@@ -150,9 +152,9 @@ def rademacher(seeds: NDArray[np.uint64], count: int, first: int = 0) -> NDArray
 
 
 class OrthogonalRows(NamedTuple):
-    """The rows of orthogonal sets that n seeds select, without the signs of the sets.
+    """The rows of orthogonal sets that n seeds select, before random signs are applied.
 
-    A row is nonzero in only one block of coordinates, where it is a row of a Hadamard matrix.
+    A row is nonzero in a single block of coordinates, where it is a row of a Hadamard matrix.
 
     Attributes:
         sets: key of each row's set, the upper 40 bits of its seed, uint64 [n].
@@ -271,7 +273,7 @@ def orthogonal(seeds: NDArray[np.uint64], count: int) -> NDArray[np.int16]:
 
 
 def check_whole(count: int, first: int) -> None:
-    """Check that orthogonal directions are requested whole.
+    """Check that a request is for whole orthogonal directions, and not for a part of them.
 
     Raises:
         ReplayError: if only a part is requested, or the directions are longer than
@@ -346,7 +348,7 @@ def query_seeds(
 
 
 def round_root(run_seed: int, round_number: int, track: int) -> int:
-    """Return the root seed of a round, a function of the run's seed, the round and the track."""
+    """Derive the root seed of a round from the run's seed, the round's number and the track."""
     counter = np.array([round_number, track, Domain.ROUND_ROOT, 0], np.uint32)
     return int(_join_words(philox4x32(counter, _keys(np.array(run_seed, np.uint64)))))
 
@@ -360,7 +362,7 @@ def consecutive_seeds(root: int, count: int) -> NDArray[np.uint64]:
 def orthogonal_root(run_seed: int, round_number: int, queries: int, track: int) -> int:
     """Return the seed of a round's first orthogonal direction.
 
-    The round's other directions have the consecutive seeds, and the next round continues after
+    The round's other directions have the seeds that follow, and the next round continues after
     them. So every d consecutive directions form a complete orthogonal set.
 
     Args:
@@ -374,7 +376,7 @@ def orthogonal_root(run_seed: int, round_number: int, queries: int, track: int) 
 
 
 def batch_order(root: int, client: int, step: int, examples: int) -> NDArray[np.int64]:
-    """Return a random order of a client's examples; a step trains on the first ones.
+    """Return a random order of a client's examples; a step trains on the first B of them.
 
     Args:
         root: the round's root seed, which depends on run, round and track.
@@ -401,7 +403,7 @@ def _random_order(
 
 
 def pool_seeds(root: int, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return seeds of a pool, from which the queries of a whole run are taken.
+    """Return the seeds at some indices of the pool that serves a whole run.
 
     Args:
         root: the pool's root seed, `round_root` of round 0.
@@ -439,7 +441,7 @@ def pool_indices(
 
 
 def prefix_tokens(root: int, count: int, vocabulary: int) -> NDArray[np.int64]:
-    """Return random tokens; their keys and values are the initial prefix of prefix tuning.
+    """Return random tokens whose keys and values initialize the prefix in prefix tuning.
 
     Args:
         root: seed.

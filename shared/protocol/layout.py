@@ -1,4 +1,4 @@
-"""The layout: the tensors of the d trained numbers, and the recipe for the frozen weights."""
+"""The layout: names and shapes of the trained tensors, and the recipe for the frozen weights."""
 
 import hashlib
 import json
@@ -76,10 +76,10 @@ class StatePart:
 
 @dataclass(frozen=True)
 class DampingRecipe:
-    """The part of a readout's damping that all clients must agree on: its source.
+    """The source of a readout's damping, which must be the same for all clients.
 
-    A damping from random tokens is identified by the recipe, not by a hash, because devices may
-    compute different last bits. Such differences affect only the scalars.
+    A damping from random tokens is identified by its recipe and not by a hash of its numbers,
+    because devices may compute different last bits. Such differences affect only the scalars.
 
     Attributes:
         source: `none`, `random-tokens` or `file`.
@@ -176,15 +176,15 @@ class Layout:
 
     @cached_property
     def weights_hash(self) -> bytes:
-        """SHA-256 of everything that decides the meaning of the tensors' elements, 32 bytes.
+        """SHA-256 of `weights_layout`, 32 bytes.
 
-        Adapters with the same value can exchange their weights.
+        Adapters can exchange weights if they have the same hash.
         """
         return self.weights_layout.hash
 
     @cached_property
     def weights_layout(self) -> "Layout":
-        """The layout without values that do not change the meaning of the tensors' elements."""
+        """The layout without the values that do not change the meaning of the tensors' elements."""
         return replace(self, distribution="gaussian", basis=None, start="")
 
     def tensor_slice(self, name: str) -> tuple[slice, int]:
@@ -237,11 +237,11 @@ class Layout:
         return hashlib.sha256(self.to_json().encode()).digest()
 
     def check_hash(self, layout_hash: bytes, remedy: str) -> None:
-        """Check that an instruction's layout hash is the hash of this layout.
+        """Check that an instruction has the hash of this layout.
 
         Args:
             layout_hash: 32 bytes, from the instruction.
-            remedy: end of the error's message.
+            remedy: remedy with which the error's message ends.
 
         Raises:
             LayoutError: if the hashes differ.

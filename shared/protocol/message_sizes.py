@@ -1,8 +1,7 @@
 """Size limits of messages from a server to a client, by kind of message.
 
-Every transport of a client checks a message's size before it reads the message into memory. So the
-memory of a client's processes is bounded, whatever a server sends. The bound grows only with the
-size of the state.
+Every transport of a client checks a message's size before it reads the message into memory. So no
+server can exhaust a client's memory. The limits grow only with the size of the state.
 """
 
 from samara.shared.proto.trainer_pb2 import TaskKind
@@ -10,20 +9,18 @@ from samara.shared.protocol.ledger.records import snapshot_bytes
 
 _KIB, _MIB = 2**10, 2**20
 MOST_FRAME_BYTES = 64 * _KIB
-"""Largest size in bytes of an instruction, a refusal or an empty message, including the sealed
-shares of a neighbourhood and Flower's overhead.
+"""Largest size in bytes of an instruction, a refusal or an empty message.
+
+It includes the sealed shares of a neighbourhood and Flower's overhead.
 """
 MOST_BLOB_PART_BYTES = 4 * _MIB
 """Largest content of a blob part in bytes (`samara.shared.protocol.frames.blob`)."""
 MOST_MASKING_BYTES = 4 * _MIB
 """Size in bytes of the longest list of clients and key digests: 100,000 clients."""
 SHORT_RECORD_BYTES = 64 * _KIB
-"""Largest size in bytes of the records that a server of an earlier version sends even if the state
-is shorter."""
+"""Size in bytes of records that a server of an earlier version prefers to a shorter state."""
 INTERCEPT_RECORD_BYTES = 4 * _MIB
-"""Largest size in bytes of the records that such a server sends if the last round is a common
-intercept.
-"""
+"""The same size as `SHORT_RECORD_BYTES`, for runs whose last round is a common intercept."""
 MOST_OF_CLIENT_BYTES = 16 * _KIB
 """Largest number of bytes per client in a message to a gateway: the client's index and sealed
 shares."""

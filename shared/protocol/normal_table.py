@@ -1,9 +1,9 @@
-"""The frozen table of 65,536 normal quantiles that directions are drawn from.
+"""The frozen table of 65,536 normal quantiles from which Gaussian directions are drawn.
 
 Entry i is round(2048 · Φ⁻¹((i + ½) / 65,536)), half to even, so a 16-bit uniform becomes a normal
-number with scale 2⁻¹¹. The table is antisymmetric. Its upper half is stored as compressed
-differences between neighbours, as a literal, so that every copy of the module includes it. Its hash
-is part of every layout: another table is another format.
+number with scale 2⁻¹¹. The table is antisymmetric. The module holds its upper half as a literal of
+compressed differences between neighbours. The table's hash is part of every layout, because another
+table would give other directions.
 """
 
 import base64

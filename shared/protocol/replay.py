@@ -1,13 +1,13 @@
 """Exact replay: state ← state + Σ c·z(seed) in integers, with the same bits everywhere.
 
-The state is int64 with unit 2⁻⁵¹; a direction has unit 2⁻¹¹; a coefficient is int32 with unit
-2^(shift − 40). Integer sums commute, so neither order, grouping nor device can change a bit. Only a
+A state is int64 with unit 2⁻⁵¹. A direction has unit 2⁻¹¹. A coefficient is int32 with unit
+2^(shift − 40). Integer sums commute, so order, grouping and device cannot change a bit. Only a
 `Shrink` must keep its position. A private track may also add `DenseValues`.
-docs/reference/replay.md is the contract in prose.
+docs/reference/replay.md describes the format.
 
 A `Backend` does the arithmetic. `samara.shared.protocol.replay_numpy` is the readable
-specification, and `samara.shared.protocol.replay_numba` is the fast one. Code that holds a model
-passes in the torch backends.
+specification, and `samara.shared.protocol.replay_numba` is the fast one. Code that has loaded a
+model can pass a torch backend (`samara.shared.model.replay_torch`).
 """
 
 import hashlib
@@ -40,12 +40,12 @@ _STATE_LIMIT = 2**62
 _DIRECTION_LIMIT = 2**15
 _MAX_COEFFICIENT = 1024.0
 MAX_DENSE_VALUE = 2**61
-"""Largest absolute value that a `DenseValues` may add to an element: 1,024."""
+"""Largest absolute value that `DenseValues` may add to an element, in units of a state: 1,024."""
 _SHRUNK_AT_ONCE = 2**16
 
 
 class Backend(Protocol):
-    """An implementation of directions and of their sums; all backends give the same bits."""
+    """An implementation of directions and their weighted sums. All backends give the same bits."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class CoefficientBlock:
-    """Coefficients with one common shift, in the order of their seeds.
+    """Coefficients with a common shift, in the order of their seeds.
 
     Attributes:
         shift: common shift, 0 … 10; the unit of a coefficient is 2^(shift − 40).
@@ -88,7 +88,9 @@ class CoefficientBlock:
 
 @dataclass(frozen=True)
 class Shrink:
-    """An ordered record: state −= state >> bits, as weight decay by 2^−bits does.
+    """A change of a state by weight decay with the factor 1 − 2^−bits: state −= state >> bits.
+
+    Its position among other changes matters.
 
     Attributes:
         bits: number of bits of the shift, 1 … 62.
@@ -151,7 +153,7 @@ class DenseValues:
 ScalarGroup = tuple[NDArray[np.uint64], CoefficientBlock]
 """Seeds, uint64 [n], and a block of n coefficients."""
 Entry = ScalarGroup | Shrink | DenseValues
-"""A change of a state; between two shrinks, entries may be applied in any order."""
+"""A change of a state. Entries between two shrinks may be applied in any order."""
 
 
 def zero_state(size: int) -> NDArray[np.int64]:
@@ -168,7 +170,7 @@ def quantize(coefficients: NDArray[np.float64]) -> list[CoefficientBlock]:
         coefficients: float64 [n].
 
     Returns:
-        Usually one block, several if a coefficient is beyond ±2, none without coefficients.
+        Usually one block; several if a coefficient is beyond ±2; none without coefficients.
 
     Raises:
         ReplayError: if a coefficient is not finite or beyond ±1,024.
@@ -203,7 +205,7 @@ def _widest(values: NDArray[np.float64]) -> float:
 def check_fits(
     state: NDArray[np.int64], changes: Sequence[CoefficientBlock | Shrink | DenseValues]
 ) -> None:
-    """Check that a state stays in its exact range under changes, before any change is applied.
+    """Check that changes keep a state in its exact range, before any change is applied.
 
     Args:
         state: int64 [d].
@@ -267,9 +269,8 @@ def rebuild(
     """Apply the checked entries of many rounds without checking the range again.
 
     Coefficients of equal seeds between two shrinks are summed before a direction is generated. So a
-    run with a pool of K seeds costs K directions, whatever its number of rounds. Sums are modulo
-    2⁶⁴. An intermediate sum may therefore leave the range in this order, without an effect on the
-    bits of the result.
+    run with a pool of K seeds costs K directions, whatever its number of rounds. An intermediate
+    sum may leave the range of int64. This does not change the result, because sums are modulo 2⁶⁴.
 
     Args:
         state: state before, int64 [d]; it is not changed.
@@ -354,7 +355,7 @@ def _elements_of(state: NDArray[np.int64], dense: DenseValues) -> NDArray[np.int
 
 
 def forced_backend() -> str:
-    """Return the backend name forced by the environment; empty without one.
+    """Return the backend's name that an environment variable forces, or an empty text.
 
     Raises:
         ReplayError: if there is no such backend.

@@ -1,8 +1,8 @@
-"""Replay compiled by numba: blocks of the state stay in cache while many seeds are folded.
+"""Replay compiled by numba: a block of the state stays in cache while many seeds are added to it.
 
-The kernels release Python's lock and run on plain threads, each on its own range of blocks. Numba's
-own thread pools are not used: one of them aborts when two threads call it, the other aborts after a
-fork. Kernels are compiled at the first call and cached on disk.
+The kernels release Python's lock and run on plain threads, each on a separate range of blocks.
+Numba's own thread pools are not used: one of them aborts when two threads call it, the other aborts
+after a fork. Kernels are compiled at the first call and cached on disk.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ _SIGNS_PER_BLOCK = 8192
 _SEEDS_AT_ONCE = 4
 _COUNTERS_AT_ONCE = 8
 _WORK_PER_THREAD = 2**21
-"""Least work of a thread, in elements times seeds; with less work a thread costs more time than it
-saves."""
+"""Least work for which a thread is started, in elements times seeds. With less work, starting it
+takes longer than it saves."""
 
 _DIRECTION = np.uint64(Domain.DIRECTION)
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -46,7 +46,7 @@ class NumbaBackend:
     """A `replay.Backend` that runs on all cores, or on a given number of threads.
 
     Attributes:
-        threads: most threads of a call.
+        threads: largest number of threads in a call.
     """
 
     name = "numba"
@@ -55,7 +55,8 @@ class NumbaBackend:
         """Create the backend; its kernels are compiled at their first call.
 
         Args:
-            threads: most threads of a call; 0 for NUMBA_NUM_THREADS, by default one per core.
+            threads: largest number of threads in a call. 0 means NUMBA_NUM_THREADS, which is one
+                per core by default.
 
         Raises:
             ReplayError: if the number is negative.
@@ -110,7 +111,7 @@ class NumbaBackend:
     def _over_blocks(
         self, work: Callable[[int, int], None], seeds: int, count: int, distribution: Distribution
     ) -> None:
-        """Call `work` on all blocks, split into one range per thread."""
+        """Divide all blocks into ranges, and call `work` on each range in its own thread."""
         size = _NORMALS_PER_BLOCK if distribution == "gaussian" else _SIGNS_PER_BLOCK
         blocks = -(-count // size)
         threads = max(1, min(self.threads, blocks, seeds * count // _WORK_PER_THREAD))
@@ -152,7 +153,7 @@ def _parity(bits):
 
 @_compiled
 def _fold_rows(state, coefficients, rows, begins, sizes, scales, kinds, signs):
-    """Add Σ c·z to the state. Every z is a row of an orthogonal set with signs int8 [sets, d]."""
+    """Add Σ c·z to the state for rows z of orthogonal sets, whose signs are int8 [sets, d]."""
     for i in range(len(rows)):
         factor, begin, row, kind = coefficients[i] * scales[i], begins[i], rows[i], kinds[i]
         for j in range(sizes[i]):
@@ -201,11 +202,11 @@ def _random_words(first, seed, words):
 
 @_inlined
 def _normals_of_block(block, seed, table, words, z, row, count):
-    """Write the first normals of a block into a row of z int16 [n, 2048].
+    """Write the first `count` normal numbers of a block into a row of z, int16 [n, 2048].
 
-    ``words`` [2, 4, 8] is scratch memory. Elements of the row after the first `count` are
-    undefined. Each iteration computes the next words before it looks up the previous ones, so that
-    the processor overlaps multiplications and look-ups. The words computed last are unused.
+    The rest of the row is undefined. ``words`` [2, 4, 8] is scratch memory. Each iteration computes
+    the next random words before it looks up the previous ones, so that the processor overlaps
+    multiplications and look-ups. The last computed words are unused.
     """
     first = np.uint64(256 * block)
     turns = -(-min(count, 256) // _COUNTERS_AT_ONCE)
@@ -224,7 +225,7 @@ def _normals_of_block(block, seed, table, words, z, row, count):
 
 @_inlined
 def _words_of_block(block, seed, words, sign_words, count):
-    """Write the words whose bits are a block's first `count` signs into uint64 [256]."""
+    """Write the random words that hold a block's first `count` signs into uint64 [256]."""
     for j in range(0, min(count, 64), _COUNTERS_AT_ONCE):
         _random_words(np.uint64(64 * block + j), seed, words)
         for w in range(4):
@@ -248,9 +249,9 @@ def _common_shift(coefficients):
 def _fold_normals(state, seeds, coefficients, table, first, last):
     """Add Σ c·z to the state on the blocks first … last − 1.
 
-    Products have 32-bit factors, so that they vectorize. Coefficients of four seeds are therefore
-    split as (low + high·2³²)·2^shift, where 2^shift is their largest common power of two.
-    Coefficients of one group have no high part.
+    Only products with 32-bit factors vectorize. Coefficients of four seeds are therefore split as
+    (low + high·2³²)·2^shift, where 2^shift is their largest common power of two. For the
+    coefficients of a single group, the high parts are 0.
     """
     words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
     z = np.zeros((_SEEDS_AT_ONCE, _NORMALS_PER_BLOCK), np.int16)
@@ -285,7 +286,10 @@ def _fold_normals(state, seeds, coefficients, table, first, last):
 
 @_compiled
 def _fold_signs(state, seeds, coefficients, first, last):
-    """Add Σ c·z to the state on the blocks first … last − 1, as 2·(sum over set bits) − Σ c."""
+    """Add Σ c·z to the state on the blocks first … last − 1.
+
+    z is ±1, so the sum is computed as 2·(Σ c over set bits) − Σ c.
+    """
     words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
     bits = np.zeros((_SEEDS_AT_ONCE, 256), np.uint64)
     c = np.zeros(_SEEDS_AT_ONCE, np.int64)
@@ -316,7 +320,10 @@ def _fold_signs(state, seeds, coefficients, first, last):
 
 @_compiled
 def _fill_normals(z, seeds, table, skipped, first, last):
-    """Fill the blocks first … last − 1 of z int16 [n, d], which begins with block `skipped`."""
+    """Write normal numbers into the blocks first … last − 1 of z, int16 [n, d].
+
+    The first block of z is block `skipped` of the directions.
+    """
     words = np.empty((2, 4, _COUNTERS_AT_ONCE), np.uint32)
     whole = np.empty((1, _NORMALS_PER_BLOCK), np.int16)
     for row in range(len(seeds)):
@@ -329,7 +336,10 @@ def _fill_normals(z, seeds, table, skipped, first, last):
 
 @_compiled
 def _fill_signs(z, seeds, skipped, first, last):
-    """Fill the blocks first … last − 1 of z int16 [n, d], which begins with block `skipped`."""
+    """Write random signs into the blocks first … last − 1 of z, int16 [n, d].
+
+    The first block of z is block `skipped` of the directions.
+    """
     words = np.empty((4, _COUNTERS_AT_ONCE), np.uint32)
     bits = np.empty(256, np.uint64)
     for row in range(len(seeds)):

@@ -1,4 +1,4 @@
-"""Replay in numpy: the readable specification, and the fallback without a faster backend."""
+"""Replay in numpy: the readable specification, and the fallback if numba cannot be loaded."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ _ELEMENTS_AT_ONCE = 2**18
 
 
 class NumpyBackend:
-    """The specification of `samara.shared.protocol.replay.Backend`, in plain numpy."""
+    """The `samara.shared.protocol.replay.Backend` in plain numpy, which specifies all others."""
 
     name = "numpy"
 

@@ -1,4 +1,4 @@
-"""The round delta: the aggregated scalars of one round."""
+"""The round delta: seeds and coefficients that a round adds to a state, and its contributors."""
 
 import hashlib
 import struct
@@ -30,7 +30,7 @@ from samara.shared.protocol.wire import MAX_SCALARS, Kind, Reader, pack, unpack
 
 @dataclass(frozen=True)
 class DerivedSeeds:
-    """Seeds that `samara.shared.protocol.directions.query_seeds` derives from a root, flattened."""
+    """Seeds from `samara.shared.protocol.directions.query_seeds`, stored as its arguments."""
 
     root: int
     seed_stream: int
@@ -143,7 +143,7 @@ _DENSE_FIELDS = struct.Struct("<II")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Scalars of a round with one seed source.
+    """Coefficients of a round whose seeds have a common source.
 
     Attributes:
         origin: round whose instruction the scalars answer.
@@ -219,7 +219,7 @@ DeltaEntry = Group | Shrink | DenseValues | CommonDeviation
 
 
 def encode_dense_values(dense: DenseValues) -> bytes:
-    """Encode dense values, to follow their kind byte."""
+    """Encode dense values without the kind byte, which precedes them in a round delta."""
     fields = _DENSE_FIELDS.pack(dense.first, len(dense.values))
     return fields + dense.values.astype("<i8").tobytes()
 
@@ -292,10 +292,10 @@ class RoundDelta:
         track: track that the delta extends.
         token: token of the round's instruction, 8 bytes.
         contributors: contributing clients, sorted by index, each once.
-        entries: groups of scalars, shrinks, and in a private track dense values. Between two
-            shrinks their order is fixed, although any order gives the same state. In other tracks
-            dense values are a common intercept (`check_dense_values`), and then the only entry,
-            except for a common deviation after it.
+        entries: groups of scalars, shrinks, and in a private track dense values. Their order is
+            part of the encoding, although entries between two shrinks give the same state in any
+            order. In other tracks dense values are a common intercept (`check_dense_values`). Only
+            a common deviation may be beside it.
     """
 
     round: int
@@ -346,20 +346,20 @@ class RoundDelta:
         return cls(round_number, track, token, contributors, entries)
 
     def encode_contributors(self) -> bytes:
-        """Encode token and contributors, 8 bytes plus 10 each; empty without contributors."""
+        """Encode the token and the contributors in 8 + 10·n bytes; empty without contributors."""
         if not self.contributors:
             return b""
         each = [_CONTRIBUTOR.pack(c.client, c.examples, c.steps) for c in self.contributors]
         return self.token + b"".join(each)
 
     def without_contributors(self) -> Self:
-        """Return the delta for clients, whose token also stands for the contributors."""
+        """Return the delta for clients, whose token is a hash of the old token and contributors."""
         if not self.contributors:
             return self
         return replace(self, token=_commitment(self.encode_contributors()), contributors=())
 
     def with_contributors(self, kept: bytes) -> Self:
-        """Restore the complete delta.
+        """Add stored contributors to a delta that lacks them.
 
         Args:
             kept: result of the complete delta's `encode_contributors`.
@@ -439,7 +439,7 @@ class RoundDelta:
 
     @property
     def changes(self) -> list[CoefficientBlock | Shrink | DenseValues]:
-        """The entries without their seeds, as `replay.check_fits` takes them."""
+        """The entries without their seeds, as arguments of `replay.check_fits`."""
         return [
             entry.scalars if isinstance(entry, Group) else entry
             for entry in self.entries
@@ -490,9 +490,9 @@ def _commitment(contributors: bytes) -> bytes:
 def revert_delta(
     number: int, track: int, token: bytes, reverted: Sequence[RoundDelta]
 ) -> RoundDelta:
-    """Return a round delta that exactly reverts other rounds by negated coefficients.
+    """Return a round delta whose negated coefficients exactly revert other rounds.
 
-    If a group and its reversal are both among the rounds, they cancel and are left out.
+    A group whose reversal is also among the rounds is left out together with it.
 
     Args:
         number: number of the new round.

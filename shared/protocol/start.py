@@ -36,13 +36,13 @@ FORMAT = "samara start 2"
 FORMAT_WITHOUT_LAYOUT = "samara start 1"
 """First format of the file, which identifies the adapter only by `Layout.weights_hash`."""
 START_LIMIT = 2**61
-"""Exclusive limit of the absolute values in a start, in units of a state: 1,024."""
+"""Limit that the absolute values in a start stay below, in units of a state: 1,024."""
 _METADATA_KEY, _TENSOR = "samara", "start"
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The weights that a federation begins with.
+    """The initial weights of a federation's adapter.
 
     Attributes:
         model_id: model id of the base model, 32 bytes.
@@ -92,15 +92,15 @@ class Start:
         start: "Start | None" = None,
         basis: Basis | None = None,
     ) -> "Start":
-        """Create a start with exactly the weights of a federation's state.
+        """Create a start from a federation's state, with exactly its weights.
 
         Args:
             state: int64 [size].
             layout: layout of the adapter.
             model_id: model id of the base model, 32 bytes.
             layers: ``adapter.layers`` of the adapter.
-            start: start of that federation, if any.
-            basis: basis of its adapter, if any.
+            start: start of the federation; None if it began with the base model.
+            basis: basis of the adapter; None without one.
 
         Raises:
             ModelError: if a weight is too large.
@@ -198,7 +198,7 @@ class Start:
 
 
 def _differences(start: Start, run: Layout) -> Iterator[str]:
-    """Yield the settings that make the tensors of a start differ from those of a run."""
+    """Describe each setting that makes the tensors of a start differ from the tensors of a run."""
     trained = start.layout
     if trained is None:
         return

@@ -38,48 +38,45 @@ from samara.shared.storage.events import EventFollower, append_in_parts, read_ev
 from samara.shared.storage.files import write_durably
 
 WARM_UP = 32
-"""The number of directions whose curvature is measured before the first update."""
+"""Number of directions whose curvature is measured before the first update."""
 WARM_UP_SHARE = 0.1
-"""The share of all steps after which the warm-up ends, if any curvature was measured."""
+"""Share of all steps after which the warm-up ends, if any curvature was measured."""
 FIRST_SHARE = 0.04
-"""Share of the initial loss that may be spent before the loss has fallen."""
+"""Share of the initial loss that updates may add by noise before the loss has fallen."""
 GAIN_SHARE = 0.5
-"""The share of the gain so far, less its standard error, that may be spent in total."""
+"""Share of the gain so far, less its standard error, that noise may add to the loss in total."""
 LEAST_SHARE = 0.1
-"""Least share of the budget that remains available, even if more than the budget has been spent."""
+"""Share of the budget that always remains available, even if the whole budget has been spent."""
 LEAST_LEFT = 0.1
-"""Least share of all steps over which the budget is spread, even near the end."""
+"""Least number of steps over which the budget is spread near the end, as a share of all steps."""
 MOST_AT_ONCE = 0.01
 """Largest share of the initial loss that a step, or a client in a round, may add by noise."""
 MEMORY = 50
-"""Largest number of steps over which observations are averaged. A run of fewer than 500 steps
-averages over a tenth of its steps, but at least 4.
+"""Largest number of steps over which observations are averaged.
+
+A run of fewer than 500 steps averages over a tenth of its steps, but at least 4.
 """
 REACH = 30.0
-"""Largest move √Σ c² of one step, or of one client in a round, in units of ε.
+"""Largest distance √Σ c² that one step, or one client in a round, moves the weights, in units of ε.
 
 Curvature is measured from perturbations of size ε, and may be different at a larger distance.
 """
 OUTLIER = 4.0
-"""Limit of projected gradients in units of their root mean square."""
+"""Clip of projected gradients, in units of their root mean square."""
 CURVATURE_SHARE = 16
 """Number of directions per measured L₀ with central differences, or of steps per measured L₋ with
 forward differences.
 """
 RISE = 3.0
-"""Rise of the smoothed loss above its lowest value that still counts as noise, in standard
-errors."""
+"""Number of standard errors above the lowest smoothed loss from which a loss counts as a rise."""
 LEAST_RISE = 0.1
-"""Further rise that still counts as noise, as a share of the initial loss."""
+"""Least rise of the smoothed loss beyond the noise that `RISE` allows, in initial losses."""
 AT_ONCE = 4.0
-"""Multiple of the initial loss. A single loss counts as a rise if it exceeds the lowest loss by
-this amount.
-"""
+"""Multiple of the initial loss by which a single loss must exceed the lowest loss to be a rise."""
 LEAST_SCALE = 1.0
-"""Least value of the initial loss in the rules of `LEAST_RISE` and `AT_ONCE`: one nat, or the whole
-range of a metric.
+"""Least initial loss for `LEAST_RISE` and `AT_ONCE`: one nat, or the whole range of a metric.
 
-With an η set by hand the initial loss is known from one batch only, and may be almost 0.
+With an η set by hand, the initial loss is known from one batch only, and may be almost 0.
 """
 FEWEST = 8
 """Least number of losses before a rise is detected."""
@@ -100,7 +97,7 @@ _OF_NOISE = ("loss_noise", "curvature_noise", "curvature_is_root")
 def component_rate(
     layout: Layout, rounds: int, queries: int, clients: int = USUAL_CLIENTS
 ) -> float:
-    """Return the step size of clients' own updates whose components they report.
+    """Return the step size η of the local update whose components a client reports.
 
     A client with n examples minimises its mean loss plus |Δ|²/(2·n·η). This is an implicit gradient
     step on the sum of its losses. Over a run each trained number takes part in R·q/d such steps, so
@@ -126,13 +123,13 @@ def component_rate(
 
 
 def curvature_interval(queries: int, differences: Differences) -> int:
-    """Return the steps between measurements of curvature after the warm-up."""
+    """Return the number of steps between measurements of curvature after the warm-up."""
     return CURVATURE_SHARE if differences == "forward" else max(1, CURVATURE_SHARE // queries)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The measurements of a step or a round.
+    """The measurements of a step or a round, from which the next step size is computed.
 
     Attributes:
         loss: mean loss over all perturbations.
@@ -192,7 +189,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class _Average:
-    """A running mean: the plain mean of the first values, then an exponential one."""
+    """A running mean and variance: of all values at first, later with exponential weights."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -228,7 +225,7 @@ class _Average:
 
 @dataclass(frozen=True)
 class StepSize:
-    """The step size of a run after the steps or rounds that were observed.
+    """The step size of a run, and the statistics of all steps or rounds observed so far.
 
     Attributes:
         steps: number of steps or rounds of the whole run.
@@ -237,9 +234,9 @@ class StepSize:
         decreasing: whether η falls linearly to 0, from a set η, or from twice the estimated η, so
             that the mean stays the same.
         done: number of observed steps.
-        spent: loss that noise of the updates has added so far.
-        back_to: step whose state to return to after a rise, in which case the last update is not
-            applied; otherwise None.
+        spent: loss that the noise of updates has added so far.
+        back_to: after a rise of the loss, the step to whose state the run must return without
+            applying the last update; otherwise None.
     """
 
     steps: int
@@ -263,10 +260,14 @@ class StepSize:
     _local_squared_norm: _Average = _Average()
 
     def after(self, observation: Observation | None) -> "StepSize":
-        """Return the step size after one more step or round, whose observation may be None."""
+        """Return the step size after one more step or round.
+
+        Args:
+            observation: observation of the step or round; None if it has none.
+        """
         if observation is None:
             return replace(self, done=self.done + 1, back_to=None)
-        # An η set by hand moves the model from the first step on, so only the first loss is that of
+        # An η set by hand moves the model from the first step on, so only the first loss belongs to
         # the start.
         at_start = self.given is not None and self._start.count == 0
         noise = observation.loss_noise
@@ -350,7 +351,7 @@ class StepSize:
 
     @property
     def warming_up(self) -> bool:
-        """Return whether curvature is not yet known well enough for an update."""
+        """Return whether the run is in its warm-up, which measures curvature without updates."""
         if self.given is not None or self._measured >= WARM_UP:
             return False
         return not self._measured or self.done < WARM_UP_SHARE * self.steps
@@ -375,12 +376,12 @@ class StepSize:
         return max(0.0, fell - float(np.hypot(self._start.error, self._loss.error)))
 
     def curvature_every(self, queries: int, differences: Differences = "central") -> int:
-        """Return the steps between measurements of curvature; 0 for none.
+        """Return the number of steps between measurements of curvature; 0 for none.
 
-        With central differences a measurement also needs L₀. One L₀ per 16 directions adds about 3
-        % of the rows. With forward differences it needs L₋ of all queries. One of 16 steps adds
-        about 6 %. The first step of every round measures, so in rounds of fewer steps the share is
-        larger. During the warm-up every step measures curvature.
+        With central differences, a measurement needs L₀ in addition. One L₀ per 16 directions adds
+        about 3 % to the rows. With forward differences, it needs L₋ of all queries. A measurement
+        in one of 16 steps adds about 6 %. The first step of every round measures, so shorter rounds
+        have a larger share. During the warm-up every step measures curvature.
 
         Args:
             queries: directions per step, q.
@@ -410,7 +411,7 @@ class StepSize:
         return self._is_comparable(average) and average.mean > lowest + margin
 
     def _is_comparable(self, average: _Average) -> bool:
-        """Return whether a smoothed loss averages enough steps for comparison."""
+        """Return whether a smoothed loss is the mean of enough steps to be compared."""
         return average.count >= min(FEWEST, self._memory)
 
     @property
@@ -419,7 +420,7 @@ class StepSize:
 
 
 class RecordedStepSize:
-    """The step size of a run, with a file of its observations.
+    """The step size of a run, with a file that records its observations.
 
     Attributes:
         size: step size after all recorded steps.
@@ -435,8 +436,8 @@ class RecordedStepSize:
             done: number of steps taken.
 
         Raises:
-            SamaraError: if the file is damaged, or lacks one of the steps taken. An incomplete line
-                of the last step is replaced by a line without observation.
+            SamaraError: if the file is damaged, or lacks one of the steps taken. An incomplete last
+                line is no error; it is replaced by a line without observation.
         """
         self.size, self._file = size, file
         self.latest: Observation | None = None
@@ -457,7 +458,7 @@ class RecordedStepSize:
 
         Args:
             observation: observation of the step; None if the step has none.
-            clients: clients whose reports the observation uses, for a repetition of the run.
+            clients: clients whose reports the observation uses. A repetition of the run needs them.
 
         Raises:
             SamaraError: if the file cannot be written.
@@ -475,9 +476,10 @@ class RecordedStepSize:
 
 
 def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
-    """Read each step's clients with observed reports; None for a step without recorded clients.
+    """Return the clients whose reports each step's observation used, by step.
 
-    If a step was repeated, its last record counts.
+    The value is None if a step's clients were not recorded. If a step was repeated, its last record
+    counts.
     """
     clients_by_step: dict[int, list[int] | None] = {}
     for event in EventFollower(file).read_new():
@@ -486,9 +488,9 @@ def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
 
 
 def _replace_half_line(file: Path, done: int) -> None:
-    """Complete an incomplete last line as a step without observation.
+    """Replace an incomplete last line by a line for a step without observation.
 
-    The step itself is not lost, because it is in the ledger.
+    Only the observation is lost, because the ledger holds the step itself.
     """
     data = file.read_bytes() if file.exists() else b""
     end = data.rfind(b"\n") + 1

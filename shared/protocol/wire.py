@@ -24,14 +24,17 @@ The record holds ``frame``. A message to a client also holds ``snapshot`` and ``
 with a report may hold `COST`.
 """
 SHARES = "shares"
-"""Key of a frame of sealed shares in the record of a train instruction with masks. In a message to
-a gateway the value is a list with one frame per phone.
+"""Key of the sealed shares (a frame) in the record of a train instruction with masks.
+
+In a message to a gateway the value is a list with one frame per phone.
 """
 COST = "cost"
-"""Key of a round cost (a frame) in the record of a report; servers of earlier versions ignore
-it."""
+"""Key of a round cost (a frame) in the record of a report.
+
+Servers of earlier versions ignore the key.
+"""
 CLIENTS, FRAMES, PUBLIC_KEYS, SIGNATURES = "clients", "frames", "public-keys", "signatures"
-"""Keys of a gateway's record that hold a list with one entry per phone."""
+"""Keys of a gateway's record whose values are lists with one entry per phone."""
 KNOWN, ATTACHED, SESSION = "known", "attached", "session"
 """Keys for the hellos of a gateway's phones and boards.
 
@@ -43,11 +46,11 @@ IN_PARTS, PENDING = "in-parts", "pending"
 """Keys for incomplete replies of a gateway.
 
 In the message, `IN_PARTS` says whether the gateway may reply before all answers have arrived. In
-the reply, `PENDING` lists the numbers of phones and boards that may still answer, or whose answers
-did not fit.
+the reply, `PENDING` lists the numbers of phones and boards whose answers are missing, because they
+have not arrived or did not fit.
 """
 BLOB_ACTION = "blob"
-"""Action of query messages with a part of a blob."""
+"""Action of query messages that carry a part of a blob."""
 MASKING_ACTION = "masking"
 """Action of query messages of secure aggregation (`samara.shared.protocol.frames.masking`)."""
 REFUSED_ACTION = "refused"
@@ -65,7 +68,7 @@ _MAGIC = b"SM"
 
 
 _RETIRED_KINDS = {5: "report with its own seeds", 7: "refusal with a text"}
-"""Numbers of frame kinds of earlier versions; new kinds never use these numbers."""
+"""Numbers of frame kinds that only earlier versions used. No new kind gets such a number."""
 
 
 class Kind(IntEnum):
@@ -97,7 +100,7 @@ class Kind(IntEnum):
 
 
 def pack(kind: Kind, body: bytes) -> bytes:
-    """Return the frame of a kind with a body."""
+    """Return a frame of a kind: its header, followed by the body."""
     start = _START.pack(_MAGIC, FRAME_VERSION, kind)
     return start + struct.pack("<I", zlib.crc32(body, zlib.crc32(start))) + body
 
@@ -133,7 +136,7 @@ def kind_of(frame: bytes) -> Kind:
 
 
 def unpack(frame: bytes, *kinds: Kind) -> memoryview:
-    """Return the body of a frame, which must be of one of these kinds.
+    """Check that a frame is of one of these kinds, and return its body.
 
     Raises:
         FrameError: if the frame is of another kind, or damaged.
@@ -145,7 +148,7 @@ def unpack(frame: bytes, *kinds: Kind) -> memoryview:
 
 
 class Reader:
-    """Reads the fields of a body; reading past the end raises `FrameError`."""
+    """A reader of a frame body's fields; reading past the end raises `FrameError`."""
 
     def __init__(self, body: memoryview) -> None:
         self._body, self._at = body, 0
@@ -199,6 +202,6 @@ def check_client_index(client: int) -> None:
 
 
 def encode_text(value: str) -> bytes:
-    """Encode a text as its length (uint32) and UTF-8 bytes, as `Reader.text` reads it."""
+    """Encode a text for `Reader.text`: its length (uint32) and UTF-8 bytes."""
     data = value.encode()
     return struct.pack("<I", len(data)) + data

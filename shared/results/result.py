@@ -38,7 +38,7 @@ class _ResultPart(BaseModel):
 
 
 class ClientMetrics(_ResultPart):
-    """The metrics on one split, of one client or of all clients together."""
+    """The metrics of one client, or of all clients together, on one split."""
 
     loss: float
     examples: Annotated[int, Field(ge=1)]
@@ -78,7 +78,7 @@ class Evaluation(_ResultPart):
 
 
 class RoundCost(_ResultPart):
-    """The cost of a round for a client's device, as the client states it."""
+    """The time and energy of a round on a client's device, as reported by the client."""
 
     seconds: Seconds
     paused: Seconds
@@ -236,7 +236,7 @@ class RunResult(_ResultPart):
     final_digest: Hex
     fleet: Fleet | None = None
     passes: dict[Count, Count] = {}
-    """Number of rows in the model's passes for each client's steps; empty if not counted."""
+    """Number of rows that each client's steps ran through the model; empty if not counted."""
     automatic: dict[str, str] = {}
     """Reasons for automatically chosen settings, by dotted key."""
     no_gain: str = ""
@@ -252,7 +252,7 @@ class RunResult(_ResultPart):
     invitation, which only its server knows. Empty if clients have no names.
     """
     shared_texts: SharedTexts | None = None
-    """Number of test examples whose text another client trains on; None in live runs."""
+    """Counts of test examples whose text another client trains on; None in live runs."""
 
     @property
     def newcomers(self) -> range:

@@ -13,10 +13,12 @@ from samara.shared.results.result import RunResult
 
 _FLOAT32_BYTES = 4
 _SEGMENT_BYTES, _SEGMENT_HEADERS = 1_448, 66
-"""Size in bytes of a TCP segment's payload, and of its TCP, IP and Ethernet headers."""
+"""Bytes of payload in a full TCP segment, and bytes of its TCP, IP and Ethernet headers."""
 LITTLE, DETERMINED = 0.1, 1.0
-"""Limits of the scalar ratio: below the first, scalars say little; from the second on, they
-determine the mean gradient."""
+"""Two thresholds of the scalar ratio.
+
+Below `LITTLE`, scalars reveal little. From `DETERMINED` on, they determine the mean gradient.
+"""
 SENDS_UPDATE = (
     "a report has as many components as there are trained numbers, so a client sends its whole "
     "update to the server, as with FedAvg"
@@ -53,7 +55,7 @@ class Traffic:
         scalar_ratio: mean over clients of the number of scalars per trained number; None if not
             counted.
         is_noised: whether differential privacy covers the scalars.
-        sends_update: see `sends_update`.
+        sends_update: whether the components of one report are a client's whole update.
     """
 
     numbers: int
@@ -78,7 +80,7 @@ class Traffic:
         return Bytes(size, size)
 
     def on(self, wire: str) -> Bytes:
-        """Estimate the bytes that pass network interfaces with a transport of `OF_AN_EXCHANGE`."""
+        """Estimate the bytes at the network interfaces with a transport of `OF_AN_EXCHANGE`."""
         with_headers = 1 + _SEGMENT_HEADERS / _SEGMENT_BYTES
         beside = OF_AN_EXCHANGE[wire]
         return Bytes(
@@ -87,7 +89,7 @@ class Traffic:
         )
 
     def per_client_round(self, whole: Bytes) -> Bytes:
-        """Divide a sum over the run by its number of reports, or return zeros without reports."""
+        """Divide bytes of the whole run by the number of reports; zeros without reports."""
         count = self.client_rounds or float("inf")
         return Bytes(whole.up / count, whole.down / count)
 
@@ -101,7 +103,7 @@ class Traffic:
         }
 
     def sentences(self) -> list[str]:
-        """Describe the passes and the scalar ratio, which the table does not show."""
+        """Return sentences about the passes and the scalar ratio, which the table does not show."""
         said = []
         if self.passes is not None:
             said.append(f"passes: {self.passes:,.0f} per client on average")

@@ -1,8 +1,8 @@
-"""Blobs named by settings, by a local path or by a machine-independent hash.
+"""Files that settings name: a server replaces their paths by hashes, and a client finds the files.
 
-`blob` in a setting's declaration says that its value names a file
-(`samara.shared.settings.setting`). A server stores these files and replaces the paths by hashes.
-A client looks the hashes up in its own store, and the server sends it the missing blobs
+A setting that names a file is declared with `blob` (`samara.shared.settings.setting`). A server
+copies the file into its blob store, and replaces the path in the setting by the file's hash. A
+client looks up the hash in its store, and the server sends it the missing blobs
 (docs/reference/wire.md).
 """
 
@@ -16,9 +16,9 @@ S = TypeVar("S", bound=Settings)
 
 
 def blob_settings(config: Settings) -> dict[str, str]:
-    """Return the values of the settings that name a file, by dotted key.
+    """Return the settings whose value names a file, by dotted key.
 
-    Empty values and keywords, which name no file, are left out.
+    Settings with an empty value or a keyword, which name no file, are left out.
     """
     described = describe(type(config))
     return {
@@ -29,7 +29,7 @@ def blob_settings(config: Settings) -> dict[str, str]:
 
 
 def file_settings(config: Settings) -> dict[str, str]:
-    """Return the values of all settings that may name a file, by dotted key."""
+    """Return the values of all settings declared with `blob`, by dotted key."""
     described = describe(type(config))
     flat = config.flat()
     return {key: str(flat[key]) for key, setting in described.items() if setting.blob}
@@ -61,7 +61,7 @@ def published_blobs(config: Settings) -> dict[str, bytes]:
 
 
 def publish_blobs(config: S, store: BlobStore) -> S:
-    """Store the files that settings name; return the settings with hashes in place of paths.
+    """Store the files that settings name, and return the settings with hashes instead of paths.
 
     Raises:
         ConfigError: if a file cannot be read or is too large, or a hash is not in the store.
@@ -77,7 +77,7 @@ def publish_blobs(config: S, store: BlobStore) -> S:
 
 
 def with_local_blobs(config: S, store: BlobStore) -> S:
-    """Return settings with the paths of stored files in place of hashes.
+    """Return settings with the paths of the stored files instead of hashes.
 
     Raises:
         ConfigError: if a value is neither a file nor a hash.

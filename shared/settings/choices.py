@@ -1,9 +1,8 @@
 """Automatic values of settings, by rules that are the same for every data set and model.
 
 A setting in `OPEN` that a scenario does not set gets an automatic value. The rules come from
-measurements on several data sets and models (docs/concepts/step-size.md), and depend only on the
-other settings and the task. A run in which the user sets these values has the same run id as a run
-with automatic values.
+measurements on several data sets and models (docs/concepts/step-size.md). They depend only on the
+other settings and the task. The run id is the same whether a value is automatic or set by the user.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ READOUT = "readout"
 READOUT_AT_A_DEPTH = f"{READOUT}:{AT_A_DEPTH}"
 COMPONENTS = "components"
 INNER = "top:1"
-"""Value of ``adapter.layers`` where a readout alone is impossible."""
+"""Automatic value of ``adapter.layers`` in runs that cannot use a readout alone."""
 CENTRAL, SHARED, INDEPENDENT = "central", "shared", "independent"
 GAUSSIAN, ORTHOGONAL = "gaussian", "orthogonal"
 EPSILON = 0.01
@@ -45,7 +44,7 @@ OPEN: dict[str, str | int] = {
     EVERY: -1,
     BEST: AUTO,
 }
-"""The values that mean that a setting is open; they are the defaults."""
+"""Settings that can be open, each with the default value that marks it as open."""
 _OF_STEPS: dict[str, str | int | float] = {
     "steps": 0,
     "batch": 0,
@@ -55,7 +54,7 @@ _OF_STEPS: dict[str, str | int | float] = {
     "clip": 0.0,
     "personal.learning-rate": AUTO,
 }
-"""Settings of local steps, with their defaults; components have none of these steps."""
+"""Settings of local steps, with their defaults. A client that reports components takes no steps."""
 _AGAINST_COMPONENTS: dict[str, tuple[tuple[str | int, ...], str]] = {
     "privacy.mode": (("none",), "under noise components were less accurate"),
     "gradients": (("differences",), "a client's own update uses no projected gradients"),
@@ -64,7 +63,7 @@ _AGAINST_COMPONENTS: dict[str, tuple[tuple[str | int, ...], str]] = {
     SEED_POLICY: ((AUTO, SHARED), "components can be added only along the same directions"),
     DISTRIBUTION: ((GAUSSIAN, ORTHOGONAL), "components need orthogonal directions"),
 }
-"""Settings, their values with which components are the default, and the reason against others."""
+"""For each setting: the values that allow components by default, and why other values do not."""
 
 
 class Choice(NamedTuple):
@@ -80,7 +79,7 @@ class Choice(NamedTuple):
 
 
 def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
-    """Return automatic values for all settings that can be open, also where the user has set one.
+    """Return automatic values for all settings in `OPEN`, even if the user has set another value.
 
     Args:
         flat: settings by dotted key; a setting is open if it is missing or has its value in `OPEN`.
@@ -147,9 +146,9 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
 
 
 def _differences(flat: Mapping[str, Any], is_readout: bool) -> Choice:
-    """Return whether clients report components or projected gradients, which come from steps."""
+    """Return the automatic `differences`: components, or central differences of losses."""
     if not is_readout:
-        return Choice(CENTRAL, "inside the model, losses of perturbations are what is measured")
+        return Choice(CENTRAL, "adapters inside the model are trained by losses of perturbations")
     if flat.get("method") == "cluster":
         return Choice(CENTRAL, "clusters are found by projected gradients")
     for key, (allowed, reason) in _AGAINST_COMPONENTS.items():
@@ -166,14 +165,14 @@ def _differences(flat: Mapping[str, Any], is_readout: bool) -> Choice:
 
 
 def _seed_policy(flat: Mapping[str, Any]) -> Choice:
-    """Return the seed policy, which is about the directions of a round's clients."""
+    """Return the automatic seed policy: whether a round's clients share their directions."""
     if flat.get(DIFFERENCES) == COMPONENTS:
         return Choice(SHARED, "components can be added only along the same directions")
     return Choice(INDEPENDENT, "more directions have a lower variance")
 
 
 def _best(flat: Mapping[str, Any]) -> Choice:
-    """Return the criterion by which a run with a readout selects its best round."""
+    """Return the automatic `evaluate.best` of a run with a readout."""
     if flat.get("privacy.mode", "none") != "none":
         return Choice(False, "evaluations have no noise, and ε does not cover them")
     if flat.get(EVERY) == 0:
@@ -207,7 +206,7 @@ def _readout_schedule(flat: Mapping[str, Any]) -> Choice:
 
 
 def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
-    """Return the given schedule if the step size is estimated, and a constant one otherwise."""
+    """Return `value` as the schedule if the step size is estimated, otherwise a constant one."""
     if flat.get("learning-rate", AUTO) != AUTO:
         return Choice("constant", "the step size is set")
     if flat.get(DIFFERENCES) == COMPONENTS:
@@ -229,7 +228,7 @@ def _readout_steps(flat: Mapping[str, Any]) -> Choice:
 def _readout_queries(flat: Mapping[str, Any]) -> Choice:
     """Return the number of directions of a readout's step, proportional to labels − 1.
 
-    A task that cannot be read counts as having two labels here.
+    A task that cannot be read counts as a task of two labels.
     """
     labels, task = 2, _task(flat)
     if isinstance(task, ClassificationTask):
@@ -248,7 +247,7 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
 
 
 def _task(flat: Mapping[str, Any]) -> Task | None:
-    """Return the task; None if it cannot be read (loading it later reports the error)."""
+    """Return the task, or None if it cannot be read; loading it later raises the error."""
     try:
         return load_task(str(flat.get("task", EMBEDDED_DATA)))
     except TaskError:
@@ -278,15 +277,15 @@ def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
     """Describe settings and their automatic values in one line.
 
     Args:
-        keys: the dotted keys of these settings.
+        keys: dotted keys of the settings to describe.
         flat: settings by dotted key.
     """
-    # As in TOML, whose booleans are in lower case.
+    # Lower case, because TOML writes true and false.
     return "chosen by default: " + ", ".join(f"{key} = {str(flat[key]).lower()}" for key in keys)
 
 
 def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings with automatic values, each with its reason."""
+    """Return the reason for each setting whose value equals the automatic one, by dotted key."""
     others = {key: choice for key, choice in choose(flat).items() if flat[key] == choice.value}
     others.pop(DIFFERENCES, None)
     form = choose(_reopened(flat, [DIFFERENCES, *others]))[DIFFERENCES]
@@ -296,17 +295,17 @@ def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with others in their place, which may lead to other automatic values.
+    """Return settings with some replaced, and automatic ones reopened, because they may change.
 
     Args:
         flat: settings of a run by dotted key.
-        given: settings that replace some of them.
+        given: the new settings by dotted key.
     """
     return _reopened(flat, automatic_values(flat)) | dict(given)
 
 
 def _reopened(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return settings of which some are open again."""
+    """Return settings after marking some of them as open again."""
     opened = dict(flat) | {key: OPEN[key] for key in keys}
     if opened[DIFFERENCES] == AUTO and opened[DISTRIBUTION] == ORTHOGONAL:
         del opened[DISTRIBUTION]

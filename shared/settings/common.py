@@ -1,7 +1,7 @@
 """Settings common to federated runs and `samara tune`, each declared once.
 
-If a setting has another default, range or meaning in `samara tune`, its declaration there states
-the reason (`apart`).
+A setting that has another default, range or meaning in `samara tune` is declared again there, with
+the reason in `apart`.
 """
 
 from typing import Annotated
@@ -43,10 +43,9 @@ FORM = setting(
     page="guides/language.md#labels-from-an-instruct-model",
 )
 OF_SIMULATIONS = frozenset({"form"})
-"""Settings that only simulations have.
+"""Settings that only simulations use.
 
-A server does not send these settings. Clients of earlier versions refuse unknown settings, and a
-live run does not use these.
+A server does not send them, because clients of earlier versions would refuse unknown settings.
 """
 OUT = setting("", "folder of the run; empty is `runs/<task>-<run id>`", identity=False)
 MODEL = setting(ModelSettings(), "Model", owner="device")

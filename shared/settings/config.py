@@ -1,4 +1,4 @@
-"""One frozen configuration for every way to run: scenario files, ``--set`` and Flower's run config.
+"""The frozen configuration of a run, from a scenario file, ``--set`` or Flower's run config.
 
 Keys are dotted and lower-case (``adapter.rank``, ``learning-rate``). All mistakes are reported
 together. ``python docs/tables.py`` writes pyproject's ``[tool.flwr.app.config]`` and
@@ -104,7 +104,7 @@ def reads(method: str, key: str) -> bool:
 
 
 def _built_in_method(method: str) -> str:
-    """Return the built-in method whose rules hold for a method, which may be a registered one."""
+    """Return the built-in method with the same rules as a method, which may be a registered one."""
     return "readout" if is_extension(method) else method
 
 
@@ -127,8 +127,8 @@ class RunConfig(Settings):
     seed: int = SEED
     rounds: int = term(
         "rounds",
-        "rounds of the federation. `method` may add the private rounds to them, or make all of "
-        "them private",
+        "rounds of the federation. A method without private rounds adds `personal.rounds` to them; "
+        "`local` makes all rounds private",
         40,
     )
     steps: int = term(
@@ -285,7 +285,7 @@ class RunConfig(Settings):
 
     @property
     def private_rounds(self) -> int:
-        """The number of rounds that a client trains alone: the total without `federated_rounds`."""
+        """The number of rounds that a client trains alone: the total minus `federated_rounds`."""
         return self.rounds + self.personal.rounds - self.federated_rounds
 
     @property
@@ -306,7 +306,7 @@ class RunConfig(Settings):
 
     @property
     def terms(self) -> RunTerms:
-        """The terms of the run: everything that its requests to clients depend on."""
+        """The terms of the run: its demands on a client."""
         return _terms_of(self)
 
     @property
@@ -316,7 +316,7 @@ class RunConfig(Settings):
 
     @property
     def features(self) -> dict[str, str]:
-        """The run's values in the feature matrix, as far as the settings determine them."""
+        """The run's values in the dimensions of the feature matrix that settings decide."""
         code = {"estimator": self.gradients, "objective": self.objective}
         known = {name: "registered" if is_extension(own) else own for name, own in code.items()}
         if self.fleet.devices:
@@ -344,7 +344,10 @@ class RunConfig(Settings):
 
     @classmethod
     def given(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate a user's settings; a continued run keeps its recorded adapter and reports.
+        """Validate a user's settings.
+
+        If ``out`` names a run to be continued, open `adapter.layers` and `differences` get the
+        values that the run has recorded.
 
         Raises:
             ConfigError: as in `Settings.given`.
@@ -360,7 +363,7 @@ class RunConfig(Settings):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate settings, nested or dotted; an open ``adapter.layers`` is read from the start.
+        """Validate settings, nested or dotted. A given start decides an open ``adapter.layers``.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.
@@ -380,15 +383,15 @@ class RunConfig(Settings):
             if layers := read_start(start).layers:
                 flat["adapter.layers"] = layers
             elif choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
-                # starts without this information were made for a readout
+                # a start that names no layers was made for a readout after all blocks
                 flat["adapter.layers"] = READOUT
         return super().of(flat, source)
 
     def sent(self) -> dict[str, Scalar]:
         """Return the settings that a live server sends, by dotted key.
 
-        A setting is left out if it has its default value, and if earlier versions, which lack the
-        setting, behaved as this value demands. Clients of these versions refuse unknown keys.
+        Clients of earlier versions refuse unknown keys. So a newer setting is left out if its value
+        is the default and means the behaviour of versions without the setting.
         """
         described = describe(type(self))
         defaults = type(self)().flat()
@@ -400,7 +403,7 @@ class RunConfig(Settings):
         }
 
     def among(self, clients: int) -> Self:
-        """Return the settings of the same run for the number of clients that Flower reports.
+        """Return these settings with the number of clients that Flower reports.
 
         Raises:
             ConfigError: if the settings do not allow this number of clients.
@@ -478,7 +481,7 @@ class RunConfig(Settings):
         if self.method == "cluster" and self.federated_rounds <= self.cohort.clustering_rounds:
             raise ValueError(
                 "method: cluster needs more rounds than cohort.clustering-rounds, which only find "
-                "the groups"
+                "the clusters"
             )
         if self.cohort.newcomers >= self.data.clients:
             raise ValueError(
@@ -521,9 +524,9 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> RunConfig:
 
 
 def non_default_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a scenario must contain to give a run these values.
+    """Return the settings that a scenario must contain to reproduce a run's settings.
 
-    A value that is chosen automatically is contained, since the choice may change.
+    Automatic values are included, because a later version may choose other values.
 
     Args:
         flat: settings of a run by dotted key.

@@ -38,7 +38,7 @@ class DataSettings(Section):
     limit: int = setting(
         0, "maximum number of training examples of all clients together; 0 means all", ge=0
     )
-    # still open without a run
+    # without a run, data.seed can still be open: then 0
     seed: Annotated[int, AfterValidator(lambda seed: max(seed, 0))] = setting(
         FOLLOWS_SEED,
         "seed of splits, limit, partition and generated messages; −1 means the run's `seed`",
@@ -82,7 +82,7 @@ class DataSettings(Section):
     epsilon_limit: float = setting(
         0.0,
         "maximum ε, at δ = 10⁻⁵, of all reports about a client's examples, over all its runs. A "
-        "round beyond it, or without a `privacy.mode`, is refused. 0 means no limit",
+        "round that would exceed it, or has no `privacy.mode`, is refused. 0 means no limit",
         identity=False,
         page="guides/differential-privacy.md",
         ge=0,
@@ -99,7 +99,7 @@ class DataSettings(Section):
     keep: int = setting(
         0,
         "maximum number of examples, added in watched data or by `samara client learn`, that a "
-        "live client keeps, the newest first. 0 keeps all",
+        "live client keeps; the oldest are dropped. 0 keeps all",
         identity=False,
         page="guides/growing-data.md",
         ge=0,
@@ -121,7 +121,7 @@ class DataSettings(Section):
 
 
 def with_drawn_split(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key, with the run's seed in place of an open `data.seed`."""
+    """Return settings by dotted key, with the run's seed as the value of an open `data.seed`."""
     if flat.get("data.seed", FOLLOWS_SEED) != FOLLOWS_SEED:
         return dict(flat)
     seed = flat.get("seed", 0)

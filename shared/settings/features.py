@@ -1,9 +1,9 @@
-"""The feature matrix: the supported combinations of methods, engines, clients, seeds and tasks.
+"""The feature matrix: the supported combinations of a run's features, such as method and engine.
 
 `DIMENSIONS` and `EXCLUSIONS` define it completely. Every combination that is not excluded is
-supported, and tested pairwise. An excluded combination is refused as soon as its values are known:
-when the configuration is read, when a simulation, server or gateway begins, or when the task is
-loaded.
+supported, and every pair of values is tested. An excluded combination is refused as soon as its
+values are known: when the configuration is read, when a simulation, server or gateway begins, or
+when the task is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samara.shared.tasks.kinds import Task
 
 Combination = Mapping[str, str]
-"""Values by dimension; dimensions with a still unknown value are missing."""
+"""The values of a run by dimension, such as ``{"method": "ditto"}``. Unknown values are missing."""
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "method": ("finetune", "local", "global", "ditto", "mixture", "partial", "cluster", "readout"),
@@ -39,16 +39,22 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "joint clip": ("fixed", "adaptive"),
     "buckets": ("none", "drawn"),
 }
-"""``engine``: ``in-process`` and ``fleet`` are `samara simulate`, ``flower`` is Flower's simulation
-and a live SuperLink. ``clients``: ``emulated`` clients are the devices in ``fleet.devices``.
-``task``: the candidates of a ``listed choice`` are in the task, those of an ``open choice`` in each
-row. ``aggregation``: rules that weigh whole ``reports``, the plain ``mean``, or medians and trimmed
-means ``coordinates`` by coordinate. ``basis``: ``informed`` is `adapter.basis`. ``private rounds``:
-``earlier`` is any `personal.when` but ``end``. ``privacy`` is `privacy.mode`; ``measured`` are
-those of `privacy.evaluation` ``exact``, ``masked`` those with `privacy.secure-aggregation`. ``joint
-clip`` is `privacy.adaptive-clip`; ``buckets`` are ``drawn`` with `privacy.bucket`. ``reports``:
-``components`` are `differences` ``components``. ``adapter``: ``inner`` are LoRA-FA adapters inside
-the model, ``both`` a readout beside them.
+"""The dimensions of the matrix, each with all its values. Some values need an explanation:
+
+- ``engine``: ``in-process`` and ``fleet`` are engines of `samara simulate`. ``flower`` is Flower's
+  simulation or a live SuperLink.
+- ``clients``: ``emulated`` clients are the devices in ``fleet.devices``.
+- ``task``: a ``listed choice`` has its candidates in the task, an ``open choice`` in each row.
+- ``aggregation``: ``mean`` is the plain mean, ``reports`` are rules that weigh whole reports, and
+  ``coordinates`` are medians and trimmed means of each coordinate.
+- ``basis``: ``informed`` means that `adapter.basis` is set.
+- ``private rounds``: ``earlier`` is every `personal.when` except ``end``.
+- ``privacy``: a `privacy.mode`; ``measured`` if `privacy.evaluation` is ``exact``; ``masked`` with
+  `privacy.secure-aggregation`.
+- ``joint clip``: ``adaptive`` means that `privacy.adaptive-clip` is set.
+- ``buckets``: ``drawn`` means that `privacy.bucket` is set.
+- ``reports``: ``components`` if `differences` is ``components``.
+- ``adapter``: ``inner`` is LoRA-FA inside the model, and ``both`` adds a readout.
 """
 
 
@@ -59,7 +65,7 @@ class Exclusion:
     Attributes:
         values: values by dimension. A combination is excluded if it has one of the values in each
             of these dimensions.
-        reason: reason for the exclusion and an alternative, for users.
+        reason: reason for the exclusion, and the settings to change, for users.
     """
 
     values: Mapping[str, tuple[str, ...]]
@@ -86,7 +92,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"task": ("generation",), "label bias": ("trained",)},
-        "a text has no labels; set adapter.label-bias to false, and another method than readout",
+        "a text has no labels; set adapter.label-bias to false, and method to another than readout",
     ),
     Exclusion(
         {"task": ("generation",), "gradients": ("exact",)},
@@ -268,13 +274,13 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"joint clip": ("adaptive",), "privacy": ("none",)},
-        "reports are clipped as a whole with differential privacy only; set privacy.mode, or "
+        "only differential privacy clips reports as a whole; set privacy.mode, or "
         "privacy.adaptive-clip to false",
     ),
     Exclusion(
         {"buckets": ("drawn",), "privacy": ("none",)},
-        "buckets are sums of a privacy.mode; set privacy.mode, or set privacy.bucket to 0 and "
-        "choose a robust aggregation.rule",
+        "only the sum of a privacy.mode is divided into buckets; set privacy.mode, or set "
+        "privacy.bucket to 0 and choose a robust aggregation.rule",
     ),
     Exclusion(
         {"privacy": ("measured",), "engine": ("flower",)},
@@ -359,9 +365,11 @@ FURTHER_EXCLUSIONS = (
         "the time model of emulated devices decodes no answers; set objective to cross-entropy",
     ),
 )
-"""Combinations that do not exist with another split or objective, or with registered code
-(`samara.shared.extensions`); a personalization has the rules of the method ``readout``, and an
-aggregation those of rules that weigh whole reports."""
+"""Exclusions about splits, objectives and registered code (`samara.shared.extensions`).
+
+A registered personalization follows the rules of the method ``readout``. A registered aggregation
+follows those of rules that weigh whole reports.
+"""
 
 TUNING_EXCLUSIONS = (
     Exclusion(
@@ -383,12 +391,13 @@ TUNING_EXCLUSIONS = (
         "whole vocabulary; set adapter.layers to top:1",
     ),
 )
-"""Combinations that do not exist in `samara tune`, whose dimensions are ``optimizer``,
-``space``, ``adapter`` and ``task``."""
+"""Exclusions of `samara tune`. Its dimensions are ``optimizer``, ``space``, ``adapter`` and
+``task``.
+"""
 
 
 def refusals(combination: Combination, exclusions: Sequence[Exclusion] = EXCLUSIONS) -> list[str]:
-    """Return the reasons against a combination, one per exclusion; empty if it is supported."""
+    """Return one reason for each exclusion of a combination; none if it is supported."""
     return [
         " with ".join(f"{name} {combination[name]}" for name in exclusion.values)
         + f": {exclusion.reason}"
@@ -415,7 +424,7 @@ def check_features(
 
 
 def kind_of(task: "Task") -> str:
-    """Return a task's value in the dimension ``task`` of a combination."""
+    """Return the value of a task in the dimension ``task``."""
     if task.kind == "choice":
         return "listed choice" if task.labels else "open choice"
     return task.kind

@@ -10,12 +10,12 @@ from pydantic_core import PydanticCustomError
 from samara.shared.settings.setting import Fixed, Section, Text, setting
 
 Hours = Annotated[tuple[float, float], Field(strict=False)]
-"""Start and end of a window in hours of the day; an end after midnight exceeds 24."""
+"""Start and end of a daily window, in hours since midnight; an end after midnight exceeds 24."""
 Windows = Annotated[tuple[Hours, ...], Field(strict=False)]
 
 
 def check_hours(name: str, windows: Iterable[Hours]) -> None:
-    """Check that windows are hours of a day.
+    """Check that daily windows begin within a day and last at most 24 hours.
 
     Raises:
         ValueError: naming the setting and the window.
@@ -24,7 +24,7 @@ def check_hours(name: str, windows: Iterable[Hours]) -> None:
         if not (0 <= begin < 24 and begin + 1 / 60 <= end <= begin + 24):
             raise ValueError(
                 f"{name}: [{begin:g}, {end:g}]: the first hour must be from 0 to below 24, and the "
-                "second one a minute to 24 hours later"
+                "second must be a minute to 24 hours later"
             )
 
 
@@ -81,7 +81,7 @@ class DeviceGroup(Section):
 
 
 def read_tables(value: object) -> object:
-    """Parse tables that ``--set`` and Flower's run config hold as JSON text."""
+    """Parse tables given as JSON text, as in ``--set`` and Flower's run config."""
     if not isinstance(value, str):
         return value
     try:
@@ -93,7 +93,7 @@ def read_tables(value: object) -> object:
 
 
 class FleetSettings(Section):
-    """A fleet of emulated devices, whose clients do not run at this machine's speed."""
+    """A fleet: emulated devices, whose clients run on a virtual clock."""
 
     fixed: ClassVar = {"rows": Fixed(512)}
 

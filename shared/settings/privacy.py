@@ -47,15 +47,15 @@ class PrivacySettings(Section):
     )
     epsilon: float = term(
         "privacy.epsilon",
-        "ε of the whole run; a round beyond it is refused. 0 means the cost of all `rounds` with "
-        "`privacy.noise-multiplier`",
+        "ε of the whole run; a round that would exceed it is refused. 0 means the cost of all "
+        "`rounds` with `privacy.noise-multiplier`",
         before=0.0,
     )
     delta: float = term("privacy.delta", "δ of the whole run", before=1e-5, lt=1)
     honest_share: float = term(
         "privacy.honest-share",
         "for `distributed`: share of the `cohort.minimum` clients of a round that add their noise "
-        "and reveal it to nobody, such as 0.8. Their noise alone is sufficient",
+        "and reveal it to nobody, such as 0.8. The noise of these clients alone suffices",
         before=0.0,
     )
     secure_aggregation: bool = term(
@@ -82,7 +82,7 @@ class PrivacySettings(Section):
 
     @property
     def is_on(self) -> bool:
-        """Return whether noise hides single clients' reports."""
+        """Return whether the run has a privacy mode: noise hides single clients' reports."""
         return self.mode != "none"
 
     @property
@@ -92,7 +92,7 @@ class PrivacySettings(Section):
 
     @property
     def feature(self) -> str:
-        """The value in the dimension ``privacy`` of `samara.shared.settings.features`."""
+        """The run's value in the dimension ``privacy`` of the feature matrix."""
         if self.is_on and self.secure_aggregation:
             return "masked"
         return "measured" if self.is_on and self.evaluation == "exact" else self.mode
@@ -158,7 +158,7 @@ class PrivacySettings(Section):
             )
         if best:
             mistakes.append(
-                "evaluate.best: it chooses a round by evaluations that have no noise; set it to "
+                "evaluate.best: evaluations without noise would choose a round; set it to "
                 "false, or privacy.mode to none"
             )
         if not rounds:

@@ -1,4 +1,4 @@
-"""The recorded settings of a run, and their comparison with later settings."""
+"""Recording of a run's settings in its folder, and comparison with later settings."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from samara.shared.storage.files import write_durably
 
 
 def settings_of_run(config: RunConfig) -> dict[str, Scalar]:
-    """Return the settings that a run records, by dotted key: parts of its id, and files."""
+    """Return the settings that a run records, by dotted key: the run id's settings, and files."""
     return {**config.identity(), **file_settings(config)}
 
 
@@ -21,8 +21,8 @@ def describe_differences(stored: Mapping[str, Any], config: RunConfig) -> list[s
     """Describe the settings that differ from recorded ones, each with both values.
 
     Args:
-        stored: recorded settings by dotted key, perhaps by an earlier version. A missing setting
-            counts with the value that versions without it used.
+        stored: recorded settings by dotted key. A setting that the recording version lacked counts
+            as `Setting.before`.
         config: present settings.
     """
     here = settings_of_run(config)

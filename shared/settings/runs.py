@@ -1,4 +1,4 @@
-"""The id of a run, and its folder on this machine."""
+"""The run id, and the folder of a run on this machine."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def identity_bytes(config: RunConfig, before: Mapping[str, Any] = MappingProxyTy
 
     Args:
         config: settings of the run.
-        before: paths by dotted key as first recorded, if the run's folder was moved.
+        before: originally recorded paths by dotted key, if the run's folder was moved.
     """
     identity = config.identity()
     moved = {key: value for key, value in before.items() if key in identity}
@@ -32,14 +32,15 @@ def identity_bytes(config: RunConfig, before: Mapping[str, Any] = MappingProxyTy
 def run_id_of(config: RunConfig, layout: Layout, model_id: bytes) -> bytes:
     """Return the 8-byte id of a run: a hash of everything on which the run's results depend.
 
-    Each setting's declaration says whether the setting is part of the id (``identity``). The model
-    is represented by its id, so that its folder may move. Threads, caches, the memory budget and
-    block streaming are not part of the id, because they only control the execution on one machine.
-    Their effects on rounding are recorded at the run's first step, and later steps keep them
-    (`samara.client.training.execution`). The content of a blob, such as a basis, is part of the
-    layout's hash. ``data.path`` and ``task`` are part of the id although they are locations,
-    because the id does not cover their content otherwise. Without them a run could continue with
-    other examples unnoticed.
+    A setting is part of the id if its declaration says so (``identity``). Special cases are:
+
+    - Model: its id is hashed and not its path, so that its folder may move.
+    - Threads, caches, memory budget, block streaming: not part of the id, because they control only
+      the execution on one machine. They can affect rounding, so a run records them at its first
+      step and keeps them (`samara.client.training.execution`).
+    - Blobs, such as a basis: the layout's hash covers their content.
+    - ``data.path`` and ``task``: part of the id although they are locations, because no hash covers
+      their content. Without them a run could continue with other examples unnoticed.
 
     Args:
         config: settings of the run, as the server has them.
@@ -58,7 +59,7 @@ def run_folder(config: RunConfig, run_id: bytes) -> Path:
 
 
 def folder_name(task: str, identity: str) -> str:
-    """Return a readable name for a run's folder: its task and the first digits of its identity.
+    """Return a readable name for a run's folder: the task and the first digits of a hash.
 
     Args:
         task: name of a shipped task, or path of a task file.
@@ -87,10 +88,10 @@ def check_results_folder(out: str) -> None:
 
 
 def settings_here(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a run's settings, with new paths if its folder was moved together with nearby files.
+    """Return a run's settings, with new paths if the run's folder was moved with its inputs.
 
-    If a task, data or a model is missing at its recorded path, the path with the same position
-    relative to the run's folder is used, provided that it exists.
+    If the task, data or model no longer exists at its recorded path, the path at the same position
+    relative to the run's folder is tried.
 
     Args:
         settings: recorded settings of the run, by dotted key.

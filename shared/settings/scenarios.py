@@ -1,4 +1,4 @@
-"""Scenario files, found by path or, if shipped with Samara, by name."""
+"""Scenario files: look-up by path, or by name if they are shipped with Samara, and reading."""
 
 import os
 import tomllib
@@ -18,7 +18,7 @@ def shipped_scenarios() -> dict[str, Path]:
 
 
 def scenario_file(scenario: Path | None) -> Path:
-    """Return the path of a scenario given by path or shipped name.
+    """Return the path of a scenario, given its path or the name of a shipped scenario.
 
     Raises:
         ConfigError: if there is no such scenario.

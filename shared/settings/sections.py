@@ -1,4 +1,4 @@
-"""The sections of a run's settings: model, adapter, cohort, personal, evaluate, ledger."""
+"""The sections of a run's settings: model, adapter, cohort, aggregation, evaluate, ledger."""
 
 from fractions import Fraction
 from math import inf
@@ -85,17 +85,17 @@ class ModelSettings(Section):
 
 
 FEWEST_CUT = 12
-"""Least number of blocks of a causal LM of which `readout:auto` loads only a part."""
+"""Least number of blocks of a causal LM for which `readout:auto` loads only the lower blocks."""
 AT_A_DEPTH = "auto"
-"""Value of a depth that depends on a model's family and number of blocks (`lowest_blocks`)."""
+"""Value of a readout's depth that means a choice by the model's family and number of blocks."""
 _READOUT = rf"readout(:{AT_A_DEPTH}|:[1-9]\d*(/[1-9]\d*)?)?"
 
 
 class AdapterSettings(Section):
     """The adapter: the linear layers that LoRA-FA adapts, its size, and the readout.
 
-    The seed of the frozen matrices A is independent of the run's seed. So a basis, a start and a
-    phone's program, which are made for one A, can be used in runs with any seed.
+    The seed of the frozen matrices A is independent of the run's seed. Bases, starts and phone
+    programs are made for one A, so they can be used in runs with any seed.
     """
 
     projections: Text = setting(
@@ -144,8 +144,8 @@ class AdapterSettings(Section):
     basis: Text = setting(
         "",
         "informed basis: a file written by `samara adapter basis` for this model, adapter and "
-        "task. The adapter is then its product with a few trained numbers. Empty trains every "
-        "element",
+        "task. The adapter is then the product of the basis and a few trained numbers. Empty "
+        "trains every element",
         blob=True,
         page="concepts/basis.md",
     )
@@ -160,7 +160,7 @@ class AdapterSettings(Section):
 
     @property
     def inner_layers(self) -> str:
-        """Return the part of `layers` about layers inside the model; empty for a readout alone."""
+        """The part of `layers` about layers inside the model; empty for a readout alone."""
         return self.layers.partition(",")[2] if self.has_readout else self.layers
 
     @property
@@ -170,7 +170,7 @@ class AdapterSettings(Section):
 
     @property
     def depth(self) -> str:
-        """Return the number or share of blocks to load, or `auto`; empty for all."""
+        """The number or share of blocks to load, or `auto`; empty for all blocks."""
         return self.layers.partition(",")[0].partition(":")[2] if self.has_readout else ""
 
 
@@ -195,7 +195,7 @@ class ModelAndTask(Protocol):
 
 
 def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
-    """Return the feature-matrix value of ``adapter.layers``."""
+    """Return the value of ``adapter.layers`` in the feature matrix's dimension ``adapter``."""
     if not layers.startswith("readout"):
         return "inner"
     return "both" if "," in layers else "readout"
@@ -204,8 +204,8 @@ def adapter_kind(layers: str) -> Literal["inner", "readout", "both"]:
 def lowest_blocks(depth: str, count: int, family: str) -> int:
     """Return the number of a model's blocks to load; 0 for all.
 
-    The meaning of ``auto`` must not change, because recorded runs have this value in their
-    settings. A new rule needs a new word.
+    The meaning of ``auto`` must not change, because recorded runs contain this word. A new rule
+    needs a new word.
 
     Args:
         depth: number of blocks, such as ``18``, or their share, such as ``2/3``. ``auto`` is two
@@ -282,7 +282,7 @@ class CohortSettings(Section):
     weight_cap: int = setting(
         10_000,
         "largest number of examples that counts as a client's weight. With any `aggregation.rule` "
-        "but `mean`, the median of the cohort's numbers without the largest ones is another limit",
+        "but `mean`, the median of the cohort's numbers without the largest ones is a second limit",
         ge=1,
     )
     timeout: float = term(
@@ -290,7 +290,7 @@ class CohortSettings(Section):
     )
     oversample: float = setting(
         1.0,
-        "number of clients that are asked for each report; the round ends once enough reports "
+        "number of clients that are asked per needed report; the round ends once enough reports "
         "have arrived",
         ge=1,
     )
@@ -324,7 +324,7 @@ class CohortSettings(Section):
     )
     clustering_rounds: int = term(
         "cohort.clustering-rounds",
-        "rounds of the budget that finding the clusters costs",
+        "rounds of the federation that the search for clusters replaces",
         16,
         read_by=("cluster",),
         former="cohort.grouping-rounds",
@@ -357,7 +357,7 @@ class AggregationSettings(Section):
 
 
 def aggregation_kind(rule: str) -> Literal["mean", "reports", "coordinates"]:
-    """Return the feature-matrix value of ``aggregation.rule``."""
+    """Return the value of ``aggregation.rule`` in the feature matrix."""
     if rule == "mean":
         return "mean"
     return "coordinates" if rule in ("trimmed-mean", "median") else "reports"
@@ -384,8 +384,8 @@ class EvaluateSettings(Section):
     test: bool = setting(True, "evaluate on test examples too, except in `--sweep`")
     passages: int = setting(
         2,
-        "number of test examples, and of training examples, of each client that the base, global "
-        "and personal models continue from their beginnings, for the page of `samara compare`. "
+        "for the page of `samara compare`: number of each client's test examples, and of its "
+        "training examples, whose beginnings the base, global and personal models continue. "
         "0 means none. Only in simulations of texts",
         identity=False,
         ge=0,
@@ -393,8 +393,8 @@ class EvaluateSettings(Section):
     )
     retrieved: int = term(
         "evaluate.retrieved",
-        "for tasks with prompts and answers: maximum number of a client's own training examples, "
-        "the most similar ones, that the base model reads before each test prompt (column "
+        "for tasks with prompts and answers: maximum number of a client's training examples that "
+        "the base model reads before each test prompt; the most similar ones are chosen (column "
         "`icl-personal`). 0 means none",
         before=0,
         page="guides/language.md#own-examples-in-context",

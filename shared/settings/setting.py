@@ -1,7 +1,7 @@
-"""The settings framework: sections of dotted, hyphenated keys with self-describing fields.
+"""The settings framework: base classes of sections, and the declaration of settings.
 
-A setting is declared once, by `setting`: default, help, identity, owner, and the methods that read
-it. Documentation, checks and the run id are derived from the declaration.
+A setting is declared once, by `setting`, with its default, help text, owner and more (`Setting`).
+Documentation, checks and the run id are derived from the declaration.
 """
 
 import json
@@ -35,12 +35,12 @@ SETTINGS_FILE = "settings.json"
 
 Scalar = bool | int | float | str
 Owner = Literal["server", "device", "either"]
-"""Side that decides a setting; ``either`` means the server, unless the device's owner has set
-it."""
+"""Side that decides a setting. ``either`` means the device's owner if they set it, otherwise the
+server."""
 
 
 def _number_as_text(value: object) -> object:
-    """Convert a number to text: ``--set adapter.layers=3`` means the text 3."""
+    """Convert a number to text, because ``--set adapter.layers=3`` means the text 3."""
     return str(value) if type(value) in (int, float) else value
 
 
@@ -83,15 +83,15 @@ class Setting:
         page: page and anchor under docs/ with details; may be empty.
         former: key under which earlier versions stored the setting; may be empty.
         blob: whether the value names a file that clients need (`samara.shared.settings.blobs`).
-        words: values of a `blob` setting that do not name a file.
-        before: value that versions without this setting used; None if there are no such versions. A
-            setting with this value is left out of the run id, so that runs of those versions keep
-            their id.
+        words: keywords that a `blob` setting accepts instead of a file.
+        before: value that describes the behaviour of versions without this setting; None if there
+            are no such versions. This value is left out of the run id, so that runs of those
+            versions keep their id.
         apart: reason why this setting of `samara tune` has another default, range or meaning than
             the setting of a run with the same key; empty if there is no difference or no such
             setting.
-        retired: for a retired setting, a text for users about the present source of its value;
-            otherwise empty. A recorded run keeps its own value, but a new run must not set one.
+        retired: sentence that tells users how the value of a retired setting is now found; empty
+            for other settings. A recorded run keeps its value, but a new run must not set one.
     """
 
     key: str
@@ -111,7 +111,7 @@ class Setting:
 
     @property
     def makes_a_variant(self) -> bool:
-        """Return whether runs with different values of this setting are compared, not averaged."""
+        """Return whether runs that differ in this setting are compared and not averaged."""
         return (self.identity or self.blob) and not self.repetition
 
     def is_read_by(self, method: str) -> bool:
@@ -144,12 +144,12 @@ def setting(
         identity: whether the value is part of the run id. True for settings on which a run's
             results depend; false for locations and for settings that only affect speed.
         repetition: see `Setting`.
-        owner: see `Setting`; of a section, it applies to all its settings.
+        owner: see `Setting`. The owner of a section applies to all settings in it.
         read_by: see `Setting`.
         page: see `Setting`.
         former: see `Setting`.
-        blob: see `Setting`. The layout's hash must cover the file's content; the value itself, a
-            path or a hash, is then not part of the run id.
+        blob: see `Setting`. The layout's hash must cover the file's content, because the value, a
+            path or a hash, is not part of the run id.
         words: see `Setting`.
         before: see `Setting`.
         apart: see `Setting`.
@@ -179,8 +179,8 @@ def term(key: str, help: str, default: Any = None, least: float | None = None, *
         key: dotted key in `TERMS`.
         help: description for users.
         default: default value, for a term without a default in `TERMS`.
-        least: least value of the setting, if it is below the term's range and means that the term
-            is open.
+        least: least value of the setting if it is below the term's range; it marks the term as
+            open.
         about: further arguments of `setting`.
     """
     own = TERMS[key]
@@ -206,9 +206,8 @@ class Fixed(NamedTuple):
         value: the fixed value.
         identity: whether the value is part of the run id, so that runs of earlier versions keep
             their id.
-        instead: replacement of the setting, for users. If there is a replacement, other values are
-            ignored with a warning, because they changed no result. Otherwise other values are
-            refused.
+        instead: sentence for users about the replacement of a setting that changed no result. With
+            it, other values are ignored with a warning. Without it, other values are refused.
     """
 
     value: Scalar
@@ -220,8 +219,8 @@ class Section(BaseModel):
     """A group of settings; keys are hyphenated, and unknown keys are refused.
 
     Attributes:
-        fixed: former settings of this section with fixed values, by key; stored settings can still
-            contain these keys.
+        fixed: former settings of this section whose values are now fixed, by key. Stored settings
+            may still contain them.
     """
 
     fixed: ClassVar[Mapping[str, Fixed]] = {}
@@ -239,8 +238,8 @@ class Section(BaseModel):
     def with_owners_values(self, other: Self, owner: Owner) -> Self:
         """Return these settings, with values from `other` for the settings that `owner` decides.
 
-        A setting that either side may decide also gets its value from `other` if `other` sets it.
-        The result is not validated, because each side has validated its own settings.
+        A setting with the owner ``either`` also gets its value from `other` if `other` sets it. The
+        result is not validated, because each side has validated its own settings.
         """
         changes: dict[str, Any] = {}
         for name, info in type(self).model_fields.items():
@@ -254,7 +253,7 @@ class Section(BaseModel):
         return self.model_copy(update=changes)
 
     def with_values(self, values: Mapping[str, Any], prefix: str = "") -> Self:
-        """Return these settings with other values by dotted key, without validation."""
+        """Return a copy with new values, given by dotted key, without validation."""
         changes: dict[str, Any] = {}
         for name in type(self).model_fields:
             own = getattr(self, name)
@@ -270,7 +269,7 @@ class Settings(Section):
     """A complete set of sections; every setting has a default."""
 
     def flat(self) -> dict[str, Scalar]:
-        """Return all settings by dotted key, as Flower's run config holds them."""
+        """Return all settings by dotted key, the form of Flower's run config."""
         return flattened(self.model_dump(by_alias=True))
 
     @classmethod
@@ -280,7 +279,7 @@ class Settings(Section):
         A run in the folder ``out`` may keep a retired setting that it has recorded.
 
         Raises:
-            ConfigError: if there are retired settings, or mistakes; the error lists every mistake.
+            ConfigError: if a setting is retired or wrong. The error lists every mistake.
         """
         flat = flattened(settings)
         out = flat.get("out")
@@ -361,7 +360,7 @@ def former_keys(section: type[Section]) -> Mapping[str, str]:
 
 @cache
 def fixed_in(section: type[Section], prefix: str = "") -> Mapping[str, Fixed]:
-    """Return the former settings with fixed values of a section and its subsections, by key."""
+    """Return the `Section.fixed` settings of a section and its subsections, by dotted key."""
     fixed = {prefix + key: one for key, one in section.fixed.items()}
     for name, info in section.model_fields.items():
         kind = info.annotation
@@ -390,10 +389,10 @@ def _warn_of_former_key(former: str, key: str) -> None:
 
 
 def with_current_names(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with present keys, without settings whose value is now fixed.
+    """Rename former keys to present keys, and drop settings whose value is now fixed.
 
-    Two kinds of keys stay, so that validation refuses them: settings whose value differs from the
-    fixed value and changed results, and former keys beside their present key.
+    Two kinds of keys stay, so that validation refuses them: former keys beside their present key,
+    and `Fixed` settings without a replacement whose value is not the fixed one.
     """
     former = former_keys(section)
     fixed = fixed_in(section)
@@ -411,7 +410,7 @@ def with_current_names(section: type[Section], flat: Mapping[str, Any]) -> dict[
 def refuse_retired(
     section: type[Section], given: Mapping[str, Any], recorded: Mapping[str, Any], source: str
 ) -> None:
-    """Check that a new run has no retired settings.
+    """Check that no retired setting has a value that the run has not recorded.
 
     Args:
         section: section that declares the settings.
@@ -438,7 +437,7 @@ def refuse_retired(
 
 
 def unknown_keys(section: type[Section], flat: Mapping[str, Any]) -> list[str]:
-    """Return the keys that no version of this section has or had."""
+    """Return the keys that no version of this section knows."""
     known = describe(section).keys() | fixed_in(section).keys() | former_keys(section).keys()
     return sorted(flat.keys() - known)
 
@@ -450,15 +449,15 @@ def _is_same(value: object, other: object) -> bool:
 def with_current_keys(section: type[Section], flat: Mapping[str, Any]) -> dict[str, Any]:
     """Convert settings stored by an earlier version to this version.
 
-    Former keys become present keys, and missing settings get the value that the earlier version
-    used.
+    Former keys become present keys. Missing settings get the value that describes the behaviour of
+    the earlier version (`Setting.before`).
     """
     before = {key: s.before for key, s in describe(section).items() if s.before is not None}
     return before | with_current_names(section, flat)
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted key; keys that are already dotted are unchanged."""
+    """Convert nested tables to settings by dotted key; dotted keys stay unchanged."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -503,7 +502,7 @@ def explain(
             within = flattened(given) if isinstance(given, dict) else {}
             for unknown in [f"{key}.{name}" for name in within] or [key]:
                 if unknown in fixed:
-                    hint = f" any more, it is always {fixed[unknown].value}; leave it out"
+                    hint = f" any more; its value is always {fixed[unknown].value}; leave it out"
                 elif unknown in former:
                     hint = f"; it is now called {former[unknown]}, which is also given"
                 else:

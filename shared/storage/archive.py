@@ -2,9 +2,9 @@
 
     list length u32 · list, JSON: path, size, SHA-256 and time of modification of each · contents
 
-Only regular files can be extracted. The file around an archive proves that the archive's bytes are
-complete: a sealed archive by its chunks (devices/live/owner/sealed_archive.py), a backup by the
-hash at its end (server/keeping/backup_file.py).
+Only regular files can be extracted. The format itself does not prove that an archive is complete;
+the file that contains it does. A sealed archive has chunks (devices/live/owner/sealed_archive.py),
+and a backup has a hash at its end (server/keeping/backup_file.py).
 """
 
 import hashlib
@@ -64,13 +64,13 @@ class _List(BaseModel):
 
 
 def is_safe_path(path: str) -> bool:
-    """Return whether an archive may hold a path: it must be relative, without hidden names."""
+    """Return whether an archive may hold a path: a relative path without hidden names."""
     names = path.split("/")
     return len(names) <= _MOST_DEPTH and all(_NAME.fullmatch(name) for name in names)
 
 
 def archive_pieces(files: Sequence[ArchivedFile], file: Path) -> Iterator[bytes]:
-    """Return the bytes of an archive in pieces; each file is read twice, first for the list.
+    """Return the bytes of an archive in pieces. Each file is read twice: for its hash, and to copy.
 
     Args:
         files: files to archive.
@@ -153,7 +153,7 @@ def damaged(file: Path, how: str) -> ArchiveError:
 
 
 def _describe(one: ArchivedFile) -> _Entry:
-    """Return the entry of a file."""
+    """Read a file, and return its entry for the list."""
     if isinstance(one.source, bytes):
         size = len(one.source)
         modified = 0
@@ -189,7 +189,7 @@ def _contents(listed: _List, files: Sequence[ArchivedFile]) -> Iterator[bytes]:
 
 
 def _check_list(listed: _List, file: Path) -> None:
-    """Check that an archive may hold all files of a list."""
+    """Check the paths, the number and the total size of the files in an archive's list."""
     paths = [entry.path for entry in listed.files]
     if bad := [path for path in paths if not is_safe_path(path)]:
         raise ArchiveError(f"{file}: {bad[0]!r} is not a valid path in an archive")

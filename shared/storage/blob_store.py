@@ -24,9 +24,9 @@ HASH_BYTES = 32
 MAX_BLOB_BYTES = 256 * 2**20
 """Largest blob, in bytes."""
 MAX_STORE_BYTES = 4 * 2**30
-"""Total size of a store in bytes; above it the least recently used blobs are deleted."""
+"""Total size in bytes above which a store deletes its least recently used blobs."""
 PREFIX = "sha256:"
-"""Prefix of a setting's value that names a blob by its hash."""
+"""Prefix of the value of a setting that names a blob by its hash."""
 _PART = ".part"
 _READ_BYTES = 2**20
 
@@ -86,7 +86,7 @@ class BlobStore:
         if not path.is_file():
             return None
         is_sound = blob_hash(path) == blob
-        with suppress(OSError):  # another user's store is only read
+        with suppress(OSError):  # the files of another user's store cannot be changed
             if is_sound:
                 os.utime(path)
             else:
@@ -132,7 +132,7 @@ class BlobStore:
             return 0
 
     def held_bytes(self, blob: bytes) -> int:
-        """Return the number of a blob's unverified bytes on this machine, complete or not."""
+        """Return how many bytes of a blob are on this machine, without checking their hash."""
         try:
             return self._path(blob).stat().st_size
         except OSError:
@@ -208,7 +208,7 @@ class BlobStore:
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Convert file system errors into errors that name the store."""
+        """Raise a `BlobError` that names the store for an OSError of the block."""
         try:
             yield
         except OSError as error:
@@ -230,10 +230,10 @@ def _copy(original: BinaryIO, file: BinaryIO) -> None:
 
 
 def resolve_blob(value: str, store: BlobStore, key: str) -> Path:
-    """Return the file that a setting's value names.
+    """Return the file that a setting's value names, by path or by hash.
 
-    If the value is a folder, the file in the folder with the setting's name is returned. For
-    `adapter.start`, the value ``RUN`` means ``RUN/start.safetensors``.
+    A folder stands for its file with the name of the setting: `adapter.start` = ``RUN`` means
+    ``RUN/start.safetensors``.
 
     Args:
         value: a path, or ``sha256:HEX``.

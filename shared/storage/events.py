@@ -36,7 +36,7 @@ def append_event(file: Path, event: dict[str, Any]) -> None:
 
 
 def append_in_parts(file: Path, event: dict[str, Any]) -> None:
-    """Append an event to a file that may become long; if it is long, start a new compressed part.
+    """Append an event to a file, and compress the file's lines into a part when it is long.
 
     Raises:
         OSError: if writing fails.
@@ -46,7 +46,7 @@ def append_in_parts(file: Path, event: dict[str, Any]) -> None:
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:
-    """Cut a file after its last whole line, and read its events; empty if the file is missing.
+    """Read all events of a file, and cut off an incomplete last line; no file means no events.
 
     A complete last event that lacks only its newline is kept.
 
@@ -63,7 +63,7 @@ def read_events(file: Path) -> list[dict[str, Any]]:
 
 
 def read_whole_events(file: Path) -> list[dict[str, Any]]:
-    """Read the events of a file that another process may be writing, up to the last whole line.
+    """Read the whole events of a file that another process may be writing.
 
     Raises:
         OSError: if the file cannot be read.
@@ -76,7 +76,7 @@ def read_whole_lines(file: Path) -> bytes:
     """Return the whole lines of a file that another process may be writing.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read.
     """
     return b"".join(EventFollower(file).read_new_lines())
 
@@ -134,7 +134,7 @@ class EventFollower:
             self._parts_read, self._at = self._parts_read + 1, 0
             yield read_part(self._file, self._parts_read)[begun:]
         begun, data = self._read_file()
-        if count_parts(self._file) > parts:  # the bytes just read may belong to a later part
+        if count_parts(self._file) > parts:  # the bytes may have moved to this part
             yield from self.read_new_lines()
             return
         whole = data[: data.rfind(b"\n") + 1]
@@ -142,7 +142,7 @@ class EventFollower:
         yield whole
 
     def _read_file(self) -> tuple[int, bytes]:
-        """Return the position of the unread bytes in the file itself, and these bytes."""
+        """Return the position of the unread bytes in the uncompressed file, and these bytes."""
         try:
             with self._file.open("rb") as file:
                 is_new = file.seek(0, os.SEEK_END) < self._at  # a long log was restarted
@@ -174,7 +174,7 @@ def close_long_part(file: Path) -> None:
 
 
 def count_parts(file: Path) -> int:
-    """Return the number of an event file's parts, without the file itself."""
+    """Return the number of compressed parts of an event file."""
     return len({path.name.removesuffix(".gz") for path in _parts(file)})
 
 
@@ -186,8 +186,8 @@ def read_part(file: Path, number: int) -> bytes:
         number: number of the part, from 1 on.
 
     Raises:
-        OSError: if it cannot be read.
-        SamaraError: if it is damaged.
+        OSError: if the part cannot be read.
+        SamaraError: if the part is damaged.
     """
     plain = _part(file, number)
     with suppress(FileNotFoundError):  # compressed, perhaps only just now
@@ -208,7 +208,7 @@ def is_part(path: Path) -> bool:
 
 
 def _parts(file: Path) -> list[Path]:
-    """Return the files of an event file's parts; a part that is being compressed has two files."""
+    """Return the files of an event file's parts: one each, or two while a part is compressed."""
     return [path for path in file.parent.glob(f"{file.stem}.*") if _is_part_of(path, file)]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from samara.shared.errors import LedgerError, SamaraError
 
 UNFINISHED = ".new"
-"""Suffix of files that are being written, or were interrupted by a crash."""
+"""Suffix of a file that is being written, or whose writing a crash interrupted."""
 _MAX_HEADER_BYTES = 2**16
 
 
@@ -65,10 +65,10 @@ def copy_durably(source: Path, target: Path) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. Its file replaces `path`, or is deleted if the block fails.
+    """Yield a temporary path whose file replaces `path`, or is deleted if the block fails.
 
     Raises:
-        OSError: error of the block; a missing file name is added.
+        OSError: if the block raises it; the file name is added if it is missing.
     """
     temporary = path.with_name(path.name + UNFINISHED)
     try:
@@ -160,7 +160,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder can be created or written, without changing the disk.
+    """Check that a folder can be written, or could be created, without changing the disk.
 
     Raises:
         OSError: if the folder, or its nearest existing parent, cannot be written.

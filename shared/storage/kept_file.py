@@ -1,6 +1,6 @@
-"""Files in which a client keeps its state: small files replaced as a whole, and append-only logs.
+"""Base classes of the files that hold a client's state: small files, and append-only logs.
 
-Each kind of file is a subclass, which defines the file's name, format and error messages.
+A small file is replaced as a whole. A subclass defines a file's name, format and error messages.
 """
 
 import json
@@ -28,10 +28,10 @@ DAMAGE = (
 
 
 class _Kept:
-    """A kind of file; without a folder nothing is kept.
+    """Common base of small files and logs; without a folder nothing is read or written.
 
     Args:
-        folder: folder of the file, created when needed; None to keep nothing.
+        folder: folder of the file, created with the first write; None to write nothing.
 
     Attributes:
         name: name of the file.
@@ -51,7 +51,7 @@ class _Kept:
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Create the file's folder; an OSError of the block becomes an error with `unwritable`."""
+        """Create the file's folder, and report an OSError of the block as `unwritable`."""
         try:
             make_folder(path.parent)
             yield
@@ -59,7 +59,7 @@ class _Kept:
             raise self.error(self._tell(self.unwritable, error)) from error
 
     def _tell(self, sentence: str, error: Exception) -> str:
-        """Fill file and error into a message."""
+        """Return a message with the file's path and the error filled in."""
         return sentence.format(file=self.path, problem=_describe(error))
 
 
@@ -67,8 +67,9 @@ class KeptFile(_Kept, Generic[Content]):
     """A small file, read and replaced as a whole; without a folder it is always empty.
 
     Attributes:
-        is_needed: whether a damaged file is an error, as for a file of limits, which an empty file
-            would remove. If not, damage is logged, and the content is empty.
+        is_needed: whether a damaged file is an error. Otherwise the damage is logged, and the
+            content is empty. A file of limits is needed, because an empty one would lift the
+            limits.
         empty: type of the content; a call without arguments makes the content for a missing file.
         style: arguments of `json.dumps`.
     """
@@ -112,19 +113,19 @@ class KeptFile(_Kept, Generic[Content]):
         write_durably(path, data)
 
     def _encode(self, content: Content) -> bytes:
-        """Encode a content as bytes."""
+        """Encode the file's content as bytes."""
         return json.dumps(self._to_json(content), default=_plain, **self.style).encode()
 
     def _decode(self, data: bytes) -> Content:
-        """Decode the bytes of a file; raises an error of a type in `DAMAGE` if they are damaged."""
+        """Decode the file's bytes; damaged bytes raise an error of a type in `DAMAGE`."""
         return self._parse(json.loads(data))
 
     def _to_json(self, content: Content) -> Any:
-        """Convert a content to JSON; dataclasses become objects and bytes become hex."""
+        """Convert the file's content to JSON; dataclasses become objects and bytes become hex."""
         return content
 
     def _parse(self, value: Any) -> Content:
-        """Convert a JSON value to a content; unfit values raise an error of a type in `DAMAGE`."""
+        """Convert a JSON value to the file's content; wrong values raise an error in `DAMAGE`."""
         raise NotImplementedError
 
 
@@ -177,8 +178,8 @@ class KeptLog(_Kept):
 def _append_line(file: Path, line: bytes) -> int:
     """Append a line after the last whole line; return the size of the file.
 
-    An incomplete last line is cut off. The client had not yet sent the answer that the line
-    records.
+    An incomplete last line is cut off. It is safe to lose, because the client had not yet sent the
+    answer that the line records.
 
     Raises:
         OSError: if reading or writing fails.

@@ -16,8 +16,8 @@ Content = TypeVar("Content")
 class WatchedFolder(Generic[Content]):
     """The contents of a folder's files; a file is read again only if it has changed.
 
-    Listing a folder of ten thousand files takes tens of milliseconds. So `may_have_changed` looks
-    only at the folder and at one file.
+    Listing a folder of ten thousand files takes tens of milliseconds. `may_have_changed` is fast,
+    because it looks only at the folder and at one file.
 
     Args:
         folder: the folder; it may be missing.
@@ -68,7 +68,7 @@ class WatchedFolder(Generic[Content]):
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(self._suffix):
-                    with suppress(FileNotFoundError):  # removed since the folder was listed
+                    with suppress(FileNotFoundError):  # removed after the listing
                         found.append((entry.name, _stamp(entry.stat())))
         return sorted(found)
 

@@ -1,4 +1,4 @@
-"""The base class of all kinds of tasks: a text filled from a row's fields, with checks."""
+"""The base class of all kinds of tasks: a checked template that is filled from a row's fields."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from samara.shared.tasks.templates import (
 )
 
 Span = tuple[int, int]
-"""Start and end of a part of a text; the end is exclusive."""
+"""Start and end of a part of a text, in characters; the end is exclusive."""
 USER_FIELD = "user"
 """Default name of the field with a row's user."""
 
@@ -31,9 +31,9 @@ class BaseTask(BaseModel):
     name: str = Field(min_length=1)
     text: str
     label: str = "label"
-    """Field with the right answer; ``label|answer`` means label, or answer if label is absent."""
+    """Field with the right answer; ``label|answer`` falls back to answer if label is absent."""
     replace: dict[str, dict[str, str]] = {}
-    """Replacements of a field's values in the text, by field."""
+    """For each field, a replacement for each of its values in the text."""
     cut: str = ""
     """Field whose value is shortened if the text is too long for the model."""
     user: str = USER_FIELD
@@ -80,7 +80,7 @@ class BaseTask(BaseModel):
 
     @property
     def source_fields(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that the templates read, with all names of each field, in order."""
+        """All alternative names of each row field that the templates read, in order."""
         fields = template_fields(*self._templates())
         return {field: names for field, names in fields.items() if field != self.answer_field}
 
@@ -97,18 +97,18 @@ class BaseTask(BaseModel):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The names of the field with the right answer."""
+        """The alternative names of the field with the right answer."""
         return field_names(self.label)
 
     @property
     def user_names(self) -> tuple[str, ...]:
-        """The names of the field with a row's user."""
+        """The alternative names of the field with a row's user."""
         return field_names(self.user)
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the task's content, in hexadecimal; the path of its file has no effect."""
-        # A default value of a later key leaves the digests of older tasks unchanged.
+        """The SHA-256 of the task's content, but not of its file's path, in hexadecimal."""
+        # Newer keys are left out at their default, so that the digests of older tasks stay equal.
         later = {"user": USER_FIELD, "chat": False, "form": "auto"}
         kept = self.model_dump(exclude={k for k, v in later.items() if getattr(self, k, v) == v})
         content = json.dumps(kept, sort_keys=True, separators=(",", ":"))
@@ -123,7 +123,7 @@ class BaseTask(BaseModel):
         return self._fill(parse_template(self.text), fields)
 
     def cut_span(self, fields: Mapping[str, str]) -> Span | None:
-        """Return the part of the rendered text that may be shortened, or None."""
+        """Return the span of the rendered text that may be shortened, or None if there is none."""
         pieces = parse_template(self.text)
         for index, (literal, field) in enumerate(pieces):
             if self.cut and field is not None and field_names(field)[0] == self.cut:

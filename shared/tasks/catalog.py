@@ -1,6 +1,7 @@
-"""Tasks as data: the fields of a row to read, the question, and the answers.
+"""The catalog of tasks: loading and checking of a task's TOML file.
 
-A task is a TOML file (docs/reference/tasks.md). The shortest file is::
+The file names the fields of a row, the question and the answers (docs/reference/tasks.md). The
+shortest file is::
 
     name = "sst2"
     text = "{text}"                 # the text; any field of a row, in braces
@@ -70,7 +71,7 @@ def stored_task(name_or_path: str) -> str | None:
     try:
         if name_or_path in shipped_tasks() or Path(name_or_path).is_file():
             return None
-    except OSError:  # the name may be too long for a file
+    except OSError:  # a name may be too long for the file system
         return None
     return stored_name("task", name_or_path)
 
@@ -138,7 +139,7 @@ def task_of(settings: AskedTask) -> Task:
 
 
 def _mistake(place: str, toml: str, details: ErrorDetails) -> str:
-    """Describe one mistake that pydantic reports, with its position, in one line."""
+    """Describe a mistake reported by pydantic in one line: its file, its key and the problem."""
     kind, *path = details["loc"] or ("", "kind")
     key = str(path[0])
     for number, line in enumerate(toml.splitlines(), 1):

@@ -12,7 +12,7 @@ ROLES = ("system", "user", "assistant")
 ANSWERING = "assistant"
 
 Chat = list[dict[str, str]]
-"""Messages with a ``role`` and a ``content``."""
+"""A chat: messages with a ``role`` and a ``content``."""
 
 
 def read_chat(value: object, name: str) -> tuple[str, str]:

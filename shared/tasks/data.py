@@ -1,9 +1,9 @@
 """Loading of a task's examples from JSON, CSV, Parquet, folders, or a Hugging Face data set.
 
 A row has the fields that the task names, a label or an answer, and optionally a user. A source may
-lack the validation or test split. The rows of a missing split are taken from each user's training
-rows by a hash of the row's content, or of its text alone. So a row stays in its split when the file
-is sorted or saved in another format, or when the wording of the prompt changes.
+lack the validation or test split. A missing split is taken from each user's training rows, by a
+hash of the row's content, by a hash of its text, or by its time. So a row stays in its split when
+the file is sorted or saved in another format, or when the wording of the prompt changes.
 """
 
 import os
@@ -41,7 +41,7 @@ _UNDATED = "data sets of the hub cannot be split by time; set data.split to rand
 def load_examples(
     path: str, task: Task, seed: int, limit: int = 0, split: SplitRule = "random"
 ) -> list[Example]:
-    """Load the examples of all splits, in the order of SPLITS and then of the source.
+    """Load the examples of all splits, ordered by split as in SPLITS, then as in the source.
 
     A source has one of these forms:
 
@@ -50,8 +50,8 @@ def load_examples(
     - a folder with ``train.*``, and optionally ``validation.*`` and ``test.*``. 10 % of the
       training rows replace a missing validation file, and 20 % a missing test file.
     - a folder with one file per user, named after the user. Each file is split 70/10/20.
-    - a folder with one folder per user, which contains files to split 70/10/20, or the files of
-      splits.
+    - a folder with one folder per user. It contains files that are split 70/10/20, or one file for
+      each split.
     - a folder with one folder of ``.txt`` files per label, split 70/10/20, or with such a folder
       for each split.
     - for plain texts, a folder with one folder of ``.txt`` and ``.md`` files per person. The texts
@@ -99,8 +99,8 @@ def load_examples(
 def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
     """Check that a classification's training examples have at least two labels.
 
-    The function must be called with the examples of all clients together, because all examples of
-    one person may have the same label.
+    Pass the examples of all clients together, because all examples of one person may have the same
+    label.
 
     Args:
         examples: examples of all splits.
@@ -124,7 +124,7 @@ def check_labels(examples: Iterable[Example], task: Task, path: str) -> None:
 def _cut_splits(
     rows: Sequence[Row], missing: Sequence[str], seed: int, rule: SplitRule
 ) -> dict[str, list[Row]]:
-    """Return the splits after moving training rows to the missing splits."""
+    """Divide training rows into training and the missing splits, and return the rows by split."""
     if rule == "text":
         split_of = [split_of_text(row.example.source, seed, missing) for row in rows]
     else:
@@ -138,7 +138,7 @@ def _cut_splits(
 def _cut_each_user(
     rows: Sequence[Row], missing: Sequence[str], seed: int, by_time: bool
 ) -> list[str]:
-    """Return the split of every row. At least one row of each user stays in training."""
+    """Return the split of every row, so that each user keeps at least one training row."""
     users: defaultdict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         users[row.example.user].append(index)
@@ -167,7 +167,7 @@ def read_splits(
         task: task that names the fields and the right answers.
         problems: output list of problems with single rows.
         growing: whether rows may be added during the call, as in `read_row_file`.
-        dated: whether every row must have a time; the time of a text file is its modification time.
+        dated: whether every row must have a time. A text file's time is its modification time.
 
     Raises:
         DataError: if there is no such source, or `growing` is set and the source's format cannot

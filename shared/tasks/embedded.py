@@ -17,8 +17,10 @@ STYLE_TASK = "style"
 GENERATED_TASKS = (EMBEDDED_DATA, STYLE_TASK)
 """Names of the shipped tasks that can have generated data."""
 MESSAGES_PER_WRITER: dict[SplitName, int] = {"train": 32, "validation": 20, "test": 100}
-"""Messages of a writer in each split. The training messages are few, as labelled ones on a person's
-device are: with many, a client's own model needs no others.
+"""Number of messages of a writer in each split.
+
+Training messages are few, because a person's device has few labelled messages. With many, a client
+could train a good model alone.
 """
 STYLED_PER_WRITER: dict[SplitName, int] = {"train": 128, "validation": 8, "test": 20}
 
@@ -85,7 +87,7 @@ def embedded_examples(task: Task, clients: int, seed: int) -> list[Example]:
 
 
 def embedded_ceilings(clients: int, seed: int) -> Ceilings:
-    """Return the accuracies of the best common rule and of the writers' own rules on test messages.
+    """Return the highest accuracies that models can reach on the generated test messages.
 
     Args:
         clients: number of writers.

@@ -1,4 +1,4 @@
-"""Examples that are added while a client runs, without a change of earlier examples' splits.
+"""Reading of sources that grow while a client runs. Earlier examples keep their splits.
 
 `load_examples` splits its rows into exact shares, so an added row can change the split of other
 rows. In this module, a row's content decides its split, and shares are exact only on average.
@@ -29,7 +29,9 @@ def split_of(
     rule: SplitRule = "random",
     missing: Collection[str] = tuple(CUT_PERCENT),
 ) -> str:
-    """Return a row's split by content and seed: about 20 % test, 10 % validation.
+    """Return a row's split, which depends on its content and the seed: 20 % test, 10 % validation.
+
+    The percentages hold on average.
 
     Args:
         row: the row; its label has no effect.
@@ -64,12 +66,12 @@ def read_growing(
         rule: ``data.split``, as for `split_of`.
 
     Returns:
-        Valid rows with splits and times, and the problems with other rows, each with its position.
-            If the source has test or validation splits, their rows come first, so that the caller
-            can exclude their texts from training.
+        The valid rows with splits and times, and a message for each invalid row with its position.
+            Test and validation rows of the source's own splits come first, so that the caller can
+            exclude their texts from training.
 
     Raises:
-        DataError: if there is no such source, or the source cannot be read at all.
+        DataError: if there is no such source, or none of it can be read.
     """
     problems: list[str] = []
     splits = read_splits(path, task, problems, growing=True)
@@ -84,7 +86,7 @@ def read_growing(
 
 
 def newest(times: Sequence[float], count: int, since: float) -> list[int]:
-    """Return the indices of the examples that a retention setting keeps, ascending.
+    """Return the indices of the newest examples, ascending, for a retention setting.
 
     Args:
         times: times of examples; among equal times, later examples are newer.

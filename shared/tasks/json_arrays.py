@@ -6,7 +6,7 @@ from typing import TextIO
 
 _PIECE = 2**16
 _LONGEST_PIECE = 2**26
-"""Largest number of characters in a read. The number grows while an element is incomplete."""
+"""Largest number of characters in one read. Reads grow to it while an element is incomplete."""
 
 
 class ArrayError(Exception):
@@ -29,8 +29,8 @@ def array_elements(text: TextIO, begun: str, line: int) -> Iterator[tuple[int, o
 
     Args:
         text: the rest of the file.
-        begun: first line of the array, already read by the caller; it begins with a bracket.
-        line: number of that line.
+        begun: first line of the array, which the caller has read; it begins with a bracket.
+        line: line number of `begun`.
 
     Raises:
         ArrayError: if the text is not an array.

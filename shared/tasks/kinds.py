@@ -28,8 +28,10 @@ from samara.shared.tasks.templates import (
 )
 
 Form = Literal["auto", "plain", "chat"]
-"""Form of prompts for a causal LM: plain text, the model's chat template, or by default (``auto``)
-text after a BOS token."""
+"""Form of prompts for a causal LM: plain text, or the model's chat template.
+
+The default ``auto`` is text after a BOS token.
+"""
 AUTO_FORM: Form = "auto"
 PLAIN: Form = "plain"
 CHAT: Form = "chat"
@@ -38,7 +40,7 @@ _WORD = "word"
 
 
 def _stands_before(template: str, field: str, mark: str) -> bool:
-    """Return whether a template reads a field before the mark, which occurs once."""
+    """Return whether a template reads a field before the mark; the mark occurs once."""
     before, _ = split_at_field(template, mark)
     return field in (field_names(name)[0] for _, name in before if name)
 
@@ -154,7 +156,7 @@ class ClassificationTask(AnsweredTask):
 
     @property
     def source_fields(self) -> dict[str, tuple[str, ...]]:
-        """The row fields that the text reads, with all names of each field, in order."""
+        """All alternative names of each row field that the text reads, in order of appearance."""
         fields = super().source_fields
         return {k: v for k, v in fields.items() if not (self.word_is_inside and k == _WORD)}
 
@@ -169,7 +171,7 @@ class ClassificationTask(AnsweredTask):
         return self._question_parts()[1]
 
     def render(self, fields: Mapping[str, str]) -> str:
-        """Return the text with a row's fields filled in, up to a label word inside the text.
+        """Return the text with a row's fields filled in, up to the label word if it is inside.
 
         Raises:
             TaskError: if a field that the text names is missing.
@@ -179,22 +181,24 @@ class ClassificationTask(AnsweredTask):
         return self._fill(split_at_field(self.text, _WORD)[0], fields)
 
     def render_rest(self, fields: Mapping[str, str]) -> tuple[str, ...]:
-        """Return a tuple with the text after the label word, or () if the task has a question.
+        """Return the text after the label word as a tuple of one, or () if the task has a question.
 
         Raises:
-            TaskError: if a field of this part is missing.
+            TaskError: if a field that this text names is missing.
         """
         if not self.word_is_inside:
             return ()
         return (self._fill(split_at_field(self.text, _WORD)[1], fields),)
 
     def label_index(self, value: object) -> int:
-        """Return the index of the word for a label value.
+        """Return the index of the label word for a label value from the data.
 
-        Values are compared as text. With the metric ``pearson`` the nearest number counts.
+        Values are compared as text. With the metric ``pearson`` the label with the nearest number
+        is chosen.
 
         Raises:
-            TaskError: if no word has this value, or the value is not a number in their range.
+            TaskError: if no word has this value; with ``pearson``, if the value is not a number
+                between the lowest and the highest label.
         """
         find = find_nearest_label if self.metric == "pearson" else find_label
         return find(self.name, self.labels, value)
@@ -224,7 +228,10 @@ class ChoiceTask(AnsweredTask):
     """
     kind: Literal["choice"]
     gap: str = Field("", validate_default=True)
-    """Text inside a row's field that marks the candidate's position, in place of {candidate}."""
+    """Text inside a row's field, such as ``@placeholder``, that marks the candidate's position.
+
+    It replaces {candidate} in `text`.
+    """
     labels: LabelValues = Field((), validate_default=True)
     """Label value of each template, by default 0, 1, …; empty if a field holds the candidates."""
     metric: Literal["accuracy"] = "accuracy"
@@ -235,7 +242,7 @@ class ChoiceTask(AnsweredTask):
         if isinstance(candidates, str):
             if [literal for literal, _ in parse_template(candidates)] != [""]:
                 raise ValueError(
-                    'as one text must be a field in braces with a list, such as "{entities}"'
+                    'must be a list, or the field of a row\'s list in braces, such as "{entities}"'
                 )
         elif len(candidates) < 2:
             raise ValueError("needs at least two candidates")
@@ -287,14 +294,14 @@ class ChoiceTask(AnsweredTask):
 
     @property
     def list_names(self) -> tuple[str, ...]:
-        """The names of the field with a row's candidates, or () if candidates have templates."""
+        """The alternative names of the field with a row's candidates; () if there are templates."""
         if isinstance(self.candidates, tuple):
             return ()
         (names,) = template_fields(self.candidates).values()
         return names
 
     def label_index(self, value: object) -> int:
-        """Return the index of the candidate's template for a label value.
+        """Return the index of the candidate for which a label value stands.
 
         Raises:
             TaskError: if no candidate has this value.
@@ -302,7 +309,7 @@ class ChoiceTask(AnsweredTask):
         return find_label(self.name, self.labels, value)
 
     def candidate_texts(self, fields: Mapping[str, str]) -> list[str]:
-        """Return the candidates of a row from the task's templates.
+        """Fill the task's candidate templates from a row, and return the candidates.
 
         Raises:
             TaskError: if a field of a template is missing.
@@ -349,7 +356,7 @@ class GenerationTask(BaseTask):
     @field_validator("text")
     @classmethod
     def _text_reads_a_field(cls, template: str) -> str:
-        if template.strip() != "{answer}":  # "{answer}" alone is a plain text
+        if template.strip() != "{answer}":  # a plain text reads no field
             super()._text_reads_a_field(template)
         return template.strip() if template.strip() == "{answer}" else template
 
@@ -371,7 +378,7 @@ class GenerationTask(BaseTask):
 
     @property
     def stop(self) -> str:
-        """Text that ends an answer. If it is empty, only the end-of-text token ends an answer."""
+        """Text that ends a decoded answer; if empty, only the end-of-text token ends it."""
         return self._fill(split_at_field(self.text, self.answer_field)[1], {})
 
     def render(self, fields: Mapping[str, str]) -> str:

@@ -38,7 +38,7 @@ class Confusion:
         return cls(cells.astype(np.int64).reshape(classes, classes))
 
     def __add__(self, other: "Confusion") -> "Confusion":
-        """Return the counts of two sets of examples of one task."""
+        """Add the counts of two sets of examples of the same task."""
         if self.counts.shape != other.counts.shape:
             raise ValueError("confusions of different numbers of labels cannot be added")
         return Confusion(self.counts + other.counts)
@@ -120,7 +120,7 @@ def cross_entropy(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDA
 def exact_cross_entropy(
     scores: NDArray[np.float64], labels: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the `cross_entropy` of float64 scores."""
+    """Return the same losses as `cross_entropy`, computed in float64 from float64 scores."""
     with np.errstate(invalid="ignore"):
         shifted = scores - scores.max(axis=2, keepdims=True)
     right = shifted[:, np.arange(len(labels)), labels]
@@ -132,7 +132,7 @@ def exact_cross_entropy(
 def auc(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
     """Return the area under the ROC curve (AUC) of two labels' scores.
 
-    The AUC is the share of ordered pairs among all pairs (see `ordered_pairs`); ties count half. A
+    The AUC is the share of ordered pairs among all pairs (see `ordered_pairs`). Ties count half. A
     label bias does not change the AUC.
 
     Args:
@@ -149,9 +149,8 @@ def auc(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
 def ordered_pairs(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> int:
     """Return twice the number of ordered pairs plus the number of tied pairs.
 
-    This is twice Mann and Whitney's U. A pair has one example of each of two labels. The pair is
-    ordered if the second label's score minus the first's is higher for the example of the second
-    label.
+    This is twice Mann and Whitney's U. A pair has one example of label 0 and one of label 1. It is
+    ordered if the score of label 1 minus the score of label 0 is higher for the example of label 1.
 
     Args:
         scores: float32 [n, 2].

@@ -12,7 +12,7 @@ from samara.shared.errors import TaskError
 
 
 def value_text(value: object) -> str:
-    """Return a label value as text, the same for all notations of the value.
+    """Return a label value as canonical text: equal values in different notations give one text.
 
     Surrounding blanks are ignored. ``True`` equals ``true``, and 1, 1.0 and ``1.0`` are equal.
 
@@ -111,7 +111,7 @@ def check_label_values(labels: LabelValues, count: int | None, answers: str) -> 
     Args:
         labels: values for each answer.
         count: number of answers, or None if unknown.
-        answers: name of the answers in messages.
+        answers: word for the answers in messages, such as "words".
 
     Raises:
         ValueError: if values are wrong. The message names all mistakes.

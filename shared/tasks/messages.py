@@ -1,17 +1,17 @@
 """Generated messages from writers who share a common rule and differ in taste.
 
 A message names a time of day, company, a place, a topic and one or two cues ("the soup was tasty").
-Its label says whether the writer loved (1) or hated (0) the event. The common rule is that cues
-have the same weights for all writers of a community. The weights of topics differ between writers.
-A writer loves one topic, hates one, loves one only in company or only in the evening, and is
-indifferent to two. The sign of the sum of weights decides the label, and a small share of the
-labels is flipped.
+Its label says whether the writer loved (1) or hated (0) the event. Every cue and topic has a
+weight. The sign of the sum of a message's weights decides the label, and a small share of the
+labels is flipped. The weights of cues are the same for all writers of a community: the common rule.
+The weights of topics are a writer's taste. A writer loves one topic, hates one, loves one only in
+company or only in the evening, and is indifferent to two.
 
 A community differs from the public in some aspects, which are drawn from its seed. For example, a
-community may prefer dark to bright. The text for pretraining a base model is written by the public:
-named readers, who differ in preferences and tastes, judge each other's messages. From this text, a
-base model learns every category, and that people differ. The base model expects a community to be
-like the public. Only federated training can teach it the differences.
+community may prefer dark to bright. A base model is pretrained on text by the public: named
+readers, who differ in preferences and tastes, judge messages. From this text, the base model learns
+all categories of words, and that people differ. It then expects a community to be like the public.
+Only federated training can teach it the differences.
 
 Every text belongs to exactly one split, regardless of its writer. The last third of the words of
 every category appears only in test messages. The text for pretraining uses all words.
@@ -29,7 +29,7 @@ import numpy as np
 from samara.shared.errors import DataError
 
 EMBEDDED_DATA = "messages"
-"""Value of ``data.path`` for generated messages, and name of the task that reads them."""
+"""Value of ``data.path`` for generated messages; the task that reads them has the same name."""
 SplitName = Literal["train", "validation", "test"]
 _Item = TypeVar("_Item")
 
@@ -39,13 +39,13 @@ LABEL_WORDS: Final = ("hated", "loved")
 
 LABEL_NOISE: Final = 0.04
 MILD, STRONG = 1.5, 2.5
-"""Mild and strong weights of a topic. A cue has the weight 1, so two cues outweigh a mild taste."""
+"""Weights of a topic for a mild and a strong taste. A cue has the weight 1."""
 TURNED_ASPECTS: Final = 4
 """Number of aspects in which a community differs from the public."""
 READERS: Final = 256
 """Number of named readers."""
 READER_TURNS: Final = 0.4
-"""Probability that a reader differs from the public in a debated aspect."""
+"""Probability that a reader differs from the public in an aspect about which readers disagree."""
 VERDICTS: Final = 8
 """Number of readers who judge a message."""
 
@@ -109,7 +109,7 @@ _TOPIC_PHRASES: Final = ("plenty of {}", "more {}", "{} again", "a day of {}")
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     category: tuple(words.split()) for category, words in (_TOPICS | _CUES | _SETTINGS).items()
 }
-"""Words of every category. The words that only test messages use come last."""
+"""Words of every category. The last third of the words occurs only in test messages."""
 
 _TRAINING_WORDS: Final = {
     category: words[: len(words) * 2 // 3] for category, words in WORDS.items()
@@ -119,7 +119,7 @@ _CATEGORY: Final = {word: category for category, words in WORDS.items() for word
 HELD_OUT_WORDS: Final = frozenset(_CATEGORY).difference(*_TRAINING_WORDS.values())
 TOPICS: Final = tuple(_TOPICS)
 ASPECTS: Final = tuple(_CUE_NOUNS)
-"""Pairs of opposite cue categories, the public's preference first."""
+"""Pairs of opposite cue categories. The public prefers the first of each pair."""
 PUBLIC_PREFERENCES: Final = tuple(preferred for preferred, _ in ASPECTS)
 _DEBATED_ASPECTS: Final = ASPECTS[4:]
 _OPPOSITE: Final = {one: other for pair in ASPECTS for one, other in (pair, pair[::-1])}
@@ -146,7 +146,7 @@ class Writer:
     strength: float
 
     def valence(self, text: str) -> int:
-        """Return the sum of the weights of a text's cues, without the topic's weight."""
+        """Return the sum of the weights of a text's cue words, without the weight of its topic."""
         present = _categories(text)
         return sum((cue in present) - (_OPPOSITE[cue] in present) for cue in self.prefers)
 
@@ -159,7 +159,7 @@ class Writer:
 
 
 class Ceilings(NamedTuple):
-    """Highest accuracies that a model can be expected to reach, as means over writers."""
+    """Highest expected accuracies of a model, as means over writers."""
 
     common_rule: float
     """Accuracy of a majority vote of all writers' rules, the best rule common to all writers."""
@@ -172,7 +172,7 @@ class Draws:
 
     def __init__(self, *key: str | int) -> None:
         digest = hashlib.sha256(repr(key).encode()).digest()
-        # Only Philox's raw words are stable; the methods of Generator may change.
+        # NumPy keeps only Philox's raw words stable; Generator's methods may change.
         self._bits = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
     def below(self, limit: int) -> int:
@@ -196,7 +196,7 @@ class Draws:
 def writers(count: int, seed: int) -> list[Writer]:
     """Return `count` writers of one community, with equal preferences and different tastes.
 
-    There are four kinds of taste. Four consecutive writers have all four kinds.
+    There are four kinds of taste, and any four consecutive writers have all four.
     """
     prefers = _preferences(Draws("community", seed), TURNED_ASPECTS)
     return [
@@ -250,7 +250,7 @@ def split_of(text: str) -> SplitName:
 
 
 def ceilings(people: Sequence[Writer], rows: Sequence[Message]) -> Ceilings:
-    """Return the accuracies on `rows` of the best common rule, and of the writers' own rules.
+    """Return the accuracies of the best common rule and of the writers' rules on messages.
 
     Raises:
         DataError: if there are no rows, or a row's writer is not among `people`.

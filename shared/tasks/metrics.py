@@ -1,4 +1,4 @@
-"""Metrics of predictions: confusion counts of labels, and agreement of decoded answers."""
+"""Metrics of predicted labels, from confusion counts, and of decoded answers, from their texts."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from samara.shared.tasks.label_scores import Confusion
 def label_metric(task: ClassificationTask | ChoiceTask, confusion: Confusion) -> float:
     """Compute a task's metric from confusion counts; NaN if there are no examples.
 
-    The F1 of a label that is never true and never predicted is 0.
+    The metric f1 is 0 if its label is never true and never predicted.
     """
     if task.metric == "accuracy" or not confusion.examples:
         return confusion.accuracy
@@ -36,12 +36,12 @@ def normalize_answer(answer: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if an answer equals an accepted answer after normalization, otherwise 0."""
+    """Return 1 if a predicted answer equals an accepted answer after normalization, otherwise 0."""
     return float(normalize_answer(prediction) in map(normalize_answer, answers))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the best word F1 between an answer and an accepted answer, both normalized.
+    """Return the highest word F1 of a predicted answer with any accepted answer, all normalized.
 
     F1 is 1 if neither answer has words, and 0 if only one of the two has words.
     """

@@ -5,12 +5,12 @@ from samara.shared.tasks.kinds import ClassificationTask, Task
 
 
 def label_value(task: Task, name: str) -> str:
-    """Return a label's value in rows, given this value or the label's word.
+    """Return the value that stands for a label in rows.
 
     Args:
         task: task of the label.
-        name: a value of the label, or its word in any case; for tasks without common labels, the
-            right answer itself.
+        name: a value of the label, or its label word in upper or lower case. A task without common
+            labels expects the right answer, which is returned unchanged.
 
     Raises:
         TaskError: if the task has no such label.

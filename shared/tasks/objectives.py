@@ -1,4 +1,4 @@
-"""Objectives: functions that reduce the scores or answers of a perturbation to its loss.
+"""Objectives: functions that compute a perturbation's loss from its scores or decoded answers.
 
 A zeroth-order step needs no derivative of the loss. So a model can be trained on a metric directly
 (MeZO, section 3.3), with minus the metric as the loss.
@@ -26,8 +26,8 @@ ObjectiveName = Literal["cross-entropy", "profiled-cross-entropy", "likelihood",
 Objective = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
 """Function from scores float32 [P, rows, width] and labels int64 [rows] to losses float64 [P].
 
-An objective must not depend on a constant that is added to all scores of a row. The exception is
-`negative_log_likelihood`.
+A constant added to all scores of a row must not change an objective. `negative_log_likelihood` is
+the exception.
 """
 
 
@@ -53,10 +53,10 @@ def negative_log_likelihood(
 
 
 def minus_label_metric(task: Task) -> Objective:
-    """Return the objective −metric of a task. The highest score of a row decides its prediction.
+    """Return the objective −metric of a task, where a row's highest score is its prediction.
 
-    The metric is accuracy or F1. Perturbations with equal predictions have equal losses. The loss
-    is NaN if the score of a true label is not finite, or any score is NaN.
+    Perturbations with equal predictions have equal losses. The loss is NaN if the score of a true
+    label is not finite, or any score is NaN.
 
     Raises:
         TaskError: if the task is a generation, whose metric needs decoded answers.
@@ -101,8 +101,8 @@ def training_objective(name: str, task: Task) -> Objective:
 
     Args:
         name: one of `OBJECTIVES`, or a registered objective. For generation, the cross-entropy is
-            over the vocabulary, summed over an answer's tokens if the scores are sums, otherwise
-            averaged.
+            over the vocabulary. It is the sum over an answer's tokens if the scores are sums, and
+            otherwise the mean.
         task: task of the run.
 
     Raises:
@@ -135,7 +135,7 @@ def _profiled(task: Task) -> Objective:
 
 
 def decodes_answers(name: str, task: Task) -> bool:
-    """Return whether an objective needs decoded answers, as the metric of a generation does.
+    """Return whether an objective needs decoded answers: the metric of a generation task.
 
     Raises:
         TaskError: if the task has plain texts, which are not answers.

@@ -11,7 +11,7 @@ from samara.shared.extensions import extension, is_extension
 from samara.shared.tasks.rows import Example
 
 _ATTEMPTS = 11
-"""Largest number of attempts at a Dirichlet division with enough examples for every client."""
+"""Largest number of draws of a Dirichlet division until every client has enough examples."""
 
 
 def partition(
@@ -21,11 +21,11 @@ def partition(
     alpha: float,
     seed: int,
 ) -> list[list[Example]]:
-    """Divide the examples of all splits among clients, so that a client's splits are similar.
+    """Divide the examples of all splits among clients.
 
     ``iid`` gives every client an equal random share. ``dirichlet`` draws the clients' shares of a
     label from a symmetric Dirichlet distribution: the smaller alpha, the fewer labels make up most
-    of a client's examples. A client's training, validation and test examples have the same skew.
+    of a client's examples. The skew is the same in a client's training, validation and test split.
     ``user`` makes each user a client, in the order of the users' names. If there are more users
     than clients, the users with the most training examples are kept. ``auto`` is ``user`` if an
     example has a user, otherwise ``iid``. Any other name is a registered function
@@ -91,10 +91,10 @@ def _by_user(examples: Sequence[Example], clients: int) -> list[list[Example]]:
 def _by_extension(
     examples: Sequence[Example], how: str, clients: int, alpha: float, seed: int
 ) -> list[list[Example]]:
-    """Divide examples by a registered function.
+    """Divide examples by a registered function, which returns a client or −1 for each example.
 
     Raises:
-        DataError: if the function does not return a client, or −1 for none, for every example.
+        DataError: if the result is not an integer from −1 to clients − 1 for every example.
     """
     numbers = np.asarray(extension("partition", how)(examples, clients, alpha, seed))
     sound = numbers.shape == (len(examples),) and numbers.dtype.kind in "iu"
@@ -179,7 +179,7 @@ def _dirichlet_shares(
 
 
 def _interleave(strata: Sequence[Hashable], seed: int) -> list[int]:
-    """Shuffle indices so that every consecutive part has the same proportions of the strata."""
+    """Shuffle indices so that the strata have equal proportions in every consecutive part."""
     generator = np.random.default_rng(seed)
     members: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index in generator.permutation(len(strata)).tolist():

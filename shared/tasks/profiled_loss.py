@@ -17,8 +17,10 @@ from samara.shared.tasks.label_scores import exact_cross_entropy
 PROFILED = "profiled-cross-entropy"
 """Name of the objective."""
 SHIFT_STEPS = 16
-"""Number of Newton steps for a shift. It is fixed, so that a perturbation's loss does not depend on
-other perturbations."""
+"""Fixed number of Newton steps for a shift.
+
+A stopping rule would make a perturbation's loss depend on the other perturbations.
+"""
 
 
 def profiled_cross_entropy(
@@ -46,7 +48,7 @@ def shift_penalty(shift: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
 
 
 def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the best shift b of each perturbation. The numbers of a shift sum to 0.
+    """Return the best shift b of each perturbation. A shift's numbers sum to 0.
 
     The function takes Newton steps δ from b = 0, multiplied by log(1 + ρ)/ρ, where ρ is the largest
     element of δ minus the smallest. Along δ a softmax's third derivative is at most ρ times its
@@ -85,14 +87,14 @@ def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDAr
 def shifts_of_rows(
     scores: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the best shift of each client, repeated for each of its rows, and the shift's penalty.
+    """Return each client's best shift, repeated for each of its rows, and the shift's penalty.
 
     Args:
-        scores: float32 [C·n, labels], client by client.
+        scores: scores of C clients with n rows each, float32 [C·n, labels], client by client.
         labels: int64 [C, n].
 
     Returns:
-        float64 [C·n, labels], and float64 [C].
+        The shifts, float64 [C·n, labels], and the penalties, float64 [C].
     """
     clients, rows = labels.shape
     by_client = scores.reshape(clients, 1, rows, -1)

@@ -29,7 +29,7 @@ _TABLES = (".csv", ".tsv")
 _PACKED = ".gz"
 _PLAIN_SUFFIXES = (".jsonl", ".json", *_TABLES)
 SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + _PACKED for suffix in _PLAIN_SUFFIXES))
-"""Suffixes of the names of files with rows."""
+"""File name suffixes of files with rows."""
 SUFFIXES_SHOWN = f"{', '.join(_PLAIN_SUFFIXES)}, or one of these and {_PACKED}"
 LATEST_TIME = 2.0**40
 """Latest plausible time of a row, in seconds since 1970. A later time is a mistake."""
@@ -72,13 +72,14 @@ def read_row_file(
         owner: user of all rows; empty if rows name their user.
         growing: whether lines may be appended during the call. The file may then be empty. Text
             after the last newline is read if it is a complete row, and otherwise ignored. Rows get
-            a time: their field ``time`` (seconds since 1970), or the file's modification time.
+            a time: the value of their field ``time`` (seconds since 1970), or the file's
+            modification time.
         dated: whether every row must state its time, as seconds since 1970 or as a date.
 
     Raises:
-        DataError: if the file has another suffix or is not a valid gzip file, or if `growing` is
-            set and the file is not a plain file of JSON lines. (Half a CSV row can look like a
-            whole row.)
+        DataError: if the file has another suffix or is not a valid gzip file. Also if `growing` is
+            set and the file is not a plain file of JSON lines, because half a CSV row can look like
+            a whole row.
         OSError: if the file cannot be read.
     """
 
@@ -115,13 +116,13 @@ def read_records(
     describe_header: Callable[[list[str]], str] = lambda names: "",
     growing: bool = False,
 ) -> Records:
-    """Yield the unprocessed records of a file, with their line numbers.
+    """Yield the records of a file before any check by a task, with their line numbers.
 
     Args:
         path: the file.
         report: function that is called for each line that is not a record.
-        describe_header: function that describes mistakes in a CSV file's column names; its result
-            is empty without mistakes.
+        describe_header: function that describes mistakes in a CSV file's column names, or returns
+            an empty text.
         growing: as for `read_row_file`.
 
     Raises:
@@ -143,7 +144,7 @@ def read_records(
                 separator = "\t" if suffix.startswith(".tsv") else ""
                 yield from _csv_records(text, report, describe_header, separator)
             else:
-                # JSON strings may contain line separators other than the newline.
+                # Lines end at newlines only: JSON strings may contain other line separators.
                 text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="\n")
                 yield from _json_records(text, report, growing)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -221,10 +222,10 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _whole_lines(content: bytes) -> bytes:
-    """Return the text without an incomplete last line.
+    """Return the bytes without an incomplete last line.
 
-    A complete JSON object cannot be the beginning of a longer object, so no newline is needed after
-    the object.
+    A last line without a newline is kept if it is a complete JSON object, because such an object
+    cannot be the beginning of a longer one.
     """
     end = content.rfind(b"\n") + 1
     try:
@@ -279,7 +280,7 @@ def _values_of_lines(
 
 
 def _separator_of(header: str) -> str:
-    """Return the separator in a CSV header outside quoted text, or a comma without a separator."""
+    """Return the separator of cells in a CSV header; a comma if there is none outside quotes."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(_SEPARATORS, key=bare.count)
 
@@ -314,7 +315,7 @@ def _csv_records(
             )
             return
         if "\ufffd" in "".join(header):
-            return  # already reported as not UTF-8
+            return  # an earlier check has reported the line as not UTF-8
         if wrong := describe_header(header):
             report(1, wrong)
             return

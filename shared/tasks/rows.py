@@ -45,19 +45,19 @@ class Example:
 
 
 def data_fingerprint(examples: Iterable[Example]) -> str:
-    """Return four hexadecimal digits that change with any example, and with the examples' order.
+    """Return four hexadecimal digits that depend on all examples and on their order.
 
-    Two bytes per client suffice to distinguish the data sets of runs, but not to recognise a text.
+    Two bytes per client suffice to tell the data sets of runs apart, but not to recognize a text.
     """
     content = [[e.text, e.label, e.answers] for e in examples]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:4]
 
 
 def hash_examples(examples: Iterable[Example]) -> str:
-    """Return 32 hexadecimal digits that change with any example, but not with the examples' order.
+    """Return 32 hexadecimal digits that depend on all examples, but not on their order.
 
-    The hash must stay on this machine, because anyone who guesses a person's few examples could
-    check the guess against it.
+    The hash must stay on this machine. A person has few examples, and the hash would confirm a
+    correct guess of them.
     """
     content = sorted(json.dumps([e.text, e.label, e.answers]) for e in examples)
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
@@ -75,7 +75,7 @@ class Row(NamedTuple):
     """An example with the field values of its row.
 
     Attributes:
-        example: example whose split is still empty.
+        example: the example; its split is empty until the row is assigned to one.
         content: values of the row's own fields.
         time: time when the row was written, in seconds since 1970; 0 if the time was not requested.
     """
@@ -85,9 +85,9 @@ class Row(NamedTuple):
     time: float = 0.0
 
     def random_key(self, purpose: str, seed: int) -> tuple[bytes, int]:
-        """Return a key that sorts rows into a random order, the same on every machine.
+        """Return a sort key for a random order of rows that is the same on every machine.
 
-        Rows with equal content become neighbours in the order, and so are rarely in different
+        Rows with equal content are neighbours in this order, so they are rarely in different
         splits.
         """
         content = json.dumps([purpose, seed, self.example.user, *self.content])
@@ -95,7 +95,7 @@ class Row(NamedTuple):
 
 
 def required_fields(task: Task) -> list[tuple[str, ...]]:
-    """Return the required fields of a row, each with its alternative names."""
+    """Return the alternative names of each required field of a row."""
     listed = [task.list_names] if isinstance(task, ChoiceTask) and task.list_names else []
     names = [*task.source_fields.values(), *listed, task.label_names]
     return list(dict.fromkeys(names))
@@ -124,7 +124,7 @@ def is_unlabelled(record: Mapping[str, object], task: Task) -> bool:
 
 
 def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
-    """Read the examples of a row: one, or one for each object in the field `each`.
+    """Read the examples of a row: a single one, or one for each object in the task's field `each`.
 
     Raises:
         DataError: if the row is wrong. The message names all mistakes of the row.
@@ -144,7 +144,7 @@ def read_rows(record: Mapping[str, object], task: Task) -> list[Row]:
 
 
 def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tuple[str, ...]]:
-    """Read a row without an answer, as an example with a meaningless label.
+    """Read a row without an answer as an example. Its label has no meaning.
 
     Args:
         record: fields of the row that the task reads.
@@ -172,7 +172,7 @@ def read_question(record: Mapping[str, object], task: Task) -> tuple[Example, tu
 
 
 def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
-    """Read a row without an answer, as a generation example without accepted answers.
+    """Read a prompt without an answer as an example of a generation task.
 
     Args:
         record: fields of the row that the task reads.
@@ -191,7 +191,7 @@ def read_prompt(record: Mapping[str, object], task: GenerationTask) -> Example:
 def _split_record(
     record: Mapping[str, object], task: Task
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the fields of every example in a record, with a prefix for messages about them."""
+    """Yield each example's prefix for messages, such as ``questions 2: ``, and its fields."""
     items = _field_value(record, (task.each,)) if task.each else _ABSENT
     if items is _ABSENT:
         yield "", record
@@ -203,7 +203,7 @@ def _split_record(
 
 
 class _ExampleReader:
-    """Reads one example, collecting mistakes instead of raising the first.
+    """A reader of one example that collects all mistakes instead of raising the first.
 
     Attributes:
         mistakes: mistakes found so far.
@@ -214,7 +214,7 @@ class _ExampleReader:
         self.mistakes: list[str] = []
 
     def read(self, record: Mapping[str, object]) -> Row | None:
-        """Return the example with its row's values, or None if there are mistakes."""
+        """Return the example as a row, or None if there are mistakes."""
         task = self._task
         if isinstance(task, GenerationTask) and task.chat:
             return self._read_chat(task)
@@ -288,7 +288,7 @@ class _ExampleReader:
             return 0
 
     def _find_label(self, candidates: Sequence[str]) -> tuple[int, list[str]]:
-        """Return the first right candidate's index, and all candidates but the other right ones."""
+        """Return the first right candidate's index, and the candidates without other right ones."""
         right = self._texts(self._task.label_names)
         indices = [index for index, candidate in enumerate(candidates) if candidate in right]
         if not indices:
@@ -358,10 +358,10 @@ def _text_names(task: Task, values: Mapping[str, str], own: Sequence[str]) -> li
 
 
 def _field_value(record: Mapping[str, object], names: Sequence[str]) -> object:
-    """Return a row's value for the first name that the row has, or `_ABSENT`.
+    """Return a row's value under the first of a field's names that it has, or `_ABSENT`.
 
-    A dot in a name leads into an object or a list of objects. An object itself is not a value: if a
-    name leads to an object, the next name is tried.
+    A dot in a name leads into an object or a list of objects. A name that leads to an object
+    instead of a value is skipped.
     """
     result: object = _ABSENT
     for name in names:

@@ -1,4 +1,4 @@
-"""Samples of a few examples from each split."""
+"""Random samples of a few examples from each split."""
 
 import hashlib
 from collections import Counter
@@ -13,7 +13,7 @@ from samara.shared.tasks.sources import SPLITS
 LOW_DATA: Final[Mapping[str, int]] = MappingProxyType(
     {"train": 1_000, "validation": 500, "test": 1_000}
 )
-"""Numbers of examples in MeZO (appendix E.1) and P-RGE (appendix A.3)."""
+"""Number of sampled examples of each split in MeZO (appendix E.1) and P-RGE (appendix A.3)."""
 
 
 def sample_splits(
@@ -110,7 +110,7 @@ def _draw(examples: Sequence[Example], split: str, count: int, seed: int) -> lis
 
 
 def _drawn_order(examples: Sequence[Example], split: str, seed: int) -> list[int]:
-    """Return the indices of all examples of a split, in drawing order."""
+    """Return the indices of all examples of a split, in the random order of drawing."""
     indices = [index for index, example in enumerate(examples) if example.split == split]
     order = sorted(range(len(indices)), key=lambda rank: _sort_key(split, seed, rank))
     return [indices[rank] for rank in order]

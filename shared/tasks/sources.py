@@ -1,4 +1,4 @@
-"""Sources of rows: the files of a folder by split, and data sets of the hub."""
+"""Finding of a source's rows: the files of a folder by split, or a data set of the hub."""
 
 import logging
 import re
@@ -21,10 +21,10 @@ class DataFiles:
     """The files that hold the rows of a source.
 
     Attributes:
-        form: ``file``, one file; ``splits``, a file for each split; ``users``, a file for each
-            user, named after the user; ``people``, a folder of files for each user, named after the
-            user; ``labels``, a folder of texts for each label; or ``repository``, a data set of
-            Parquet files in the hub's structure.
+        form: ``file`` is a single file. ``splits`` has a file for each split. ``users`` has a file
+            for each user, named after the user. ``people`` has a folder of files for each user,
+            named after the user. ``labels`` has a folder of texts for each label. ``repository`` is
+            a data set of Parquet files in the hub's structure.
         splits: files or folders of each split, including ``train``; for a repository, the whole
             folder.
     """
@@ -89,7 +89,7 @@ def _row_files(folder: Path) -> dict[str, Path]:
 
 
 def _find_folders(path: Path, growing: bool) -> DataFiles:
-    """Return the data files in the subfolders of a folder without row files.
+    """Return the data files of a folder that has them in subfolders.
 
     Raises:
         DataError: if the folder holds no file that can be read.
@@ -186,7 +186,7 @@ def load_hub_splits(name: str) -> dict[str, tuple[str, Any]]:
     is_local = Path(name).exists()
     repository, _, configuration = (name, "", "") if is_local else name.partition(":")
     files = name if Path(name).is_file() else None
-    # Retries take half a minute. Earlier downloads are found without a connection.
+    # Offline, a data set comes from the cache at once, and not after half a minute of retries.
     datasets.config.HF_HUB_OFFLINE = (
         datasets.config.HF_HUB_OFFLINE or is_local or not _hub_answers()
     )
@@ -231,7 +231,7 @@ def _without_bars(datasets: Any) -> Iterator[None]:
 
 
 def _hub_answers() -> bool:
-    """Return whether the Hugging Face hub can be reached, through a proxy if there is one."""
+    """Return whether the Hugging Face hub can be reached, directly or through a proxy."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 

@@ -1,14 +1,14 @@
-"""Generated messages in writers' styles. An exact check tells whether an answer has a style.
+"""Generated messages in the styles of their writers, and an exact check of an answer's style.
 
-A prompt is the beginning of a message, with a place, a time and company. Every writer continues
-with a word for the last thing in the prompt, a topic and a name, each in one of two ways:
+A prompt is the beginning of a message, with a place, a time and company. The answer continues it in
+three parts. A writer's style decides between two forms of each part:
 
-- word choice: everyday or choice words, "the room was clean" or "the room was immaculate";
+- word choice: an everyday or a rare word, "the room was clean" or "the room was immaculate";
 - ending: "more jazz" or "jazz again", with any topic;
-- form of address: the reader whom the message addresses.
+- form of address: the name of the reader whom the message addresses.
 
-Except for the topic, prompt and style determine the answer. So every part of an answer is right or
-wrong. Eight consecutive writers have all eight styles. So a model that does not know the writer has
+Prompt and style determine all of the answer except the topic, so every part is right or wrong. Any
+eight consecutive writers have all eight styles. A model that does not know the writer therefore has
 at most half of all parts right, and at most an eighth of all answers completely right.
 """
 
@@ -30,7 +30,7 @@ STYLE_PARTS: Final = ("word choice", "ending", "form of address")
 
 
 class Style(NamedTuple):
-    """A writer's choices: 0 or 1 for each part."""
+    """A writer's style: which of the two forms, 0 or 1, each part of an answer has."""
 
     word_choice: int
     ending: int
@@ -38,7 +38,7 @@ class Style(NamedTuple):
 
 
 class StyledMessage(TypedDict):
-    """A message as a row of a data file."""
+    """A generated message in the form of a data file's row."""
 
     prompt: str
     response: str
@@ -91,9 +91,10 @@ def parts_in_style(writer: int, prompt: str, answer: str) -> tuple[bool, bool, b
 
 
 def style_ceilings(writers: int) -> tuple[float, float]:
-    """Return the largest shares of right styles, without and with knowledge of the writer.
+    """Return the largest possible shares of answers in the right style.
 
-    Without this knowledge, the best model always writes in the most common style.
+    The first is for a model that does not know the writer and always writes in the most common
+    style. The second is for a model that knows the writer.
     """
     commonest = Counter(map(style_of, range(writers))).most_common(1)[0][1]
     return commonest / writers, 1.0

@@ -6,7 +6,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 TemplatePieces = tuple[tuple[str, str | None], ...]
-"""A template as pieces: each a literal text and the field after it, or None at the end."""
+"""Pieces of a template: each has a literal text and the field after it, or None at the end."""
 
 
 @lru_cache

@@ -10,7 +10,7 @@ from samara.shared.tasks.rows import Row, read_rows
 
 TEXT_SUFFIXES = (".txt",)
 PLAIN_TEXT_SUFFIXES = (".txt", ".md")
-"""Suffixes of text files; only tasks of plain texts accept both."""
+"""File name suffixes of texts. Only tasks of plain texts accept both."""
 
 
 def read_text_folders(folder: Path, task: Task, problems: list[str]) -> list[Row]:
@@ -63,7 +63,7 @@ def _read_text(
         changed = path.stat().st_mtime
         text = path.read_text(encoding="utf-8-sig").strip()
         rows = read_rows({field: text, **rest}, task)
-    except FileNotFoundError:  # deleted since the folder was listed
+    except FileNotFoundError:  # the file was deleted after the folder was listed
         return []
     except UnicodeDecodeError:
         problems.append(f"{path}: is not UTF-8; save the file in UTF-8")

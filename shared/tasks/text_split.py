@@ -1,7 +1,7 @@
 """Splits that depend only on a text and a seed, and a count of texts that clients share.
 
-With other ways of splitting, users with texts in common may be tested on texts that other users
-train on. No client needs to know another client's rows, because all clients use the same hash.
+With other rules, a user may be tested on a text that another user trains on. Here all clients
+derive the split from the same hash of the text, so no client needs to know another client's rows.
 """
 
 import hashlib
@@ -15,8 +15,7 @@ from samara.shared.tasks.rows import Example
 SplitRule = Literal["random", "time", "text"]
 """The rules by which training rows are moved to missing splits."""
 CUT_PERCENT = {"test": 20, "validation": 10}
-"""Percentages of training rows that become the missing splits. With a hash, they are exact only on
-average."""
+"""Percentage of training rows that replaces a missing split. A hash reaches it only on average."""
 
 
 def normalized(text: str) -> str:
@@ -27,7 +26,7 @@ def normalized(text: str) -> str:
 def split_of_text(
     fields: Sequence[str], seed: int, missing: Collection[str] = tuple(CUT_PERCENT)
 ) -> str:
-    """Return the split for a row's text and a seed. The row's owner has no effect.
+    """Return the split of a row, which depends only on its text and a seed.
 
     Args:
         fields: values of the fields that the task's text reads, in order.
@@ -55,7 +54,7 @@ def split_by_hash(digest: bytes, missing: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """The number of clients' test examples, and of those with a text that another client trains on.
+    """Counts of test examples: all, and the ones whose text another client trains on.
 
     Attributes:
         test: number of test examples of all clients.
@@ -68,7 +67,7 @@ class SharedTexts:
 
     @classmethod
     def among(cls, shares: Sequence[Sequence[Example]]) -> "SharedTexts":
-        """Count clients' test examples whose text another client trains on.
+        """Count the clients' test examples, and the ones whose text another client trains on.
 
         Args:
             shares: examples of all splits, one sequence per client.
@@ -107,7 +106,7 @@ class SharedTexts:
 
 
 _SEVERAL = -1
-"""Value that stands for more than one client."""
+"""Value in place of a client's index for a text that several clients train on."""
 
 
 def _key(example: Example) -> bytes:

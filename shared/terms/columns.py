@@ -5,9 +5,9 @@ BASE_RATE, ZERO_SHOT, LABEL_BIAS = "base rate", "zero-shot", "label bias"
 IN_CONTEXT = "icl-personal"
 """Column of the base model with the client's own examples before each prompt."""
 LOCAL, INTERCEPT = "local-only", "intercept"
-"""Columns of a model that the client trained alone, and of the global model with the client's own
-label bias."""
+"""Column of a model that the client trained alone, and column of the global model with the
+client's private label bias."""
 GLOBAL, PERSONALIZED = "global", "personalized"
-"""Columns of the global model, and of the personal model that a method makes for each client."""
+"""Column of the global model, and column of the personal model that a method makes."""
 OWN_WORDS = "own words"
-"""Column of the personal model with the client's own words mixed in."""
+"""Column of the personal model with a mixture of the client's own words."""

@@ -44,7 +44,8 @@ def describe_terms(terms: RunTerms) -> list[str]:
     if terms.method == "readout":
         losses = terms.held_out_losses
         lines.append(
-            "after the last round the private intercept, one number fewer than labels, "
+            "after the last round each client sends its private intercept, one number fewer than "
+            "labels, "
             + (f"and {losses} held-out losses, " if losses else "")
             + "for the mean over all clients"
         )
@@ -58,12 +59,12 @@ def describe_terms(terms: RunTerms) -> list[str]:
 
 
 def _describe_evaluations(terms: RunTerms) -> list[str]:
-    """Describe the numbers that evaluations reveal, and the evaluations for restored servers."""
+    """Describe the numbers that evaluations reveal, and repetitions after a server's restore."""
     if not terms.evaluated_columns:
         return []
     times = "once" if MOST_RESTORES == 1 else f"{MOST_RESTORES} times"
     return [
-        "each loss in an evaluation has a table of counts beside it, by true and predicted "
-        f"label; evaluations of the global model are requested again at most {times}, after a "
-        "restore of the server's backup, and the numbers above include them"
+        "each loss in an evaluation comes with a table of counts by true and predicted label; "
+        f"after a restore of its backup the server may repeat, at most {times}, its evaluations "
+        "of the global model, and the numbers above include these"
     ]

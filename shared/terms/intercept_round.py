@@ -19,7 +19,7 @@ def intercept_instruction(
     labels: int,
     joint_clip: float = 0.0,
 ) -> TrainInstruction:
-    """Return the instruction of the round of intercepts.
+    """Return the instruction with which clients report their private intercepts.
 
     The round's projected gradients are the coordinates of a client's private intercept along the
     contrasts of the labels, −H·b·q/η, followed by zeros. Under differential privacy there are as

@@ -20,8 +20,8 @@ class PrivacyTerms:
 
     Attributes:
         mechanism: the noise, and the side that adds it.
-        clip: largest L2 norm of a client's projected gradients of a round; with an adaptive clip,
-            that of the first round.
+        clip: largest L2 norm of all projected gradients of a client's report; an adaptive clip
+            begins with this value.
         is_adaptive: whether the instructions of later rounds set their own clip.
         rounds: rounds of the federation.
         delta: δ of the whole run.
@@ -87,24 +87,24 @@ class PrivacyTerms:
 
     @property
     def epsilon(self) -> float:
-        """The ε of all rounds, for the output that the privacy mode protects."""
+        """The ε of all rounds together, from the cost of each round (`Mechanism.rho`)."""
         return epsilon_of(self.rounds * self.mechanism.rho, self.delta)
 
     @property
     def epsilon_for_the_server(self) -> float:
         """The ε of all rounds as seen by the server.
 
-        With masks and noise by clients, the server sees only noisy sums, and ε is that of the sums.
-        If the server sees numbers without noise, ε is infinite.
+        If clients mask their reports and add the noise, the server sees only noised sums, and the
+        result is the sums' ε. If the server sees numbers without noise, ε is infinite.
         """
         is_a_sum = self.is_masked and self.mechanism.mode == "distributed"
         return self.epsilon if is_a_sum else self.epsilon_of_reports
 
     @property
     def epsilon_of_reports(self) -> float:
-        """The ε of all of a client's reports, for a server that sees each report.
+        """The ε of all reports of a client against a server that sees each report.
 
-        It is infinite if reports hold no noise.
+        It is infinite if the client adds no noise.
         """
         rho = self.rounds * self.mechanism.rho_of_a_report
         return math.inf if math.isinf(rho) else epsilon_of(rho, self.delta)

@@ -45,7 +45,7 @@ from samara.shared.terms.values import (
 )
 
 LEAST_STEPS, LEAST_DIRECTIONS = 8, 64
-"""Least number of steps and of directions in the clustering instruction."""
+"""Least number of steps of the clustering instruction, and least number of its directions."""
 MOST_RESTORES = 1
 """Largest number of restores of a run from a backup after which a client repeats evaluations."""
 
@@ -76,7 +76,7 @@ def reporting_rounds(method: str, rounds: int, private_rounds: int) -> int:
 
 
 def fits_private_part(method: str) -> bool:
-    """Return whether a method fits a client's private part, and trains it in no private rounds."""
+    """Return whether a method makes the private part by a fit, and not in private rounds."""
     return method == "readout" or is_extension(method)
 
 
@@ -92,8 +92,8 @@ class RunTerms:
         when: occasions for private rounds (`personal.when`).
         retrains: whether private rounds discard earlier private rounds (`personal.retrain`).
         private_learning_rate: η of private rounds; None if it is estimated.
-        pull: share by which ``ditto`` reduces the private state after each private round.
-        part: private tensors of ``partial``.
+        pull: share of the private state that ``ditto`` removes after each private round.
+        part: trained tensors that are private to a client with the method ``partial``.
         steps: local steps of a round, K.
         queries: directions per step, q.
         batch: examples per step, B.
@@ -102,8 +102,8 @@ class RunTerms:
         objective: loss of the steps.
         learning_rate: η; None if it is estimated during the run or, with components, computed from
             the numbers of rounds, directions and trained numbers.
-        clip: limit of projected gradients; 0 for none, or for an estimated one with `learning_rate`
-            None.
+        clip: limit of projected gradients. 0 means no limit, or an estimated one if `learning_rate`
+            is None.
         seed_policy: whether clients share directions, use independent ones, or draw them from a
             pool.
         pool_size: seeds in the pool.
@@ -151,7 +151,7 @@ class RunTerms:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Read the terms from a run's settings by dotted key; no value may be left open.
+        """Read the terms from a run's settings by dotted key; automatic values must be resolved.
 
         Raises:
             ScenarioError: if a setting is missing, of another type or out of range.
@@ -204,7 +204,7 @@ class RunTerms:
 
     @property
     def is_profiled(self) -> bool:
-        """Return whether the steps train the profiled cross-entropy."""
+        """Return whether the steps minimize the profiled cross-entropy."""
         return self.objective == PROFILED
 
     @property
@@ -237,7 +237,7 @@ class RunTerms:
 
     @property
     def follows_data(self) -> bool:
-        """Return whether changed training examples cause private rounds."""
+        """Return whether a change of the training examples starts private rounds."""
         return self.when in ("on-data", "always")
 
     @property
@@ -246,7 +246,7 @@ class RunTerms:
         return self.private_rounds > 0 or fits_private_part(self.method)
 
     def federations(self, run_id: bytes) -> set[bytes]:
-        """Return the ids in a client's instructions: the run's, or the ids of its clusters."""
+        """Return the ids that instructions may have: the run's id, or its clusters' ids."""
         if not self.clusters:
             return {run_id}
         return {cluster_id(run_id, cluster) for cluster in range(self.clusters)}
@@ -374,7 +374,7 @@ class RunTerms:
     def intercept_round(self) -> int:
         """The number of the final round, which adds the common intercept; 0 without such a round.
 
-        It is after a round that returns to the best one, if there is one.
+        It follows the round that may return to the best round, if the run has such a round.
         """
         if self.method != "readout":
             return 0
@@ -408,7 +408,7 @@ class RunTerms:
         return number == 0 or is_end or is_validation
 
     def requested_columns(self, split: Split, personal: bool) -> tuple[str, ...]:
-        """Return the columns that an evaluation asks for; a client may lack some.
+        """Return the columns that an evaluation requests; a client may lack some of the models.
 
         Args:
             split: split that is evaluated on.
@@ -486,6 +486,6 @@ class RunTerms:
         """Return the number of rounds after which the global model is evaluated on a split."""
         last, gap = self.rounds_of_federation, self.validation_every
         due = (last - 1) // gap if split is Split.VALIDATION and gap and last else 0
-        # the final rounds, including the returns to the best round and the intercepts
+        # the rounds after the last training round: the return to the best round, the intercepts
         others = {0, last, last + 1, last + 2}
         return due + sum(self.is_evaluated(number, split) for number in others)

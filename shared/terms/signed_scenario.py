@@ -1,8 +1,12 @@
 """The signed scenario: a small file that states an operator's demands on clients.
 
-Its three lines are sorted JSON: the operator's public key and signature; the settings that are part
-of the run id, in exactly the bytes that the run id hashes; and the settings that name files. The
-signature covers the second and third line. docs/reference/wire.md describes the format.
+It has three lines of sorted JSON:
+
+1. the operator's public key and signature
+2. the settings that are part of the run id, in exactly the bytes that the run id hashes
+3. the settings that name files
+
+The signature covers the second and third line. docs/reference/wire.md describes the format.
 """
 
 import hashlib
@@ -31,7 +35,8 @@ class SignedScenario:
     Attributes:
         operator: public key of the operator, PEM.
         identity: settings that are part of the run id, sorted JSON.
-        files: values of the settings that name files: hashes, or words that name no file.
+        files: values of the settings that name files, by dotted key: hashes, or words such as
+            ``none`` that stand for no file.
         signature: signature of the operator, DER.
     """
 
@@ -161,7 +166,7 @@ def _sorted_json(values: Mapping[str, Any]) -> bytes:
 
 
 def _read_object(line: bytes) -> dict[str, Any]:
-    """Parse a line of sorted JSON, which must equal the encoding of its own values.
+    """Parse a line of sorted JSON. Its bytes must be the canonical encoding of its values.
 
     Raises:
         ScenarioError: if the line is anything else.

@@ -21,7 +21,7 @@ MOMENTS = r"^(end|every [1-9]\d{0,6} rounds?|on-data|always)$"
 
 @dataclass(frozen=True)
 class Term:
-    """The range of a setting.
+    """The default and the allowed values of a setting.
 
     Attributes:
         least: smallest allowed number.
@@ -103,7 +103,7 @@ def read_text(settings: Mapping[str, Any], key: str) -> str:
     """Return the value of a text setting.
 
     Raises:
-        ScenarioError: if it is missing, of another type, or unknown to this version.
+        ScenarioError: if it is missing, no text, or a word that this version does not know.
     """
     term = TERMS[key]
     value = settings.get(key, term.default)

@@ -43,7 +43,6 @@ RUN = (
     "docs/guides/own-model.md",
     "docs/guides/language.md",
     "docs/guides/comparing.md",
-    "docs/guides/private-rounds.md",
     "docs/guides/differential-privacy.md",
     "docs/guides/devices-of-your-own.md",
     "docs/guides/server.md",

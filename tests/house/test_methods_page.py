@@ -59,7 +59,7 @@ def test_the_page_counts_what_is_built() -> None:
         built = sum(not command.startswith(NOT_BUILT) for command in commands)
         rows_of = "rows of" if paper == "MeZO" else "of"
         counts.append(f"{built} of {len(commands)} {rows_of} {paper}")
-    assert f"Built are {', '.join(counts[:-1])} and {counts[-1]}." in parts[0][2]
+    assert f"Samara implements {', '.join(counts[:-1])} and {counts[-1]}." in parts[0][2]
 
 
 def test_no_test_of_a_row_is_one_that_ci_leaves_out() -> None:

@@ -1,4 +1,4 @@
-"""Connections of Samara's HTTP servers, which add limits and OpenAI's form of errors to uvicorn.
+"""HTTP connections with deadlines, a limit on their number, and errors in OpenAI's form.
 
 Unmodified uvicorn answers malformed HTTP with plain text, and waits for a request without a time
 limit. It also fails if the rest of a body is damaged after the request was answered.
@@ -13,8 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from samara.shared.network.http.guard import error_body
 
 REQUEST_SECONDS = 30.0
-"""Number of seconds after the connection or the last answer in which a request's headers must
-arrive."""
+"""Seconds within which a request's headers must arrive, after the connection or the last answer."""
 
 
 class Connection(H11Protocol):
@@ -49,7 +48,7 @@ class Connection(H11Protocol):
         self._await_request(answered)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection to WebSocket, which has its own deadlines."""
+        """Hand the connection to the WebSocket protocol, which sets other deadlines."""
         if self._deadline:
             self._deadline.cancel()
         super().handle_websocket_upgrade(event)
@@ -71,7 +70,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         if self.cycle:
-            self.cycle.disconnected = True  # the code that prepares the answer will then drop it
+            self.cycle.disconnected = True  # an answer that is still being prepared is then dropped
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             body = json.dumps(error_body(status, message)).encode()
             headers = {

@@ -1,8 +1,8 @@
 """The access guard of Samara's HTTP servers.
 
-On loopback any program of this machine has access, but no web page in a browser. The requests of a
-page whose host name was made to resolve to this machine have a foreign Host header. The requests of
-a page of another site have an Origin header.
+A server on loopback is open to every program of this machine, but to no web page in its browser.
+Two headers give web pages away. A page of another site sends an Origin header. A page that an
+attacker's DNS server has pointed to this machine (DNS rebinding) sends a foreign Host header.
 """
 
 import hmac
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from samara.shared.errors import BusyError, QuestionError, SamaraError, UnknownModelError
 
 OPEN_PATH = "/healthz"
-"""Default of the path that needs no token."""
+"""Default path that needs no token."""
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -79,7 +79,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """An ASGI application that wraps another application and refuses requests without access.
+    """An ASGI application that passes on permitted requests to another, and refuses all others.
 
     Attributes:
         app: the protected application.

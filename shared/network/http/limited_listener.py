@@ -1,9 +1,9 @@
 """A listening socket that limits connections from the moment they are accepted.
 
-The socket also counts connections whose TLS handshake never ends. uvicorn and applications do not
-see such connections. There is a limit for each network, and a limit for all connections. At a limit
-the oldest unauthenticated connection is closed. So peers that never authenticate cannot lock out
-peers that authenticate quickly.
+The socket also counts connections whose TLS handshake never ends, which uvicorn and applications do
+not see. There is a limit for each network, and a limit for all connections. At a limit the oldest
+unauthenticated connection is closed. So peers that never authenticate cannot lock out peers that
+authenticate quickly.
 """
 
 import errno
@@ -21,7 +21,7 @@ MAX_CONNECTIONS_OF_NETWORK = 2048
 """Largest number of connections of one network (/24 of IPv4, /48 of IPv6). Many clients can share a
 network."""
 HANDSHAKE_SECONDS = 10.0
-"""Largest number of seconds from the connection to the end of the TLS handshake."""
+"""Seconds within which a new connection must finish its TLS handshake."""
 READ_BYTES = 2**16
 """Size in bytes of a read from a TLS connection.
 
@@ -40,7 +40,7 @@ class LimitedConnection(socket.socket):
         listener: listener that counts the connection.
         address: address of the peer.
         network: network of the peer, under which the connection is counted.
-        is_served: whether a reader exists, which closes the connection when the reader ends.
+        is_served: whether a protocol reads the connection, and closes it when reading ends.
     """
 
     listener: "LimitedListener"
@@ -54,7 +54,7 @@ class LimitedConnection(socket.socket):
         self.listener.forget(self)
 
     def end(self) -> None:
-        """Shut the connection down, so that its reader closes it."""
+        """Shut the connection down. Its protocol then reads an end of file and closes it."""
         with suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.shutdown(socket.SHUT_RDWR)
@@ -93,7 +93,7 @@ class LimitedListener(socket.socket):
         self._most = MAX_CONNECTIONS if most is None else most
         self._share = MAX_CONNECTIONS_OF_NETWORK if share is None else share
         self._lines = lines
-        # Unauthenticated connections, oldest first: all connections by address, and each network's.
+        # Unauthenticated connections, oldest first: `_open` by address, `_networks` by network.
         self._open: dict[Any, LimitedConnection] = {}
         self._networks: dict[str, dict[LimitedConnection, None]] = {}
         self._kept = set[LimitedConnection]()

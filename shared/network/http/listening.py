@@ -1,4 +1,4 @@
-"""The settings of Samara's HTTP servers: their tokens, sockets, and limits."""
+"""Common setup of Samara's HTTP servers: uvicorn settings with limits, token files and sockets."""
 
 import secrets
 import socket
@@ -49,7 +49,7 @@ def read_token(file: Path, named: str = "--token") -> str:
 
     Args:
         file: path of the file, one line.
-        named: name of the server with this token, for messages.
+        named: option or name with which messages begin.
 
     Raises:
         ConfigError: if the file cannot be used, or its token is too short.

@@ -94,7 +94,7 @@ class PacedServer:
         """Start the waiting connections of a network one after another, until none is left."""
         queue = self._waiting[network]
         while queue:
-            if queue[0].fileno() < 0:  # closed to make room for another connection
+            if queue[0].fileno() < 0:  # the listener closed it to make room for another connection
                 queue.popleft()
             elif seconds := pace.take(network):
                 await asyncio.sleep(seconds)
@@ -111,7 +111,7 @@ class PacedServer:
                 return
 
     async def _serve(self, connection: LimitedConnection) -> None:
-        if connection.fileno() < 0:  # closed to make room
+        if connection.fileno() < 0:  # the listener closed it to make room
             return
         connection.is_served = True
         with suppress(OSError):  # an error of the peer or of its handshake

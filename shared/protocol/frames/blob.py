@@ -1,4 +1,4 @@
-"""Blob part and blob receipt: frames for sending a client a file."""
+"""Blob part and blob receipt: the frames with which a file is sent to a client."""
 
 import struct
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class BlobPart:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<32sIII")
 
     def encode(self) -> bytes:
-        """Return the part as a frame."""
+        """Encode the blob part as a frame."""
         fields = self._FIELDS.pack(self.blob, self.size, self.offset, len(self.content))
         return pack(Kind.BLOB_PART, fields + self.content)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a part.
+        """Decode a blob part from a frame.
 
         Raises:
             FrameError: if the frame is not a valid blob part.
@@ -62,8 +62,8 @@ class BlobReceipt:
         token: token of the answered part, 8 bytes.
         client: client index.
         blob: SHA-256 of the whole blob, 32 bytes.
-        received: number of the blob's first bytes that the client has: the offset of the next part,
-            or the blob's size once it is complete.
+        received: number of bytes that the client has, which is the offset of the next part. It
+            equals the blob's size once the blob is complete.
     """
 
     token: bytes
@@ -74,13 +74,13 @@ class BlobReceipt:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sI32sI")
 
     def encode(self) -> bytes:
-        """Return the receipt as a frame."""
+        """Encode the blob receipt as a frame."""
         fields = self._FIELDS.pack(self.token, self.client, self.blob, self.received)
         return pack(Kind.BLOB_RECEIPT, fields)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a receipt.
+        """Decode a blob receipt from a frame.
 
         Raises:
             FrameError: if the frame is not a valid blob receipt.

@@ -1,4 +1,4 @@
-"""The key list of a round with buckets: its clients, and the digests that determine the buckets."""
+"""The key list of a round with buckets, and the digests from which the buckets are drawn."""
 
 import struct
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ class BucketKeyList:
     """A key list for a round with buckets.
 
     Attributes:
-        listed: all clients that sent keys, and the keys of the receiver's neighbours in its bucket.
+        listed: key list with all clients that sent keys, and with the keys of the receiver's
+            neighbours in its bucket.
         digests: digest of each client's keys, 32 bytes each, in the order of `listed.clients`.
     """
 
@@ -45,13 +46,13 @@ class BucketKeyList:
         raise FrameError(f"no bucket of the round contains client {client}")
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the key list with buckets as a frame."""
         body = _COUNT.pack(len(self.digests)) + b"".join(self.digests)
         return pack(Kind.BUCKET_KEY_LIST, body + self.listed.encode())
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a key list with buckets from a frame.
 
         Raises:
             FrameError: if the frame is not a valid key list.

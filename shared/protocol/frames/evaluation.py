@@ -23,9 +23,9 @@ class EvaluationColumn:
         name: name of the column: global, zero-shot, personalized and so on.
         mean_loss: mean over the examples; 0 if the client has none.
         counts: confusion matrix, int64 [labels, labels]; rows are true labels, columns predictions.
-        ordered: the Mann-Whitney statistic times 2, for a simulated client with two labels: among
-            pairs of examples with different labels, 2 for each pair whose scores are in the right
-            order, and 1 for each tied pair. None if not sent.
+        ordered: twice the Mann-Whitney statistic, for a simulated client with two labels. A pair of
+            examples with different labels counts 2 if its scores are in the right order, and 1 if
+            they are tied. None if not sent.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Evaluation:
     Attributes:
         token: token of the answered instruction, 8 bytes.
         client: client index.
-        columns: one column per model, with distinct names and the same labels.
+        columns: one column per evaluated model; all have distinct names and the same labels.
     """
 
     token: bytes
@@ -59,7 +59,7 @@ class Evaluation:
     _ORDERED: ClassVar[struct.Struct] = struct.Struct("<Q")
 
     def encode(self) -> bytes:
-        """Return the evaluation as a frame."""
+        """Encode the evaluation as a frame."""
         labels = len(self.columns[0].counts)
         parts = [self._FIELDS.pack(self.token, self.client, labels, len(self.columns))]
         for column in self.columns:
@@ -72,7 +72,7 @@ class Evaluation:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an evaluation.
+        """Decode an evaluation from a frame.
 
         Raises:
             FrameError: if the frame is not a valid evaluation.

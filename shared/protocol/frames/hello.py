@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Self
 from samara.shared.protocol.wire import Kind, Reader, check_client_index, encode_text, pack, unpack
 
 SPLIT_EXAMPLES = "split_examples"
-"""Key in `Hello.facts` of the number of examples by name of the split."""
+"""Key in `Hello.facts` under which each split's number of examples is stated."""
 SPLIT_TOKENS, SPLIT_BYTES = "split_tokens", "split_bytes"
-"""Keys in `Hello.facts` of the number of tokens of each split's answers, and of their UTF-8
-bytes."""
+"""Keys in `Hello.facts` under which the tokens and the UTF-8 bytes of each split's answers are
+counted."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Hello:
         round: last round in the client's state.
         model_id: model id, 32 bytes.
         layout: canonical JSON of the client's layout.
-        facts: JSON object. `clients` is the number of clients that share the data set, or 0 if all
-            data are the client's own. `split_examples`, or for generation `split_tokens`, limits
-            the counts in its evaluations. `split_bytes` is the length of the same answers in UTF-8
-            bytes. Other facts, such as versions and threads, are only recorded.
+        facts: JSON object. `clients` is the number of clients among which a data set was divided,
+            or 0 if all data are the client's own. `split_examples`, or for generation
+            `split_tokens`, limits the counts in the client's evaluations. `split_bytes` is the
+            length of the same answers in UTF-8 bytes. Other facts, such as versions and threads,
+            are only recorded.
     """
 
     client: int
@@ -40,13 +41,13 @@ class Hello:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<III32s")
 
     def encode(self) -> bytes:
-        """Return the introduction as a frame."""
+        """Encode the hello as a frame."""
         fields = self._FIELDS.pack(self.client, self.examples, self.round, self.model_id)
         return pack(Kind.HELLO, fields + encode_text(self.layout) + encode_text(self.facts))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an introduction.
+        """Decode a hello from a frame.
 
         Raises:
             FrameError: if the frame is not a valid hello.

@@ -29,13 +29,13 @@ INTERCEPT_TRACK = 2**32 - 3
 """Track of the round of intercepts, whose scalars are the clients' private intercepts.
 
 The round starts from a state of the global track, and the global ledger receives its result. The
-instruction carries a flag that clients of earlier versions refuse. Without the flag they would take
-ordinary steps.
+instruction carries a flag that makes clients of earlier versions refuse it. Without the flag they
+would take ordinary steps.
 """
 
 
 class SeedPolicy(IntEnum):
-    """The source of clients' seeds in a round: shared, independent per client, or from a pool."""
+    """The source of the clients' seeds in a round: shared, independent, or drawn from a pool."""
 
     SHARED = 0
     INDEPENDENT = 1
@@ -67,7 +67,7 @@ def _member(kind: type[_E], value: int) -> _E:
 
 @dataclass(frozen=True)
 class TrainInstruction:
-    """An instruction to a cohort to train for a round; its bytes are the same for every client.
+    """An instruction to train for a round. All clients of the cohort receive the same bytes.
 
     Attributes:
         run_id: run id, 8 bytes.
@@ -131,7 +131,7 @@ class TrainInstruction:
     _CLIP: ClassVar[struct.Struct] = struct.Struct("<d")
 
     def encode(self) -> bytes:
-        """Return the instruction as a frame."""
+        """Encode the train instruction as a frame."""
         fields = self._FIELDS.pack(
             self.run_id,
             self.round,
@@ -165,7 +165,7 @@ class TrainInstruction:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an instruction.
+        """Decode a train instruction from a frame.
 
         Raises:
             FrameError: if the frame is not a valid train instruction.
@@ -236,15 +236,15 @@ class TrainInstruction:
         return query_seeds(self.root, self.seed_stream(client), self.steps, self.queries)
 
     def pool_indices(self, client: int) -> NDArray[np.uint32]:
-        """Return the pool indices of the seeds that a client uses, uint32 [K, q]."""
+        """Return the indices in the pool of the seeds that a client uses, uint32 [K, q]."""
         seed_stream = self.seed_stream(client)
         return pool_indices(self.root, seed_stream, self.steps, self.queries, self.pool_size)
 
     def uses(self, steps: int) -> NDArray[np.int64]:
-        """Return the number of uses of each pool seed in the first steps, in order of first use.
+        """Return how often the first steps use each pool seed, in order of first use.
 
         Args:
-            steps: number of local steps.
+            steps: number of these local steps.
 
         Returns:
             int64 [min(steps·q, pool size)].
@@ -281,7 +281,7 @@ class TrainInstruction:
             sums: float32, each a sum of projected gradients of one seed.
             uses: number of projected gradients in each sum.
         """
-        # float32, so that examples · g stays exact in float64
+        # the limit is a float32, so that examples · g stays exact in float64
         limit = np.float32(self.clip) * np.asarray(uses, np.float32)
         clipped = np.clip(sums, -limit, limit) if self.clip else sums
         return clipped.astype(np.float64)
@@ -300,7 +300,7 @@ class TrainInstruction:
         return bool(self.curvature_every) and step % self.curvature_every == 0
 
     def measured_directions(self, steps: int) -> int:
-        """Return the number of directions with measured curvature in the first steps."""
+        """Return the number of directions whose curvature is measured in the first steps."""
         return self.queries * sum(map(self.measures_curvature, range(steps)))
 
     def seed_stream(self, client: int) -> int:
@@ -385,7 +385,7 @@ class EvaluateInstruction:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIIB32s32s")
 
     def encode(self) -> bytes:
-        """Return the instruction as a frame."""
+        """Encode the evaluate instruction as a frame."""
         values = (
             self.run_id,
             self.round,
@@ -398,7 +398,7 @@ class EvaluateInstruction:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read an instruction.
+        """Decode an evaluate instruction from a frame.
 
         Raises:
             FrameError: if the frame is not a valid evaluate instruction.

@@ -1,9 +1,14 @@
-"""Masking frames: the messages between clients and server for masks that cancel in a sum.
+"""Masking frames: the messages of secure aggregation between clients and server.
 
-The order in a round is as follows. First come a key request, every client's masking keys, a key
-list for each client, every client's sealed shares for its neighbours, and the neighbours' sealed
-shares for each client. The train instruction and masked reports follow. Then come a survivor list,
-every client's signature of it, a signature list, and shares.
+In a round they follow each other in this order:
+
+1. The server sends a key request, and every client answers with its masking keys.
+2. The server sends each client a key list, and every client answers with sealed shares for its
+   neighbours.
+3. The server sends each client the shares that its neighbours sealed for it, and the train
+   instruction. Clients answer with masked reports.
+4. The server sends a survivor list, and every client answers with its signature of the list.
+5. The server sends a signature list, and every client answers with shares.
 """
 
 import hashlib
@@ -25,11 +30,11 @@ from samara.shared.protocol.wire import Kind, Reader, check_client_index, pack, 
 
 COMMITMENT_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
-"""Bytes of a ciphertext with two shares, 94."""
+"""Size in bytes of a ciphertext with two shares: 94."""
 MAX_NEIGHBOURS = DEGREE + 1
 """Largest number of clients in a neighbourhood, the client itself included."""
 _MAX_BYTES = 1024
-"""Most bytes of a public key (PEM) or a signature (DER)."""
+"""Largest size in bytes of a public key (PEM) or a signature (DER)."""
 _TOKEN = struct.Struct("<8s")
 _HEADER = struct.Struct("<8sI")
 _LISTED = struct.Struct("<8sII")
@@ -52,12 +57,12 @@ class KeyRequest:
     token: bytes
 
     def encode(self) -> bytes:
-        """Return the request as a frame."""
+        """Encode the key request as a frame."""
         return pack(Kind.KEY_REQUEST, _TOKEN.pack(self.token))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a request.
+        """Decode a key request from a frame.
 
         Raises:
             FrameError: if the frame is not a valid key request.
@@ -76,7 +81,7 @@ class MaskingKeys:
         token: token of the round's instruction, 8 bytes.
         client: client index.
         sealing_key: public key with which neighbours encrypt shares for this client, 65 bytes.
-        mask_key: public key from which the pair masks follow, 65 bytes.
+        mask_key: public key from which the masks of each pair are derived, 65 bytes.
         commitment: hash of the seed of the client's own mask, 32 bytes.
         device_key: public key of the device, PEM.
         signature: the device's signature of all other fields, DER.
@@ -95,17 +100,17 @@ class MaskingKeys:
 
     @property
     def signed(self) -> bytes:
-        """The signed bytes."""
+        """The bytes that the device signs: all fields except the signature."""
         own = self.token, self.client, self.sealing_key, self.mask_key, self.commitment
         return b"samara-masking-keys-1\0" + self._FIELDS.pack(*own) + self.device_key
 
     @property
     def digest(self) -> bytes:
-        """The digest from which buckets are drawn, 32 bytes."""
+        """The digest of these keys from which buckets are drawn, 32 bytes."""
         return hashlib.sha256(self.signed).digest()
 
     def encode(self) -> bytes:
-        """Return the keys as a frame."""
+        """Encode the masking keys as a frame."""
         own = self.token, self.client, self.sealing_key, self.mask_key, self.commitment
         return pack(
             self.KIND, self._FIELDS.pack(*own) + _sized(self.device_key) + _sized(self.signature)
@@ -113,7 +118,7 @@ class MaskingKeys:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read keys.
+        """Decode masking keys from a frame.
 
         Raises:
             FrameError: if the frame does not hold valid keys; the signature is not checked.
@@ -146,13 +151,13 @@ class KeyList:
         return digest_of_clients(self.token, self.clients)
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the key list as a frame."""
         body = self.token + _clients(self.clients) + _COUNT.pack(len(self.keys))
         return pack(Kind.KEY_LIST, body + b"".join(_sized(keys.encode()) for keys in self.keys))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a key list from a frame.
 
         Raises:
             FrameError: if the frame is not a valid key list, or keys belong to other clients or
@@ -173,7 +178,7 @@ class KeyList:
 
 @dataclass(frozen=True)
 class SealedShares:
-    """Encrypted shares of two secrets: a client's shares for its neighbours, or theirs for it.
+    """Encrypted shares of two secrets, from a client to its neighbours or from them to the client.
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
@@ -188,13 +193,13 @@ class SealedShares:
     KIND: ClassVar = Kind.SEALED_SHARES
 
     def encode(self) -> bytes:
-        """Return the shares as a frame."""
+        """Encode the sealed shares as a frame."""
         body = _LISTED.pack(self.token, self.client, len(self.sealed))
         return pack(self.KIND, body + b"".join(_SEAL.pack(*one) for one in self.sealed.items()))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read sealed shares.
+        """Decode sealed shares from a frame.
 
         Raises:
             FrameError: if the frame does not hold valid sealed shares.
@@ -214,14 +219,14 @@ class SurvivorList:
 
     Attributes:
         token: token of the round's instruction, 8 bytes.
-        survivors: indices of these clients, ascending.
+        survivors: client indices, ascending.
     """
 
     token: bytes
     survivors: tuple[int, ...]
 
     def signed(self, clients_digest: bytes) -> bytes:
-        """Return the bytes that clients sign to confirm that this is the round's only list.
+        """Return the bytes that a client signs to confirm that it got no other list in this round.
 
         Args:
             clients_digest: digest of the clients in the signer's key list; the survivors are some
@@ -231,12 +236,12 @@ class SurvivorList:
         return b"samara-survivors-2\0" + self.token + clients_digest + listed
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the survivor list as a frame."""
         return pack(Kind.SURVIVOR_LIST, self.token + _clients(self.survivors))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a survivor list from a frame.
 
         Raises:
             FrameError: if the frame is not a valid survivor list.
@@ -265,12 +270,12 @@ class SurvivorSignature:
     KIND: ClassVar = Kind.SURVIVOR_SIGNATURE
 
     def encode(self) -> bytes:
-        """Return the signature as a frame."""
+        """Encode the survivor signature as a frame."""
         return pack(self.KIND, _HEADER.pack(self.token, self.client) + _sized(self.signature))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a signature.
+        """Decode a survivor signature from a frame.
 
         Raises:
             FrameError: if the frame is not a valid survivor signature; the signature itself is not
@@ -297,14 +302,14 @@ class SignatureList:
     signatures: Mapping[int, bytes]
 
     def encode(self) -> bytes:
-        """Return the list as a frame."""
+        """Encode the signature list as a frame."""
         each = (_COUNT.pack(client) + _sized(own) for client, own in self.signatures.items())
         body = self.token + _COUNT.pack(len(self.signatures)) + b"".join(each)
         return pack(Kind.SIGNATURE_LIST, body)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a list.
+        """Decode a signature list from a frame.
 
         Raises:
             FrameError: if the frame is not a valid signature list; the signatures themselves are
@@ -337,7 +342,7 @@ class RevealedShares:
     KIND: ClassVar = Kind.REVEALED_SHARES
 
     def encode(self) -> bytes:
-        """Return the shares as a frame."""
+        """Encode the revealed shares as a frame."""
         both = [(owner, 0, share) for owner, share in self.seeds.items()]
         both += [(owner, 1, share) for owner, share in self.keys.items()]
         body = _LISTED.pack(self.token, self.client, len(both))
@@ -345,7 +350,7 @@ class RevealedShares:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read shares.
+        """Decode revealed shares from a frame.
 
         Raises:
             FrameError: if the frame does not hold valid shares, or holds both kinds of share for

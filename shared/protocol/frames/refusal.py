@@ -79,7 +79,10 @@ def describe_servers_refusal(code: int) -> str:
 
 
 def describe_refusal(code: int, numbers: tuple[int, int]) -> str:
-    """Return a sentence for a server's log and result; unknown codes are shown as numbers."""
+    """Return a refusal's reason as a sentence for a server's log and result.
+
+    The sentence shows the number of an unknown code.
+    """
     sentence = _SENTENCES.get(code, _SENTENCES[RefusalCode.UNKNOWN])
     if code == RefusalCode.DISK and numbers[0] in _DISK_SENTENCES:
         sentence = _DISK_SENTENCES[numbers[0]]
@@ -112,7 +115,7 @@ class Refusal:
 
     @classmethod
     def of_error(cls, token: bytes, client: int, round_number: int, error: SamaraError) -> Self:
-        """Return the refusal for an error, without its text."""
+        """Return the refusal that reports an error by its code and numbers, without its message."""
         return cls(token, client, round_number, error.refusal_code, error.numbers)
 
     @property
@@ -121,13 +124,13 @@ class Refusal:
         return describe_refusal(self.code, self.numbers)
 
     def encode(self) -> bytes:
-        """Return the refusal as a frame."""
+        """Encode the refusal as a frame."""
         fields = self._FIELDS.pack(self.token, self.client, self.round, self.code, *self.numbers)
         return pack(Kind.REFUSAL, fields)
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a refusal.
+        """Decode a refusal from a frame.
 
         Raises:
             FrameError: if the frame is not a valid refusal.

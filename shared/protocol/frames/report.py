@@ -30,8 +30,8 @@ class Report:
             the mean is over the first step's perturbations. Otherwise the mean is over the
             perturbations of all steps that began within `samara.shared.protocol.step_size.REACH` of
             the start.
-        gradients: float32 [K, q]; with a pool float32 [n], one sum per used seed in order of first
-            use (`TrainInstruction.sums`).
+        gradients: projected gradients, float32 [K, q]. With a pool, one sum per used seed in order
+            of first use, float32 [n] (`TrainInstruction.sums`).
         summed_steps: K if the gradients are sums, 0 otherwise.
         curvature: float32 mean of (L₊ + L₋ − 2·L₀)/ε² over the directions of the steps that
             computed L₀; None without such steps.
@@ -55,7 +55,7 @@ class Report:
         return self.summed_steps or len(self.gradients)
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the report as a frame."""
         curvature = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
         if self.summed_steps:
             fields = self._SUMMED_FIELDS.pack(
@@ -73,7 +73,7 @@ class Report:
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a report from a frame.
 
         Raises:
             FrameError: if the frame is not a valid report, or a number in it is not finite or

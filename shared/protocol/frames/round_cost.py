@@ -1,7 +1,6 @@
-"""The round cost: the frame in which a client states a report's cost for its device.
+"""The round cost: the frame in which a client states the time and energy that a report took.
 
-A client sends the round cost beside its report, if the device's owner allows it. Training does not
-use the cost.
+A client sends it beside the report, if the device's owner allows it. Training does not use it.
 """
 
 import struct
@@ -13,7 +12,7 @@ from samara.shared.protocol.wire import Kind, Reader, check_client_index, pack, 
 
 MAX_COST_SECONDS = 1e7
 MAX_COST_JOULES = 1e9
-"""Limits of a round's duration and energy; a round cost beyond a limit is refused."""
+"""Largest duration in seconds and largest energy in joules that a valid round cost may state."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ class RoundCost:
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("<8sIfff")
 
     def encode(self) -> bytes:
-        """Return the cost as a frame."""
+        """Encode the round cost as a frame."""
         numbers = self.seconds, self.paused, self.joules
         return pack(Kind.ROUND_COST, self._FIELDS.pack(self.token, self.client, *numbers))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a round cost.
+        """Decode a round cost from a frame.
 
         Raises:
             FrameError: if the frame is not a valid round cost, or a number in it is out of range.

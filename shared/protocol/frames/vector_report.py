@@ -1,4 +1,4 @@
-"""Vector reports: frames with a client's round as one clipped vector."""
+"""Vector reports: frames with a client's report as one vector that is clipped as a whole."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -27,8 +27,8 @@ _FIELDS = struct.Struct("<8sII")
 class VectorReport:
     """A client's report in a run in which the server adds the noise.
 
-    Unlike `Report` the frame has no number of examples. Besides token and client index it holds
-    only a vector of bounded norm.
+    Unlike a `Report`, the frame does not state the number of examples. Besides token and client
+    index it holds only a vector of bounded norm.
 
     Attributes:
         token: token of the answered instruction, 8 bytes.
@@ -45,7 +45,7 @@ class VectorReport:
 
     @classmethod
     def of(cls, report: Report, clip: float, has_indicator: bool = False) -> Self:
-        """Clip a report: scale it down as one vector if its norm exceeds the limit.
+        """Convert a report to a vector; gradients with a norm above `clip` are scaled down to it.
 
         Args:
             report: report of all K steps.
@@ -57,12 +57,12 @@ class VectorReport:
         return cls(report.token, report.client, vector)
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the vector report as a frame."""
         return _encode(self.KIND, self.token, self.client, self.vector.astype("<i4"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a vector report from a frame.
 
         Raises:
             FrameError: if the frame is not a valid report, or its norm exceeds the sensitivity.
@@ -101,12 +101,12 @@ class NoisedVectorReport:
         return cls(report.token, report.client, add_noise(report.vector, sigma, noise))
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the noised vector report as a frame."""
         return _encode(self.KIND, self.token, self.client, self.vector.astype("<i8"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a noised vector report from a frame.
 
         Raises:
             FrameError: if the frame is not a valid report, or a number is out of range.
@@ -134,15 +134,15 @@ class MaskedReport:
     KIND: ClassVar = Kind.MASKED_REPORT
 
     def encode(self) -> bytes:
-        """Return the report as a frame."""
+        """Encode the masked report as a frame."""
         return _encode(self.KIND, self.token, self.client, self.vector.astype("<u8"))
 
     @classmethod
     def decode(cls, frame: bytes) -> Self:
-        """Read a report.
+        """Decode a masked report from a frame.
 
         Raises:
-            FrameError: if the frame is not a valid report; its content cannot be checked.
+            FrameError: if the frame is not a masked report. Masked numbers cannot be checked.
         """
         return cls(*_decode(frame, cls.KIND, "<u8"))
 
@@ -157,9 +157,9 @@ def hide_report(
     noise: Noise = sample_noise,
     has_indicator: bool = False,
 ) -> AnyVectorReport:
-    """Clip a report as one vector, and add noise unless the server adds it.
+    """Clip a report as a whole, and add noise unless the server adds it.
 
-    The vector holds the `curvature_root` in place of the curvature.
+    The resulting vector holds the `curvature_root` of the curvature.
 
     Args:
         report: report of all K steps.

@@ -1,1 +1,1 @@
-"""The ledger of a track: base model + ledger = the fine-tuned model (docs/reference/ledger.md)."""
+"""The ledger: the log from which a track's model is rebuilt (docs/reference/ledger.md)."""

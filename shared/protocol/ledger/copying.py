@@ -1,4 +1,4 @@
-"""Copies of a ledger, taken even while a process writes it."""
+"""Copying of a ledger, even while a process writes it."""
 
 import shutil
 import time
@@ -10,8 +10,10 @@ from samara.shared.protocol.ledger.reading import read_header, segment_paths, sn
 from samara.shared.protocol.ledger.recovery import Recovery, recover
 
 _TRIES, _PAUSE_SECONDS = 8, 0.25
-"""Number of attempts to copy, and seconds between them. A copy fails if the writer compacts the
-ledger and deletes files meanwhile."""
+"""Number of attempts to copy a ledger, and seconds between them.
+
+An attempt fails if the writer compacts the ledger and so deletes files meanwhile.
+"""
 
 
 def copy_ledger(source: Path, target: Path, layout: Layout) -> Recovery:
@@ -33,7 +35,7 @@ def copy_ledger(source: Path, target: Path, layout: Layout) -> Recovery:
             target.mkdir()
             for path in snapshot_paths(source).values():
                 shutil.copy2(path, target)
-            # Listed after the snapshots, so that the segments lead to every copied snapshot.
+            # Segments are listed after the snapshots, so that records lead to all copied snapshots.
             for path in segment_paths(source).values():
                 shutil.copy2(path, target)
             return recover(target, read_header(target), layout)

@@ -1,4 +1,4 @@
-"""The latest state in a ledger, read even while a process writes it."""
+"""Reading of the latest state in a ledger, even while a process writes it."""
 
 from pathlib import Path
 

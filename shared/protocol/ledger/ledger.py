@@ -52,7 +52,7 @@ SEGMENT_BYTES = 16 * 2**20
 
 
 class _Span(NamedTuple):
-    """The byte range of a record in a segment file, without the contributors."""
+    """The byte range of a record in a segment file, without the contributors before it."""
 
     path: Path
     begin: int
@@ -125,7 +125,7 @@ class Ledger:
             write_durably(segment_path(self.folder, 1), begin)
         recovery = recover(self.folder, self.header, self._layout)
         self._segments = list(recovery.segments)
-        self._sent_sizes: dict[Path, int] = {}  # by full segment
+        self._sent_sizes: dict[Path, int] = {}  # bytes as sent, by full segment
         self._end = self._segments[-1].path.stat().st_size if self._segments else 0
         self.position, self.recovered = recovery.position, "\n".join(recovery.notes)
         since = recovery.start.round
@@ -207,7 +207,7 @@ class Ledger:
         return is_earlier or is_large or self._snapshots[-1:] == [self.position.round]
 
     def _begin_segment(self, record: bytes) -> None:
-        """Write a segment together with its first record, so that no crash leaves it empty."""
+        """Write a new segment together with its first record, so that no crash leaves it empty."""
         path = segment_path(self.folder, self.position.round + 1)
         begin = encode_segment_header(self.header, self.position)
         try:
@@ -216,14 +216,14 @@ class Ledger:
             if self.position.round:
                 path.unlink(missing_ok=True)
             raise
-        if not self.position.round:  # replaces the header that an earlier version wrote
+        if not self.position.round:  # it replaces an empty segment that an earlier version wrote
             self._segments.clear()
         self._segments.append(Segment(path, self.header, self.position, SEGMENT_VERSION))
         self._end = len(begin) + len(record)
 
     def _extend_segment(self, record: bytes) -> None:
         with self._segments[-1].path.open("r+b", buffering=0) as file:
-            file.truncate(self._end)  # remains of a failed append
+            file.truncate(self._end)  # cut off the remains of a failed append
             file.seek(self._end)
             try:
                 rest = memoryview(record)
@@ -258,19 +258,22 @@ class Ledger:
     def compact(self, passed: int) -> None:
         """Delete the snapshots and segments that no client needs any more.
 
-        The two newest snapshots and all records after the older one stay. With them a damaged
-        newest snapshot can be replaced. Older snapshots are deleted. A segment that ends before the
-        older of these two snapshots is deleted in two cases. Either every client has passed the
-        segment, or the records from the segment to the newest snapshot are longer than this
-        snapshot, so that clients receive the snapshot instead. The oldest files are deleted first,
-        so that a crash leaves no gap.
+        The two newest snapshots and all records after the older one stay, so that a damaged newest
+        snapshot can be rebuilt. Older snapshots are deleted. A segment that ends before both
+        snapshots is deleted in either of two cases:
+
+        - Every client has passed the segment.
+        - The records from the segment's end to the newest snapshot are longer than this snapshot,
+          so that clients receive the snapshot instead.
+
+        The oldest files are deleted first, so that a crash leaves no gap.
 
         Args:
             passed: round that every known client has reached.
 
         Raises:
-            LedgerError: if deleting fails, or the older of the two snapshots is damaged; nothing
-                else is then deleted before the next snapshot.
+            LedgerError: if deleting fails, or the older of the two snapshots is damaged. That
+                snapshot is then deleted, and nothing else before the next snapshot.
         """
         if len(self._snapshots) < 2:
             return
@@ -315,7 +318,7 @@ class Ledger:
             LedgerError: if the ledger lacks round `since`, or a file is damaged.
         """
         if not 0 <= since <= self.position.round:
-            raise LedgerError(f"{self.folder}: has no round {since} to continue from")
+            raise LedgerError(f"{self.folder}: the ledger has no round {since} to continue from")
         try:
             records = self._short_records(since)
         except OSError as error:
@@ -327,7 +330,7 @@ class Ledger:
         return self._state_sent
 
     def _short_records(self, since: int) -> list[bytes] | None:
-        """Return the records after a round; None if some are deleted, or a snapshot is shorter."""
+        """Return the records after a round; None if some were deleted, or a snapshot is shorter."""
         if since < self.position.round and not self._reaches_back_to(since):
             return None
         spans = []
@@ -372,12 +375,12 @@ class Ledger:
         return size <= snapshot_bytes(self._layout.size)
 
     def _segment_ends(self) -> Iterator[tuple[Segment, int]]:
-        """Yield each segment with its last round."""
+        """Yield each segment with the number of its last round."""
         ends = [segment.start.round for segment in self._segments[1:]]
         return zip(self._segments, [*ends, self.position.round], strict=False)
 
     def _spans(self, segment: Segment, since: int, last: int) -> Iterator[_Span]:
-        """Yield the spans of a segment's records after round `since`, up to its last round."""
+        """Yield the byte ranges of a segment's records after round `since` up to round `last`."""
         begin = max(since, segment.start.round)
         if begin >= last:
             return

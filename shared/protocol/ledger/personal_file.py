@@ -223,7 +223,7 @@ class PersonalFile:
         )
 
     def state(self, layout: Layout) -> NDArray[np.int64]:
-        """Return the personal state, int64 [d]; add it to the global state.
+        """Return the personal state, int64 [d], which is added to the global state.
 
         Raises:
             LedgerError: if the file is for another layout, or replay gives another digest.
@@ -322,7 +322,7 @@ class FitFile:
         return cls(header, client, fitted_to, end, parts)
 
     def state(self, layout: Layout) -> NDArray[np.int64]:
-        """Return the personal state, int64 [d]; add it to the global state.
+        """Return the personal state, int64 [d], which is added to the global state.
 
         Raises:
             LedgerError: if the file is for another layout, or its values give another digest.

@@ -1,4 +1,4 @@
-"""Lock-free reading of a ledger's folder, also while a process writes it.
+"""Lock-free reading of a ledger's folder, even while a process writes it. The folder holds:
 
 0000000001.seg   segment: the records from round 1 on
 0000001000.snap  snapshot: the state after round 1000
@@ -110,7 +110,7 @@ def read_segment(path: Path) -> Segment:
 
 
 def last_hash(path: Path) -> bytes:
-    """Return the last 32 bytes of a segment: the last record hash if the segment is whole."""
+    """Return the last 32 bytes of a segment, which are the last record's hash if it is whole."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - HASH_BYTES))
         return file.read(HASH_BYTES)
@@ -135,8 +135,8 @@ def _all_segments(folder: Path) -> dict[int, Path]:
 def read_ledger(folder: Path, since: int | None = None, strict: bool = False) -> Iterator[Record]:
     """Yield the records after a round.
 
-    An incomplete last record is skipped, because the writer may still be writing it. Segments that
-    the writer begins during the reading are not read.
+    An incomplete last record is skipped, because the writer may still be writing it. Segments begun
+    after the start of the reading are not read.
 
     Args:
         folder: folder of the ledger.

@@ -1,6 +1,6 @@
-"""The bytes of a ledger, and their replay: segment headers, records and snapshots in a hash chain.
+"""The binary format of a ledger, whose records form a hash chain, and the replay of records.
 
-All little-endian (docs/reference/ledger.md has the tables):
+Numbers are little-endian (docs/reference/ledger.md has the tables):
 
     identity        "SAMARALG" · version u16 · 2 zero bytes · track u32 · run id 8 · layout hash 32
     segment header  identity · round before u32 · record hash of that round 32
@@ -15,12 +15,12 @@ All little-endian (docs/reference/ledger.md has the tables):
                     · SHA-256 of the preceding 160 bytes · state, d × int64
 
 Contributors precede their record in the same append, and are not sent to clients. The token in the
-record's delta is the start of the contributors' SHA-256, so that the chain covers the contributors.
-Segments of version 2, which have contributors in the delta, are still read.
+record's delta is the start of the contributors' SHA-256, so that the chain covers them. Segments of
+version 2, whose deltas include the contributors, are still read.
 
 The chain starts with the hash of the identity. A record hash is computed from hashes only. So a
-snapshot needs only the 100-byte link, not the round's scalars, to prove that its state belongs to
-the chain.
+snapshot can prove with the 100-byte link, and without the round's scalars, that its state belongs
+to the chain.
 """
 
 import hashlib
@@ -43,9 +43,9 @@ from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.protocol.wire import MAX_FRAME_BYTES
 
 LEDGER_VERSION = 2
-"""Version of snapshots, and of the identity that starts the chain."""
+"""Format version of snapshots, and of the identity that starts the chain."""
 SEGMENT_VERSION = 3
-"""Version of new segments; they store contributors outside the round delta."""
+"""Format version of new segments, which store contributors outside the round delta."""
 SEGMENT_MAGIC = b"SAMARALG"
 HASH_BYTES = 32
 _IDENTITY = struct.Struct("<8sHHI8s32s")
@@ -62,14 +62,16 @@ SNAPSHOT_MAGIC = b"SAMARASN"
 _SNAPSHOT_FIELDS_BYTES = IDENTITY_BYTES + _LINK.size + _COUNT.size
 _SNAPSHOT_HEADER_BYTES = _SNAPSHOT_FIELDS_BYTES + HASH_BYTES
 CHECK_EVERY = 256
-"""Largest number of rounds between two digest checks; each check hashes d numbers."""
+"""Largest number of rounds replayed between two digest checks. Each check hashes d numbers."""
 _BATCH_BYTES = 4 * 2**20
-"""Largest size in bytes of the round deltas between two digest checks; they are in memory
-together."""
+"""Largest total size in bytes of the round deltas replayed between two digest checks.
+
+They are in memory at the same time.
+"""
 
 
 class TornRecordError(LedgerError):
-    """A record is incomplete: the writer has not finished it, or crashed while writing it."""
+    """A record is incomplete, because its writer has not finished it yet or has crashed."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class LedgerHeader:
 
     @classmethod
     def decode(cls, data: bytes, magic: bytes, newest: int = LEDGER_VERSION) -> Self:
-        """Read an identity whose checksum was checked.
+        """Read an identity. The caller has checked its checksum.
 
         Raises:
             LedgerError: if the file is of another kind or version.
@@ -142,7 +144,7 @@ def read_segment_header(stream: BinaryIO) -> tuple[LedgerHeader, Position, int]:
     start = Position(*_START.unpack_from(fields, IDENTITY_BYTES))
     if start.round == 0 and start != header.start:
         raise LedgerError(
-            "the segment starts at round 0 with another chain hash than its header states"
+            "the segment starts at round 0, but its chain hash does not match its header"
         )
     return header, start, version
 
@@ -328,7 +330,7 @@ def read_records(stream: BinaryIO, start: Position, track: int) -> Iterator[Reco
 
 
 def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
-    """Skip records by reading only their headers and hashes, and return the position reached.
+    """Skip `rounds` records by reading only their headers and hashes; return the position reached.
 
     Raises:
         LedgerError: if there are fewer records, or a header is damaged.
@@ -345,7 +347,7 @@ def skip_records(stream: BinaryIO, start: Position, rounds: int) -> Position:
 
 
 def sent_span(stream: BinaryIO, number: int) -> tuple[int, int]:
-    """Return start and end of the next record's bytes for a client, and move to the end.
+    """Return the byte range of the next record as clients receive it, and move to its end.
 
     Raises:
         LedgerError: if there is no further record, or its header is damaged.
@@ -359,10 +361,9 @@ def sent_span(stream: BinaryIO, number: int) -> tuple[int, int]:
 
 
 def records_after(tail: bytes, round_number: int) -> bytes:
-    """Drop the records of a tail up to and including a round.
+    """Drop the records up to and including a round from the records of a catch-up.
 
-    Such records occur if a client's last answer was lost: the client has more rounds than the
-    server knows.
+    A client has more rounds than the server knows if the client's last answer was lost.
     """
     at = 0
     while at + _RECORD.size <= len(tail):
@@ -374,10 +375,10 @@ def records_after(tail: bytes, round_number: int) -> bytes:
 
 
 def is_unwritten_record(rest: bytes) -> bool:
-    """Return whether a last record consists of zeros, or ends in zeros in place of a hash.
+    """Return whether the last record of a file is all zeros, or has zeros in place of its hash.
 
-    Some file systems leave such a record after a power cut: the length of an append is on the disk,
-    but not its bytes. The record was never acknowledged, because `fsync` had not returned.
+    Some file systems leave such a record after a power cut, because they have written the length of
+    an append but not its bytes. The record was never acknowledged: `fsync` had not returned.
     """
     if rest.count(0) == len(rest):
         return True
@@ -390,7 +391,7 @@ def is_unwritten_record(rest: bytes) -> bool:
 
 
 class UnreadableError(LedgerError):
-    """A file cannot be read, so its state is unknown."""
+    """A file cannot be read, so it is unknown whether it is damaged."""
 
 
 def snapshot_bytes(size: int) -> int:
@@ -418,7 +419,7 @@ class Snapshot:
         return self.link.position
 
     def parts(self) -> tuple[bytes, memoryview]:
-        """Return the snapshot's bytes in two pieces, without copying the state."""
+        """Return the snapshot's bytes as header and state, without a copy of the state."""
         fields = self.header.encode(SNAPSHOT_MAGIC) + self.link.encode()
         fields += _COUNT.pack(len(self.state))
         state = np.ascontiguousarray(self.state, "<i8")
@@ -493,7 +494,7 @@ def read_snapshot(path: Path, header: LedgerHeader, layout: Layout) -> Snapshot:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """The data that bring a client up to the server's state.
+    """The data with which a client reaches the server's state.
 
     Attributes:
         snapshot: bytes of a snapshot after the client's round; empty if the records suffice.
@@ -509,7 +510,7 @@ class CatchUp:
 
 
 class _DigestMismatchError(LedgerError):
-    """The digest after a replayed round differs from the digest in the round's record."""
+    """The digest after replaying a round differs from the digest in the round's record."""
 
 
 def replay_batch(
@@ -518,7 +519,7 @@ def replay_batch(
     layout: Layout,
     backend: Backend | None = None,
 ) -> NDArray[np.int64]:
-    """Replay some records together and check the digest of the last one.
+    """Replay records together, and check only the digest of the last one.
 
     Args:
         state: state before the first record, int64 [d].
@@ -553,11 +554,11 @@ def replay_records(
     layout: Layout,
     backend: Backend | None = None,
 ) -> tuple[NDArray[np.int64], Record | None]:
-    """Replay records, checking the digest of every `CHECK_EVERY`-th and the last.
+    """Replay records, and check the digest of every `CHECK_EVERY`-th record and of the last one.
 
     After a wrong digest all records are replayed again with a check after every record, so that the
-    error names the first wrong round. `start` and `records` are functions so that they can be
-    called a second time.
+    error names the first wrong round. `start` and `records` are functions, because the repetition
+    calls them again.
 
     Args:
         start: function that returns the state before the first record, int64 [d].

@@ -1,4 +1,4 @@
-"""Recovery of a ledger at opening: finding the last whole round, and a state to replay from."""
+"""Recovery when a ledger is opened: finding the last whole round, and a state to replay from."""
 
 import os
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ class Recovery:
     """The usable files of a ledger's folder after recovery.
 
     Attributes:
-        segments: intact segments that lead to the end without a gap, oldest first.
+        segments: intact segments that lead to the last round without a gap, oldest first.
         start: position where replay starts: a snapshot's, or the one before round 1.
         position: position after the last whole record.
-        unusable_snapshots: snapshots that are damaged or not in the chain.
+        unusable_snapshots: snapshots that are damaged, or do not belong to the chain.
         notes: sentences for the operator about repairs.
     """
 
@@ -51,7 +51,7 @@ def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovery:
 
     Raises:
         LedgerError: if a crash cannot explain the damage, and no snapshot replaces the damaged
-            records; the records are then unchanged.
+            records. The records stay unchanged.
         OSError: if reading or writing fails.
     """
     for leftover in folder.glob(f"*{UNFINISHED}"):
@@ -64,7 +64,9 @@ def recover(folder: Path, header: LedgerHeader, layout: Layout) -> Recovery:
     position, end = _read_whole_records(later, start)
     for number, path in snapshot_paths(folder).items():
         if number > position.round:
-            raise LedgerError(f"{path}: the records end before it, at round {position.round}")
+            raise LedgerError(
+                f"{path}: the records end before this snapshot, at round {position.round}"
+            )
     if later and (torn := _truncate(later[-1].path, end)):
         problems.append(
             f"{later[-1].path}: dropped {torn} bytes of round {position.round + 1}, which was "
@@ -100,13 +102,19 @@ def _find_start(
     segments: Sequence[Segment],
     problems: list[str],
 ) -> tuple[Position, list[Path]]:
-    """Find the newest valid snapshot that the records continue, or else round 0.
+    """Find the newest valid snapshot after which the records continue, or round 0 without one.
 
-    Older snapshots are read too, because one of them may have to replace a damaged snapshot.
+    All older snapshots are checked too, so that no unusable snapshot is kept.
+
+    Args:
+        folder: folder of the ledger.
+        header: track, run and layout of the ledger.
+        layout: layout of the adapter.
+        segments: intact segments, oldest first.
+        problems: output list, to which the problems of unusable snapshots are added.
 
     Returns:
-        The position to replay from, and the unusable snapshots; their problems are added to the
-            list.
+        The position to replay from, and the unusable snapshots.
     """
     start: Position | None = None
     unusable: list[Path] = []
@@ -114,7 +122,7 @@ def _find_start(
         try:
             position = read_snapshot(path, header, layout).position
             if start is None and not _records_continue_at(position, segments):
-                raise LedgerError(f"{path}: the records do not lead through it")
+                raise LedgerError(f"{path}: the records do not continue this snapshot")
             start = start or position
         except UnreadableError:
             raise
@@ -122,7 +130,7 @@ def _find_start(
             unusable.append(path)
             problems.append(str(error))
     if start is None and (not segments or segments[0].start.round):
-        raise LedgerError("; ".join([*problems, f"{folder}: no way leads to the last round"]))
+        raise LedgerError("; ".join([*problems, f"{folder}: no records lead to the last round"]))
     return start or header.start, unusable
 
 
@@ -139,7 +147,7 @@ def _read_whole_records(segments: Sequence[Segment], start: Position) -> tuple[P
     position, end = start, SEGMENT_HEADER_BYTES
     for segment in segments:
         if segment.start != position:
-            raise LedgerError(f"{segment.path}: round {position.round + 1} is missing before it")
+            raise LedgerError(f"{segment.path}: round {position.round + 1} before it is missing")
         end = SEGMENT_HEADER_BYTES
         with segment.path.open("rb") as file:
             file.seek(end)

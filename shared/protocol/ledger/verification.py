@@ -1,4 +1,4 @@
-"""Verification of a ledger: reads, replays and checks every file in its folder."""
+"""Verification of a ledger: every file in its folder is read, replayed and checked."""
 
 from collections.abc import Iterator
 from pathlib import Path

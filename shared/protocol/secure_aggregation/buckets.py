@@ -1,9 +1,9 @@
 """Buckets: small random groups of a round's clients, each with a separate sum.
 
-Masked vectors look alike, so one hostile client can move their sum at will. Sums of several buckets
-can be compared, and a rule leaves out sums far from the others (He, Karimireddy, Jaggi, Secure
-Byzantine-Robust Machine Learning, 2020; Velicheti, Xia, Koyejo, Secure Byzantine-Robust Distributed
-Learning via Clustering, 2021).
+Masks hide a hostile client's vector, so that it could move the sum of all clients at will. The sums
+of several buckets can be compared, and an aggregation rule leaves out sums far from the others (He,
+Karimireddy, Jaggi, Secure Byzantine-Robust Machine Learning, 2020; Velicheti, Xia, Koyejo, Secure
+Byzantine-Robust Distributed Learning via Clustering, 2021).
 
 The draw depends on the round's token and on the fresh keys of all clients. A client sends its keys
 before it sees any other client's keys. So no client chooses its bucket, and every client can check
@@ -16,18 +16,21 @@ from collections.abc import Mapping
 from samara.shared.protocol.secure_aggregation.graph import least_number
 
 LEAST_TRIMMED = 5
-"""Least number of buckets for a trimmed mean; the sums of fewer buckets are added up."""
+"""Least number of buckets for a trimmed mean. The sums of fewer buckets are simply added up."""
 DIGEST_BYTES = 32
-"""Bytes of the digest of a client's keys."""
+"""Size in bytes of the digest of a client's keys."""
 
 
 def draw_buckets(token: bytes, digests: Mapping[int, bytes], size: int) -> list[list[int]]:
-    """Draw buckets of client indices, each ascending. Their sizes differ by at most 1.
+    """Divide a round's clients at random into buckets, whose sizes differ by at most 1.
 
     Args:
         token: token of the round's instruction, 8 bytes.
         digests: digest of each client's keys, 32 bytes; empty without keys.
         size: least number of clients in a bucket; a round with fewer clients has one bucket.
+
+    Returns:
+        The client indices of each bucket, ascending.
     """
     lot = hashlib.sha256(b"samara-buckets-1\0" + token)
     for client, digest in sorted(digests.items()):
@@ -43,7 +46,7 @@ def draw_buckets(token: bytes, digests: Mapping[int, bytes], size: int) -> list[
 
 
 def fewest_in_a_sum(size: int, minimum: int) -> int:
-    """Return the least number of surviving clients whose vectors are added up in one sum.
+    """Return the least number of surviving clients whose vectors form a sum.
 
     Args:
         size: least number of clients in a bucket when it is drawn; 0 without buckets.

@@ -1,10 +1,9 @@
 """The graph of a round: its edges are the pairs of clients that share masks and secrets.
 
-With up to `DEGREE` + 1 clients, every pair is connected. With more, clients form a circle in an
-order that follows from the round's token, and the `DEGREE` nearest clients are a client's
-neighbours. This graph of Bell et al. (2020, section 3.1) keeps a client's work independent of the
-number of clients. Here a client also counts as its own neighbour, because it keeps a share of its
-own secrets.
+With up to `DEGREE` + 1 clients, every pair is connected. With more, the round's token orders the
+clients in a circle, and the `DEGREE` nearest clients in this circle are a client's neighbours. With
+this graph of Bell et al. (2020, section 3.1), a client's work does not depend on the number of
+clients. A neighbourhood includes the client itself, because it keeps a share of its own secrets.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ LEAST_CLIENTS = 3
 
 
 def least_number(count: int) -> int:
-    """Return t, the least integer above two thirds of a count."""
+    """Return t, the least integer above two thirds of a number of clients."""
     return 2 * count // 3 + 1
 
 

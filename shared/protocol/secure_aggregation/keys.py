@@ -3,9 +3,9 @@
 Key agreement is ECDH on P-256, keys are derived by HKDF-SHA256, and shares are encrypted by
 AES-256-GCM. All clients support these algorithms, including browsers by WebCrypto.
 
-The shared key of two clients depends on their indices and on the list of clients that they
-received. So a client that copies another client's public key gets different masks, and a client
-that received another list can read nothing.
+The shared key of two clients depends on their indices and on the list of clients that each has
+received. So a client that copies another client's public key gets other masks. A client that
+received another list cannot decrypt the other's messages.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from samara.shared.errors import MaskingError
 
 KEY_BYTES = 65
-"""Bytes of a public key, an uncompressed point."""
+"""Size in bytes of a public key, an uncompressed point."""
 SECRET_BYTES = 32
-"""Bytes of a private key or a seed, little-endian."""
+"""Size in bytes of a private key or a seed; both are little-endian."""
 NONCE_BYTES, _TAG_BYTES = 12, 16
 SEAL_BYTES = NONCE_BYTES + _TAG_BYTES
-"""Bytes that encryption adds to a plaintext."""
+"""Number of bytes by which a ciphertext is longer than its plaintext."""
 SEALING, MASKING = b"shares", b"mask"
-"""Purposes of the keys that two clients agree on: encrypting shares, and masks."""
+"""Purposes of the two keys that a pair of clients agrees on: encryption of shares, and masks."""
 _INFO = b"samara-masking-2\0"
 
 
@@ -92,11 +92,11 @@ def load_public(public: bytes) -> ec.EllipticCurvePublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
     except ValueError as error:
-        raise MaskingError("a public key that is no point on P-256") from error
+        raise MaskingError("a public key is not a point on P-256") from error
 
 
 def digest_of_clients(token: bytes, clients: Sequence[int]) -> bytes:
-    """Return the digest of a list of clients, 32 bytes; keys and signatures are bound to it.
+    """Return the digest of a list of clients, 32 bytes, to which keys and signatures are bound.
 
     Args:
         token: token of the round's instruction, 8 bytes.
@@ -107,7 +107,9 @@ def digest_of_clients(token: bytes, clients: Sequence[int]) -> bytes:
 
 
 def pair_of(clients_digest: bytes, one: int, other: int) -> bytes:
-    """Encode two clients of a list, in either order, as the context of their shared key, 40 bytes.
+    """Encode two clients of a list as the context of their shared key, 40 bytes.
+
+    The order of the two clients has no effect.
 
     Args:
         clients_digest: digest of the list, `digest_of_clients`.

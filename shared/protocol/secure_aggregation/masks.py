@@ -1,8 +1,8 @@
 """Masks: numbers modulo 2⁶⁴ that hide a vector and cancel in the sum over clients.
 
 A client u adds its own mask to its vector. For each neighbour v it also adds the mask of the pair
-if u < v, and subtracts it otherwise. So the masks of each pair cancel in the sum over all clients
-(Bonawitz et al., 2017, section 4). Sums of vectors are within ±2⁶²
+(u, v) if u < v, and subtracts it otherwise. So the masks of pairs cancel in the sum over all
+clients (Bonawitz et al., 2017, section 4). Sums of vectors are within ±2⁶²
 (`samara.shared.privacy.vector`), so arithmetic modulo 2⁶⁴ loses nothing.
 """
 
@@ -74,7 +74,7 @@ def unmask_sum(
     total: Masked = np.sum(list(masked), axis=0, dtype=np.uint64)
     for seed in seeds:
         total = total - mask_stream(seed, len(total))
-    # The clients that stayed added the opposites of the missing client's pair masks.
+    # The clients that stayed have added these masks with the opposite sign.
     for client, pair_keys in missing.items():
         total = total + pair_masks(client, pair_keys, len(total))
     return total.view(np.int64)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 PRIME = 2**256 + 297
 """Least prime above all secrets, which are 256-bit numbers."""
 SHARE_BYTES = 33
-"""Bytes of a share, little-endian."""
+"""Size in bytes of a share, which is little-endian."""
 
 
 def split_secret(

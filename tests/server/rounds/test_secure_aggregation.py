@@ -194,7 +194,7 @@ FORGERIES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
         lambda f: change(f, commitment=bytes(32)),
     ),
     "another device": ("keys", "a key that is not its device's key", resigned),
-    "no key": ("keys", "no point on P-256", lambda f: f),
+    "no key": ("keys", "not a point on P-256", lambda f: f),
     "shares for others": (
         "shares",
         "its shares are not for its neighbours",

@@ -114,7 +114,7 @@ def test_quantizing_loses_little() -> None:
     "vectors", [np.zeros((1, 3)), np.full((1, 3), np.nan), np.ones((1, 3)) * 1e9]
 )
 def test_vectors_that_cannot_be_stored_are_refused(vectors: NDArray[np.float64]) -> None:
-    with pytest.raises(ModelError, match="the basis has"):
+    with pytest.raises(ModelError, match=r"the basis has|could overflow"):
         Basis.quantize(ORIGIN, vectors)
 
 

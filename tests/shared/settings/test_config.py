@@ -369,8 +369,8 @@ def test_a_value_that_is_fixed_now_stays_in_the_run_id_and_others_are_refused() 
     assert "cohort.most-elements" not in RunConfig().flat()
     assert RunConfig().identity()["adapter.seed"] == 0
     assert mistakes({"cohort.most-elements": 7}) == [
-        "cohort.most-elements: there is no such setting any more, it is always 33554432; leave it "
-        "out",
+        "cohort.most-elements: there is no such setting any more; its value is always 33554432; "
+        "leave it out",
     ]
 
 

@@ -22,7 +22,7 @@ CENTRAL: dict[str, Any] = {
     ("settings", "message"),
     [
         ({}, "central needs privacy.epsilon or privacy.noise-multiplier"),
-        ({"privacy.epsilon": 2.0, "evaluate.best": True}, "evaluate.best: it chooses a round"),
+        ({"privacy.epsilon": 2.0, "evaluate.best": True}, "evaluations without noise"),
         (
             {"privacy.epsilon": 2.0, "privacy.noise-multiplier": 1.0},
             "40 rounds with noise multiplier 1 cost 48.8, over 2",

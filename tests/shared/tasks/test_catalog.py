@@ -362,7 +362,7 @@ def test_all_mistakes_of_every_kind_are_reported_at_once(tmp_path: Path) -> None
             '"{names}"',
             "label in a row is the text of the right candidate",
         ),
-        (CHOICE, '["{first}", "{second}"]', '"names"', "as one text must be a field in braces"),
+        (CHOICE, '["{first}", "{second}"]', '"names"', "must be a list, or the field"),
         (CHOICE, "replace.story", "replace.first", "names first, but the text reads only story"),
         (GENERATION, "{answer}", "{answer}{answer}", "must contain {answer} once"),
         (GENERATION, "{question|ask}", "", "names no field of a row"),

@@ -46,7 +46,7 @@ export async function agree(
   pair: Bytes,
 ): Promise<Bytes> {
   const other = await crypto.subtle.importKey("raw", point, CURVE, false, []).catch(() => {
-    throw new MaskingError("a public key that is no point on P-256");
+    throw new MaskingError("a public key is not a point on P-256");
   });
   const shared = await crypto.subtle.deriveBits({ name: "ECDH", public: other }, own, 256);
   const base = await crypto.subtle.importKey("raw", shared, "HKDF", false, ["deriveBits"]);

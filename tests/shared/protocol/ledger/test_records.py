@@ -162,5 +162,5 @@ def test_any_flipped_bit_or_missing_byte_of_a_segments_header_is_found() -> None
 
 def test_the_first_segment_starts_the_chain_of_its_own_ledger() -> None:
     wrong = replace(HISTORY.header.start, head=bytes(32))
-    with pytest.raises(LedgerError, match="starts at round 0 with another chain"):
+    with pytest.raises(LedgerError, match="starts at round 0, but its chain hash"):
         read_segment_header(io.BytesIO(encode_segment_header(HISTORY.header, wrong)))

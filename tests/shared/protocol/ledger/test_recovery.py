@@ -217,8 +217,8 @@ def test_a_ledger_whose_snapshots_are_all_damaged_and_old_rounds_gone_is_refused
 ) -> None:
     compacted = without(SOUND, FIRST, SECOND, "0000000002.snap")
     damaged = {name: compacted[name][:-1] for name in (OLDER, NEWEST)}
-    assert_refused(tmp_path, compacted | damaged, "no way leads to the last round")
-    assert_refused(tmp_path, without(compacted, OLDER, NEWEST), "no way leads to the last round")
+    assert_refused(tmp_path, compacted | damaged, "no records lead to the last round")
+    assert_refused(tmp_path, without(compacted, OLDER, NEWEST), "no records lead to the last round")
 
 
 def test_a_snapshot_of_another_history_is_not_believed(tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ def test_a_snapshot_of_another_history_is_not_believed(tmp_path: Path) -> None:
     link = Record.create(HISTORY.position(4), delta_of(5), HISTORY.digests[6]).link
     other = Record.create(link.position, delta_of(6), HISTORY.digests[1]).link
     foreign = b"".join(Snapshot(HISTORY.header, other, HISTORY.states[1]).parts())
-    assert_recovers(tmp_path, {**SOUND, NEWEST: foreign}, 7, "do not lead through it")
+    assert_recovers(tmp_path, {**SOUND, NEWEST: foreign}, 7, "do not continue this snapshot")
     files = HISTORY.files(6, 2)
     write_files(tmp_path, {**files, NEWEST: foreign})
     with opened(tmp_path) as ledger:
-        assert "do not lead through it" in ledger.recovered
+        assert "do not continue this snapshot" in ledger.recovered
     assert files_of(tmp_path) == files
 
 
@@ -252,9 +252,9 @@ def test_damage_before_the_newest_snapshot_is_said_and_does_no_harm(tmp_path: Pa
     ("gone", "said"),
     [
         ([LAST, NEWEST], ""),
-        ([LAST, THIRD], "0000000006.snap: the records end before it, at round 4"),
-        ([THIRD, NEWEST], "0000000005.seg: round 5|no way leads|is missing before it"),
-        ([FIRST, OLDER, NEWEST, "0000000002.snap"], "no way leads"),
+        ([LAST, THIRD], "0000000006.snap: the records end before this snapshot, at round 4"),
+        ([THIRD, NEWEST], "0000000005.seg: round 5|no records lead|before it is missing"),
+        ([FIRST, OLDER, NEWEST, "0000000002.snap"], "no records lead"),
     ],
 )
 def test_missing_files(tmp_path: Path, gone: list[str], said: str) -> None:

@@ -340,7 +340,7 @@ def test_the_survivors_of_a_bucket_have_all_the_noise() -> None:
     [
         ({"privacy__bucket": 2}, "privacy.bucket: 2 must be from 3 to cohort.minimum = 45"),
         ({"privacy__bucket": 46}, "privacy.bucket: 46 must be from 3 to cohort.minimum = 45"),
-        ({"privacy__mode": "none"}, "buckets drawn with privacy none: buckets are sums of a"),
+        ({"privacy__mode": "none"}, "buckets drawn with privacy none: only the sum of a"),
     ],
 )
 def test_buckets_that_hide_or_protect_nothing_are_refused(
