@@ -111,9 +111,18 @@ class CommonDeviation:
 
     Attributes:
         index: index in `INTERCEPT_DEVIATIONS`.
+
+    Raises:
+        FrameError: if there is no candidate with this index.
     """
 
     index: int
+
+    def __post_init__(self) -> None:
+        if self.index >= len(INTERCEPT_DEVIATIONS):
+            raise FrameError(
+                f"the common deviation {self.index} is not a candidate of this version"
+            )
 
     @property
     def deviation(self) -> float:
@@ -255,10 +264,7 @@ def _read_entry(reader: Reader) -> DeltaEntry:
     if kind == _EntryKind.DENSE_VALUES:
         return read_dense_values(reader)
     if kind == _EntryKind.COMMON_DEVIATION:
-        (index,) = reader.fields(_DEVIATION_INDEX)
-        if index >= len(INTERCEPT_DEVIATIONS):
-            raise FrameError(f"the common deviation {index} is not a candidate of this version")
-        return CommonDeviation(index)
+        return CommonDeviation(*reader.fields(_DEVIATION_INDEX))
     if kind != _EntryKind.SHRINK:
         return Group.read(kind, reader)
     (bits,) = reader.fields(_SHRINK_BITS)

@@ -13,6 +13,7 @@ from helpers import delta_of, history_of, layout_of
 from samara.client.protocol.session import Session, SharedCatchUp
 from samara.client.protocol.session_store import decode_session, encode_session
 from samara.shared.errors import CatchUpError, FrameError, LedgerError
+from samara.shared.protocol import round_delta
 from samara.shared.protocol.frames.instructions import PERSONAL_TRACK
 from samara.shared.protocol.layout import Tensor
 from samara.shared.protocol.ledger.ledger import Ledger
@@ -97,9 +98,16 @@ def test_a_common_deviation_only_follows_a_common_intercept(
         RoundDelta.decode(adding(*entries, track=track).encode())
 
 
-def test_a_deviation_that_is_no_candidate_is_refused() -> None:
+def test_a_deviation_that_is_no_candidate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as later_version:
+        later_version.setattr(round_delta, "INTERCEPT_DEVIATIONS", (1.0,) * 6)
+        frame = adding(INTERCEPT, CommonDeviation(5)).encode()
     with pytest.raises(FrameError, match="common deviation 5 is not a candidate"):
-        RoundDelta.decode(adding(INTERCEPT, CommonDeviation(5)).encode())
+        RoundDelta.decode(frame)
+    session = replace(Session.begin(HISTORY.header, LAYOUT), common=INTERCEPT, deviation=DEVIATION)
+    saved = session.to_bytes()
+    with pytest.raises(CatchUpError, match="the saved session is damaged"):
+        Session.from_bytes(saved | {"common": saved["common"][:-1] + b"\5"})
 
 
 @pytest.mark.parametrize(
