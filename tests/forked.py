@@ -385,6 +385,13 @@ def _prepare_numba() -> None:
     cpu_target.target_context.refresh()
 
 
+def share_sources_of_nodes() -> None:
+    """Have torch share the recorded origins of graph nodes, which each pass of an export copies."""
+    from torch.fx.traceback import NodeSource
+
+    NodeSource.__deepcopy__ = lambda source, _: source  # type: ignore[attr-defined]
+
+
 def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -395,6 +402,7 @@ def main() -> None:
             importlib.import_module(name)
     logging.root.handlers.clear()  # xnnpack's partitioner adds one
     _prepare_numba()
+    share_sources_of_nodes()
     wait_for_no_disk()
     gc.collect()
     gc.freeze()
