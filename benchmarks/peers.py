@@ -224,9 +224,9 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
 
 
 def samara_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of simulated rounds of one step, after the seconds of the rest.
+    """Return the seconds of a simulated run's overhead, then of its other rounds of one step.
 
-    The rest is the start, the first round, which loads the model, and the end.
+    The overhead is the start, the first round (which loads the model), and the end.
     """
     from samara.shared.results.result import RunResult
     from samara.simulations.simulate import simulate
@@ -252,7 +252,7 @@ def samara_rounds(clients: int, rounds: int) -> list[float]:
 def ray_rounds(clients: int, rounds: int) -> list[float]:
     """Return the seconds of rounds in which clients answer with one number.
 
-    The first number is for the start together with the first round.
+    The first number is the seconds of the start and the first round together.
     """
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp

@@ -200,7 +200,7 @@ def _half(rng: np.random.Generator) -> Hostile:
 
 
 def _unread(rng: np.random.Generator) -> Hostile:
-    """Return a request for a stream, whose answer the sender does not read."""
+    """Return a request for a streamed answer that the sender does not read."""
     path = list(_POSTS)[2 + rng.integers(2)]
     body = _POSTS[path] | {"max_tokens": 50, "stream": True}
     return Hostile(request(json.dumps(body).encode(), path), ends=True)

@@ -343,7 +343,7 @@ def zo2(
 
 
 def streams(given: Given) -> Iterator[Cell]:
-    """Yield a cell with the work of ZO2's three streams in one step, by torch's profiler."""
+    """Yield a cell with the work of ZO2's three streams in one step, seen by torch's profiler."""
 
     def profile(variant: str) -> Iterator[Row]:
         import torch

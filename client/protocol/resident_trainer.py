@@ -169,7 +169,7 @@ class ResidentTrainer:
         self.runtime.keep_only(self.data.parts())
 
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
-        """Return the reply to a task, a frame.
+        """Return the reply to a task, as a frame.
 
         Args:
             task: task whose settings are the run config, a JSON object with dotted keys.

@@ -198,7 +198,7 @@ class Space(ABC):
         self.add(first, self.perturbation(seed, first, count, scaling) * (target - current))
 
     def update_all(self, update: RangeUpdate) -> None:
-        """Apply an update to every range of θ, at once or when the range is next in memory."""
+        """Apply an update to every range of θ, now or when the range is next in memory."""
         for first, count in self.chunks():
             update(first, count)
 

@@ -125,7 +125,7 @@ class StreamedFullSpace(Space):
     def assign(self, first: int, values: Tensor) -> None:
         """Set elements of θ in loaded blocks, which are written back later.
 
-        With a copy, θ is rounded to the stored type at once, and not when the block is written. So
+        With a copy, θ is rounded to the stored type now, and not when the block is written. So
         the bits do not depend on the time of the transfer.
         """
         start = 0

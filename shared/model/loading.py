@@ -88,7 +88,7 @@ class BaseModel:
 
     @property
     def features(self) -> int:
-        """The size of a representation: of the last hidden state or, for an encoder, a sentence."""
+        """The size of a representation: a hidden state or, for an encoder, a sentence vector."""
         size = self.hidden_size
         return self.pooling.size(size) if self.family == "encoder" else size
 

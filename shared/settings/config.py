@@ -345,7 +345,7 @@ class RunConfig(Settings):
     def given(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate a user's settings.
 
-        If ``out`` names a run to be continued, open `adapter.layers` and `differences` get the
+        If ``out`` names a run to continue, unset `adapter.layers` and `differences` get the
         values that the run has recorded.
 
         Raises:
@@ -362,7 +362,7 @@ class RunConfig(Settings):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate settings, nested or dotted. A given start decides an open ``adapter.layers``.
+        """Validate settings, nested or dotted. A given start decides an unset ``adapter.layers``.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.
@@ -370,7 +370,7 @@ class RunConfig(Settings):
 
         Raises:
             ConfigError: listing every mistake.
-            ModelError: if `adapter.layers` is open and the start cannot be read.
+            ModelError: if `adapter.layers` is unset and the start cannot be read.
             MissingBlobError: if the start is not in this machine's store.
         """
         flat = flattened(settings)
@@ -479,8 +479,8 @@ class RunConfig(Settings):
             )
         if self.method == "cluster" and self.federated_rounds <= self.cohort.clustering_rounds:
             raise ValueError(
-                "method: cluster needs more rounds than cohort.clustering-rounds, which only find "
-                "the clusters"
+                "method: cluster needs more rounds than cohort.clustering-rounds, because those "
+                "rounds only find the clusters"
             )
         if self.cohort.newcomers >= self.data.clients:
             raise ValueError(

@@ -43,7 +43,7 @@ class _Due:
 
 
 class FleetGrid(LocalGrid):
-    """A grid that delivers train messages on the virtual clock, and all other messages at once.
+    """A grid that delivers train messages on the virtual clock, other messages immediately.
 
     The grid computes a report when the server fetches it. At the same time it computes the reports
     that share forward passes with it, and reports for idle threads. It never computes a report that

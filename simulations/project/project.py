@@ -259,7 +259,7 @@ def _labels(
         return (), ()
     if len(values) == 1:
         raise DataError(
-            f"{roles.label} is {values[0]!r} in all rows, so that a model cannot learn from it; "
+            f"{roles.label} is {values[0]!r} in all rows, so a model cannot learn from it; "
             "add rows with other labels, or give another --label"
         )
     if not 1 < len(values) <= MOST_LABELS:

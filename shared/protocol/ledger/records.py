@@ -303,7 +303,9 @@ def read_record(stream: BinaryIO, previous: Position, track: int) -> Record | No
     frame, end_digest, record_hash = rest[:length], rest[length:-HASH_BYTES], rest[-HASH_BYTES:]
     link = Link(previous.head, number, hashlib.sha256(frame).digest(), end_digest)
     if link.position.head != record_hash:
-        raise LedgerError(f"round {expected}: the record is damaged or does not follow the last")
+        raise LedgerError(
+            f"round {expected}: the record is damaged or does not follow the previous one"
+        )
     try:
         delta = RoundDelta.decode(frame)
         if contributors:
