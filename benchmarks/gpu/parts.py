@@ -257,7 +257,7 @@ class _StreamedModel:
 def _mezo_step(
     base: Any, store: Any, variant: str, batch: int, tokens: int
 ) -> Iterator[Callable[[], float]]:
-    """Yield a MeZO step in place on a model, which is streamed if a store is given."""
+    """Yield a MeZO step in place on a model; a model with a store is streamed."""
     import torch
 
     from benchmarks.speed.shapes import TASK

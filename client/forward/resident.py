@@ -120,7 +120,7 @@ class ResidentForward:
         prompts: Sequence[Prompt],
         micro_batch: int,
     ) -> NDArray[np.float32] | None:
-        """Return the scores of prompts with a common prefix, which the model reads only once.
+        """Return the scores of prompts with a common prefix; the model reads it only once.
 
         The last bits differ from those of `scores`.
 

@@ -355,7 +355,7 @@ class ModelRuntime:
         return self._scores(self.perturbation(None), prompts)
 
     def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
-        """Return the adapter of a state, int64 [d]; for None, zeros, which give the base model."""
+        """Return the adapter of a state, int64 [d]; None gives zeros, and so the base model."""
         if state is None:
             weights = torch.zeros(self.layout.element_count, device=self.torch_device)
         else:

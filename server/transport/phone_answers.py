@@ -106,7 +106,7 @@ def read_numbers(reply: Message, name: str) -> list[int]:
 
 
 def node_of_key(public_key: bytes) -> int:
-    """Return the node id of the phone with this key, which does not depend on the gateway."""
+    """Return the node id of the phone with this key; the id does not depend on the gateway."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
 
 

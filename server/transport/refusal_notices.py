@@ -24,7 +24,7 @@ _NO_TOKEN = bytes(8)
 
 
 class RefusalNotices:
-    """Notices to nodes, which are sent without waiting and whose replies are ignored."""
+    """Notices to nodes. Sending them does not wait, and their replies are ignored."""
 
     def __init__(self) -> None:
         self._unsent: dict[int, Refusal] = {}

@@ -198,7 +198,7 @@ def load_without_blocks(
     dtype: Dtype = "float32",
     depth: str = "",
 ) -> tuple[BaseModel, list[dict[str, CheckpointEntry]]]:
-    """Load a model without its blocks, whose parameters stay on the meta device.
+    """Load a model without its blocks; the blocks' parameters stay on the meta device.
 
     Args:
         path: as in `load_base_model`.

@@ -104,7 +104,7 @@ def reads(method: str, key: str) -> bool:
 
 
 def _built_in_method(method: str) -> str:
-    """Return the built-in method with the same rules as a method, which may be a registered one."""
+    """Return the built-in method whose rules apply to a built-in or registered method."""
     return "readout" if is_extension(method) else method
 
 
@@ -362,7 +362,9 @@ class RunConfig(Settings):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate settings, nested or dotted. A given start decides an unset ``adapter.layers``.
+        """Validate settings, nested or dotted.
+
+        If ``adapter.layers`` is not set, but a start is, the layers are those of the start.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.

@@ -94,7 +94,7 @@ def first_column(result: RunResult) -> str:
 
 
 def has_texts(result: RunResult) -> bool:
-    """Return whether a run is a generation, whose clients report the lengths of their texts."""
+    """Return whether a run's task is a generation: its clients report their texts' lengths."""
     return any(SPLIT_BYTES in own.facts for own in result.clients.values())
 
 

@@ -194,7 +194,7 @@ def _missed_bytes(task: Task) -> int:
 
 
 def _report_size(instruction: TrainInstruction) -> int:
-    """Return the size of a report's frame in bytes, which does not depend on its values."""
+    """Return the size of a report's frame in bytes; the reported values do not affect it."""
     gradients = np.zeros((instruction.steps, instruction.queries), np.float32)
     pooled = instruction.seed_policy is SeedPolicy.POOL
     curvature = 0.0 if instruction.measured_directions(instruction.steps) else None
