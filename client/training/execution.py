@@ -153,7 +153,7 @@ class StepBenchmark:
 def choose_schedule(
     config: RunConfig, benchmark: StepBenchmark, is_streamed: bool = False
 ) -> Schedule:
-    """Return the schedule that the settings name, with open values chosen by measurement.
+    """Return the schedule that the settings name; measurements choose the values left open.
 
     Args:
         config: settings of the run.

@@ -66,7 +66,7 @@ class PhoneNotices:
         Args:
             grid: the grid that reaches the gateway.
             gateway: Flower's id of the gateway's node.
-            errors: reasons by phone number, for all refused phones of the gateway.
+            errors: reasons by the gateway's number for the phone, for all its refused phones.
         """
         now = time.monotonic()
         before = self._told.get(gateway, {})

@@ -206,7 +206,7 @@ def _readout_schedule(flat: Mapping[str, Any]) -> Choice:
 
 
 def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
-    """Return `value` as the schedule if the step size is estimated, otherwise a constant one."""
+    """Return the schedule: `value` if the step size is estimated, otherwise constant."""
     if flat.get("learning-rate", AUTO) != AUTO:
         return Choice("constant", "the step size is set")
     if flat.get(DIFFERENCES) == COMPONENTS:

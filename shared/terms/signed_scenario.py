@@ -130,7 +130,7 @@ class SignedScenario:
         return hash_identity(self.identity, layout_hash, model_id)
 
     def describe(self) -> list[str]:
-        """Return sentences for the owner of a client's examples."""
+        """Return sentences that describe the scenario to the owner of a client's examples."""
         return [
             f"signed by operator {describe_operator(self.operator)}",
             *describe_terms(self.terms),

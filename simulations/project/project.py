@@ -159,7 +159,7 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
                 )
             if not columns[name].is_usable:
                 raise ConfigError(
-                    f"the column name {name!r} cannot be used in a template; rename the column "
+                    f"the column name {name!r} cannot be used in a template; give the column a name "
                     "without { } | : !"
                 )
         return tuple(texts)
@@ -225,8 +225,8 @@ def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[
             raise ConfigError(f"{name} cannot be both user and answer; give another --user")
         if not columns[name].is_usable:
             raise ConfigError(
-                f"the column name {name!r} cannot be used for users; rename the column without "
-                "{ } | : !"
+                f"the column name {name!r} cannot be used for users; give the column a name "
+                "without { } | : !"
             )
         return name
 

@@ -363,7 +363,7 @@ def sent_span(stream: BinaryIO, number: int) -> tuple[int, int]:
 
 
 def records_after(tail: bytes, round_number: int) -> bytes:
-    """Drop the records up to and including a round from the records of a catch-up.
+    """Remove from a catch-up all records up to and including a round.
 
     A client has more rounds than the server knows if the client's last answer was lost.
     """
