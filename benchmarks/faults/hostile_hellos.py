@@ -1,4 +1,4 @@
-"""False hellos of a client with a valid key, which must not start, end or block a run."""
+"""False hellos of a client with a valid key; they must not start, end or block a run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

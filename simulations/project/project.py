@@ -159,8 +159,8 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
                 )
             if not columns[name].is_usable:
                 raise ConfigError(
-                    f"the column name {name!r} cannot be used in a template; give the column a name "
-                    "without { } | : !"
+                    f"the column name {name!r} cannot be used in a template; give the column "
+                    "a name without { } | : !"
                 )
         return tuple(texts)
 
