@@ -1,14 +1,20 @@
 """Make a release of the commit that is checked out: ``make release``.
 
-The version is the one in pyproject.toml. Refused, before anything is made: uncommitted changes, a
-version that has a tag, a changelog without a section of the version, a CITATION.cff of another one.
-Then come `make check`, `make docs` and `make phone-page`, and into dist/VERSION: wheel and sdist,
-both with the page for browsers, documentation, SBOM (CycloneDX, of an environment with the wheel
-and the versions of constraints.txt), the changelog's section, and SHA256SUMS. The tag, last of all,
-is not pushed.
+pyproject.toml names the version. The command refuses uncommitted changes, a version that already
+has a tag, a changelog without a section for the version, and a CITATION.cff with another version.
 
-The times in wheel, sdist and documentation are the commit's, and their order and modes do not
-depend on the machine: the same commit, setuptools and zlib give the same bytes.
+It then runs `make check`, `make docs` and `make phone-page`, and fills the folder dist/VERSION:
+
+- wheel and sdist, both with the page for browsers
+- documentation
+- SBOM: CycloneDX, of an environment with the wheel and the versions of constraints.txt
+- the changelog's section
+- SHA256SUMS
+
+Finally it creates the tag, but does not push it.
+
+Wheel, sdist and documentation have the commit's time, and their order and modes do not depend on
+the machine. The same commit, setuptools and zlib therefore give the same bytes.
 """
 
 import gzip
@@ -27,18 +33,18 @@ from pathlib import Path
 SBOM_TOOL = "cyclonedx-bom==7.5.0"
 NAME = "samara_fl"
 BUILT_PAGE, SHIPPED_PAGE = "build/phone-page", "devices/phone/web/page"
-"""Folders of the page for browsers: as it was built, and in the wheel."""
+"""Folders of the page for browsers: after the build, and in the wheel."""
 
 
 class ReleaseError(Exception):
-    """A reason for which there is no release."""
+    """Error that prevents a release."""
 
 
 def run(*command: str | Path, folder: Path, **variables: str) -> str:
     """Return the standard output of a command.
 
     Raises:
-        ReleaseError: if it fails; what it wrote to standard error is on the terminal.
+        ReleaseError: if the command fails; its standard error is on the terminal.
     """
     ended = subprocess.run(
         command,
@@ -54,14 +60,14 @@ def run(*command: str | Path, folder: Path, **variables: str) -> str:
 
 
 def changelog_section(changelog: str, version: str) -> str:
-    """Return what a changelog says of a version, without the heading; empty if it says nothing."""
+    """Return a changelog's section about a version, without its heading; empty if missing."""
     heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$"
     found = re.search(rf"{heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     return found[1].strip() if found else ""
 
 
 def find_obstacles(root: Path, version: str) -> list[str]:
-    """Return what keeps a version from being released, with remedies; nothing if nothing does."""
+    """Return the reasons why a version cannot be released, with remedies; empty if it can."""
     obstacles = []
     if changed := run("git", "status", "--porcelain", folder=root).splitlines():
         obstacles.append(f"uncommitted changes: {', '.join(line[3:] for line in changed)}")
@@ -76,11 +82,11 @@ def find_obstacles(root: Path, version: str) -> list[str]:
 
 
 def pack(folder: Path, file: Path, epoch: int) -> None:
-    """Write a folder as .tar.gz whose bytes depend on names, contents and a time alone.
+    """Write a folder as .tar.gz whose bytes depend only on names, contents and a time.
 
     Args:
-        folder: what is packed, under its own name.
-        file: archive that is written.
+        folder: folder to pack, under its own name.
+        file: path of the archive.
         epoch: time of every member, in seconds since 1970.
     """
     with (
@@ -102,11 +108,11 @@ def pack(folder: Path, file: Path, epoch: int) -> None:
 def build_distributions(root: Path, out: Path) -> None:
     """Build wheel and sdist of the commit that is checked out, with the page for browsers.
 
-    Uncommitted files have no part.
+    Uncommitted files are left out.
 
     Args:
         root: repository.
-        out: folder for both.
+        out: folder for wheel and sdist.
     """
     epoch = int(run("git", "log", "-1", "--format=%ct", folder=root))
     backend = (
@@ -134,16 +140,16 @@ def build_distributions(root: Path, out: Path) -> None:
 
 
 def describe_installation(wheel: Path, constraints: Path, version: str, sbom: Path) -> None:
-    """Install a wheel as a user would, ask it for its version, and write the SBOM of the result.
+    """Install a wheel as a user would, check its version, and write an SBOM of the environment.
 
     Args:
         wheel: the wheel.
-        constraints: versions of what it needs.
-        version: what `samara --version` must say.
-        sbom: CycloneDX file that is written, JSON.
+        constraints: file with the versions of its dependencies.
+        version: expected output of `samara --version`.
+        sbom: path of the CycloneDX file, JSON.
 
     Raises:
-        ReleaseError: if it says something else, or an installation fails.
+        ReleaseError: if the version differs, or an installation fails.
     """
     with tempfile.TemporaryDirectory() as work:
         installed, tools = Path(work) / "installed", Path(work) / "tools"
@@ -161,10 +167,10 @@ def describe_installation(wheel: Path, constraints: Path, version: str, sbom: Pa
 
 
 def release(root: Path) -> Path:
-    """Make the release of a repository's commit, and its tag; return the folder of its files.
+    """Make and tag the release of a repository's commit; return the folder of its files.
 
     Raises:
-        ReleaseError: if the version cannot be released, or a step fails; there is no tag then.
+        ReleaseError: if the version cannot be released, or a step fails; no tag is then created.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     version: str = project["version"]

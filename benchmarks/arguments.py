@@ -41,5 +41,5 @@ def arguments(
 
 
 def listed(text: str, kind: type = str) -> list[Any]:
-    """Return the values in an option's text, which are separated by commas."""
+    """Return the comma-separated values in an option's text."""
     return [kind(part) for part in text.split(",")]

@@ -104,7 +104,7 @@ def ratios(work: str, ours: Sequence[float], theirs: dict[str, list[float]]) -> 
 def steps(
     shape: str, batches: Sequence[int], length: int, layers: Sequence[str], weights: Sequence[str]
 ) -> list[Contest]:
-    """Return contests with MeZO and a bare pass about steps inside a language model.
+    """Return contests of steps inside a language model: Samara, MeZO, and a bare pass.
 
     Args:
         shape: name of a shape of `benchmarks.speed.shapes`; its weights are random.
@@ -143,7 +143,7 @@ def _bare_pass(bench: Bench, rows: torch.Tensor) -> Callable[[], object]:
 
 
 def readout_steps(count: int) -> Contest:
-    """Return a contest with MeZO about a client's steps on the embedded model's readout.
+    """Return a contest of a client's steps on the embedded model's readout: Samara and MeZO.
 
     The client steps by projected gradients on cached representations, MeZO on as many features.
     """
@@ -170,7 +170,7 @@ def readout_steps(count: int) -> Contest:
 
 
 def replays(sizes: Sequence[int], count: int) -> list[Contest]:
-    """Return contests about catching up by a number of directions, and about computing them.
+    """Return contests in catching up by a number of directions, and in computing directions.
 
     Args:
         sizes: numbers d of trained numbers.
@@ -224,9 +224,9 @@ def replays(sizes: Sequence[int], count: int) -> list[Contest]:
 
 
 def samara_rounds(clients: int, rounds: int) -> list[float]:
-    """Return the seconds of simulated rounds of one step, after the seconds of the rest.
+    """Return the seconds of a simulated run's overhead, then of its other rounds of one step.
 
-    The rest is the start, the first round, which loads the model, and the end.
+    The overhead is the start, the first round (which loads the model), and the end.
     """
     from samara.shared.results.result import RunResult
     from samara.simulations.simulate import simulate
@@ -252,7 +252,7 @@ def samara_rounds(clients: int, rounds: int) -> list[float]:
 def ray_rounds(clients: int, rounds: int) -> list[float]:
     """Return the seconds of rounds in which clients answer with one number.
 
-    The first number is for the start together with the first round.
+    The first number is the seconds of the start and the first round together.
     """
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp

@@ -61,7 +61,7 @@ class PassesInProcess:
 
 
 class PassesInReplies(DelegatingGrid):
-    """A counter of the rows of clients in other processes, which add them to their replies.
+    """A counter of the rows of clients in other processes, from their replies.
 
     Args:
         grid: grid that delivers the messages.

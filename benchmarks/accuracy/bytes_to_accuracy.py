@@ -271,7 +271,7 @@ def test_accuracy(run: LoadedRun, state: NDArray[Any]) -> float:
 
 
 def evaluated_rounds(rounds: int) -> list[int]:
-    """Return the rounds after which a model is evaluated: all, or if many, some at equal ratios."""
+    """Return the rounds after which a model is evaluated: all, or at most nine of a long run."""
     if rounds <= EVALUATED:
         return list(range(1, rounds + 1))
     return sorted({round(rounds ** (part / 8)) for part in range(9)})

@@ -153,7 +153,7 @@ def people_of(config: RunConfig, folder: Path) -> list[Person]:
 
 
 def by_user(rows: Sequence[Row]) -> dict[str, NDArray[np.float64]]:
-    """Return each method's accuracy for every user, the mean over the seeds with test examples."""
+    """Return each method's accuracy for every user, averaged over the seeds with test examples."""
     methods = rows[0]["accuracy"]
     means = {}
     for method in (*filter(methods.__contains__, ROWS), *sorted(methods.keys() - set(ROWS))):

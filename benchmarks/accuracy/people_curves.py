@@ -66,7 +66,7 @@ def groups(found: Curves) -> dict[int, dict[str, NDArray[np.float64]]]:
 
 
 def curve_table(found: Curves, title: str) -> Table:
-    """Return the mean accuracies, by users with at least some number of examples."""
+    """Return a table of mean accuracies, with the rows of each group of users from `groups`."""
     table = Table("users with at least", "users", "own examples", *METHODS, title=title)
     for most, by_method in groups(found).items():
         for index, count in enumerate(COUNTS[: COUNTS.index(most) + 1]):

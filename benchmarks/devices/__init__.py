@@ -1,1 +1,1 @@
-"""Comparisons of the time and memory models of devices with measurements."""
+"""Measurements beside the predictions of devices' time and memory models."""

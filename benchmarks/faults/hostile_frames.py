@@ -47,7 +47,7 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
 
 
 def resealed(frame: bytes) -> bytes:
-    """Return a frame with a valid checksum."""
+    """Return a frame after replacing its checksum with the correct one."""
     if len(frame) < 8:
         return frame
     checksum = zlib.crc32(frame[8:], zlib.crc32(frame[:4]))

@@ -1,4 +1,4 @@
-"""False hellos of a client with a valid key, which must not start, end or block a run."""
+"""False hellos of a client with a valid key; they must not start, end or block a run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -53,7 +53,7 @@ class HostileGrid(InProcessGrid):
         self._looks = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are connected; at first, these are only the early nodes."""
+        """Return the connected nodes; nodes that connect later are missing at first."""
         nodes = list(super().get_node_ids())
         self._looks += 1
         return nodes if self._first is None or self._looks > 6 else sorted(self._first)

@@ -193,14 +193,14 @@ def _wrong_token(rng: np.random.Generator) -> Hostile:
 
 
 def _half(rng: np.random.Generator) -> Hostile:
-    """Return the first part of a valid request, after which the connection is closed."""
+    """Return the first part of a valid request; the sender then closes the connection."""
     path = _path(rng)
     content = request(json.dumps(_POSTS[path]).encode(), path)
     return Hostile(content[: rng.integers(1, len(content))], ends=True)
 
 
 def _unread(rng: np.random.Generator) -> Hostile:
-    """Return a request for a stream, whose answer the sender does not read."""
+    """Return a request for a streamed answer that the sender does not read."""
     path = list(_POSTS)[2 + rng.integers(2)]
     body = _POSTS[path] | {"max_tokens": 50, "stream": True}
     return Hostile(request(json.dumps(body).encode(), path), ends=True)
@@ -218,7 +218,7 @@ def _no_http(rng: np.random.Generator) -> Hostile:
 
 
 def _broken_chunks(rng: np.random.Generator) -> Hostile:
-    """Return a request with damaged body chunks, whose answer may or may not use the body."""
+    """Return a request with damaged body chunks; the answer may or may not use the body."""
     parts = [
         b"zz\r\n",
         b"5\r\nabcdefgh\r\n",

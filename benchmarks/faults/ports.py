@@ -1,4 +1,4 @@
-"""Free ports of this machine, of which each is used by only one measurement or test at a time."""
+"""Free ports of this machine, each of which only one measurement or test uses at a time."""
 
 import socket
 from contextlib import suppress

@@ -20,7 +20,7 @@ def connect(superlink: str, ca: Path) -> httpx.Client:
 
 
 def signed_headers(private: ec.EllipticCurvePrivateKey) -> dict[str, str]:
-    """Return the headers of a request that is signed with a key now."""
+    """Return a request's headers, signed with a key at the current time."""
     timestamp = datetime.now(UTC).isoformat()
     signature = private.sign(timestamp.encode(), ec.ECDSA(SHA256()))
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

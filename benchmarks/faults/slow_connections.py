@@ -94,7 +94,7 @@ async def _trickled(writer: asyncio.StreamWriter, some: bytes) -> None:
 
 
 async def all_held(port: int, count: int, authority: Path) -> dict[str, list[float | None]]:
-    """Hold connections of all kinds open at once, and return the results of `held` by kind."""
+    """Hold connections of all kinds at the same time; return the results of `held` by kind."""
     kinds = [list(KINDS)[n % len(KINDS)] for n in range(count)]
     ended = await asyncio.gather(*(held(port, kind, authority) for kind in kinds))
     found: dict[str, list[float | None]] = {}

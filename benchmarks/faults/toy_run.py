@@ -42,7 +42,7 @@ def check(
     what: str,
     nodes: Sequence[UserConfig] = (),
 ) -> str:
-    """Prove the ledger by replay, and compare it with acknowledged and undisturbed rounds.
+    """Prove the ledger by replay; compare it with the acknowledged rounds and an undisturbed run.
 
     Args:
         folder: folder with the run, finished or not, in the subfolder `run`.

@@ -82,7 +82,7 @@ def read_results(out: Path) -> dict[str, Found]:
 
 
 def measure(part: Part, given: Given) -> None:
-    """Measure the cells of a part that have no rows yet in this process, storing each at once."""
+    """In this process, measure a part's missing cells, and store each cell immediately."""
     before, file = read_results(given.out)[part.name].cells, given.out / RESULTS
 
     def keep(cell: str, **event: Any) -> None:
@@ -225,7 +225,7 @@ def rehearsed(out: Path) -> Iterator[Given]:
 
 
 def _environment(rehearse: bool, wheels: Path | None, temporary: str) -> dict[str, str]:
-    """Return the environment variables of the parts, after installing wheels if given."""
+    """Install the given wheels, and return the environment variables of the parts' processes."""
     folders = [str(ROOT), *([str(ROOT / "tests")] if rehearse else [])]
     if wheels:
         if not (files := sorted(map(str, wheels.glob("*.whl")))):

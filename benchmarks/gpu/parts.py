@@ -257,7 +257,7 @@ class _StreamedModel:
 def _mezo_step(
     base: Any, store: Any, variant: str, batch: int, tokens: int
 ) -> Iterator[Callable[[], float]]:
-    """Yield a MeZO step in place on a model, which is streamed if a store is given."""
+    """Yield a MeZO step in place on a model; a model with a store is streamed."""
     import torch
 
     from benchmarks.speed.shapes import TASK
@@ -343,7 +343,7 @@ def zo2(
 
 
 def streams(given: Given) -> Iterator[Cell]:
-    """Yield a cell with the work of ZO2's three streams in one step, by torch's profiler."""
+    """Yield a cell with the work of ZO2's three streams in one step, seen by torch's profiler."""
 
     def profile(variant: str) -> Iterator[Row]:
         import torch

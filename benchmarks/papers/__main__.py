@@ -92,7 +92,7 @@ def _settings_of(
 
 
 def _given_for(row: Row, assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the settings for one row that the command line gives."""
+    """Return the command line's settings for one row."""
     named = (assignment.partition(":") for assignment in assignments)
     return dict(parse_assignment(setting) for name, _, setting in named if name == row.name)
 

@@ -138,7 +138,7 @@ def audit(
 
     Args:
         epsilon: ε of the run.
-        seed: seed of the coins.
+        seed: seed that decides which canaries take part.
         noise: noise level of the run.
         canaries: number of canaries, a multiple of `QUERIES`; each canary has one scalar.
         rounds: number of rounds.

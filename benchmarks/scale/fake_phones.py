@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale.fake_phones --phones 200 --rounds 20
 
-Phones are streams of this process over TLS, each with its key; they answer at once. The gateway
+Phones are streams of this process over TLS, each with its key; they answer immediately. The gateway
 is a separate process. Its memory is measured after every tenth of the rounds and of the hostile
 streams, and while strangers hold connections open (`benchmarks.faults.slow_connections`). All
 random choices come from --seed.

@@ -110,7 +110,7 @@ class Bench:
         return step
 
     def algorithm_1(self, prompts: list[Prompt]) -> Callable[[], None]:
-        """Return a step of P-RGE's Algorithm 1, which keeps all perturbed adapters, in one pass."""
+        """Return a step of P-RGE's Algorithm 1 in one pass; it stores all perturbed adapters."""
         labels = np.arange(len(prompts)) % 2
         center = np.zeros(self.layout.size, np.float32)
         first = self._directions().cpu().numpy()

@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Make the C library return the memory of freed large tensors to the system at once.
+    """Make the C library return the memory of freed large tensors to the system immediately.
 
     By default glibc puts tensors of up to 32 MiB into its heap. While a model is quantized, freed
     tensors and tensors that stay alternate in the heap. The heap then cannot shrink, and the freed

@@ -308,7 +308,7 @@ def differ_by_rounding(one: Tensor, other: Tensor) -> bool:
 
 
 def has_adapters(parts: Sequence[nn.Module] | None) -> bool:
-    """Return whether any of these parts has adapters; True for None, which means unknown parts."""
+    """Return whether any of these parts has adapters; True if the parts are unknown (None)."""
     if parts is None:
         return True
     return any(isinstance(module, LoRAFALinear) for part in parts for module in part.modules())

@@ -66,8 +66,8 @@ class RepresentationStore:
 
         Args:
             prompts: the examples.
-            lasting: whether this split serves later requests for examples that are also in other
-                splits.
+            lasting: whether `locate` uses this split, rather than an earlier one, for examples
+                that are in both.
         """
         ids = tuple(map(id, prompts))
         with self._lock:

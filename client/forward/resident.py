@@ -34,7 +34,7 @@ class PassBatch:
         perturbations: perturbations of the pass.
         prompt_indices: indices of the pass's prompts among all prompts.
         prompts: prompts of the pass.
-        whole: whether scores must be log-likelihoods even if steps only compare them.
+        whole: whether to compute log-likelihoods even if the run's steps need only logits.
     """
 
     perturbation_indices: NDArray[np.int64]
@@ -84,7 +84,7 @@ class ResidentForward:
             prompts: C · n prompts, client by client.
             schedule: division into passes; examples of similar length share a pass to limit
                 padding.
-            whole: whether scores must be log-likelihoods even if steps only compare them.
+            whole: whether to compute log-likelihoods even if the run's steps need only logits.
 
         Returns:
             float32 [P, C·n, width of the rows]; −∞ where a row has fewer scores than other rows.
@@ -120,7 +120,7 @@ class ResidentForward:
         prompts: Sequence[Prompt],
         micro_batch: int,
     ) -> NDArray[np.float32] | None:
-        """Return the scores of prompts with a common prefix, which the model reads only once.
+        """Return the scores of prompts with a common prefix; the model reads it only once.
 
         The last bits differ from those of `scores`.
 
@@ -221,7 +221,7 @@ class ResidentForward:
             perturbations: P perturbations of each of C clients.
             prompts: n prompts in total, equally many per client, client by client.
             use_cache: whether to use the cache of the trunk's outputs, if there is one.
-            whole: whether scores must be log-likelihoods even if steps only compare them.
+            whole: whether to compute log-likelihoods even if the run's steps need only logits.
 
         Returns:
             float32 [P, n, width of the rows] on the model's device.

@@ -18,7 +18,7 @@ _taker: ContextVar[TurnTaker] = ContextVar("turn taker", default=nullcontext)
 
 
 def forward_pass() -> AbstractContextManager[None]:
-    """Return the context of a forward pass of this thread, which waits for a turn when entered."""
+    """Return the context of a forward pass of this thread; entering it waits for a turn."""
     return _taker.get()()
 
 

@@ -17,7 +17,7 @@ live client's index and its settings as a JSON object."""
 
 
 def with_device_settings(server_config: RunConfig, device_config: RunConfig) -> RunConfig:
-    """Return a run's settings with the device's values for all settings that it decides."""
+    """Return a run's settings with the device's values for all settings that the device decides."""
     config = server_config.with_owners_values(device_config, "device")
     run, own = server_config.data, device_config.data
     if run.split != "text" or own.path == EMBEDDED_DATA:  # generated texts: one split each

@@ -194,7 +194,7 @@ class AnswerTotals:
         )
 
     def merged(self, other: Self) -> Self:
-        """Return the totals of two runs combined into one, whose run is `EARLIER`."""
+        """Return the totals of two runs combined under the name `EARLIER`."""
         added = {name: getattr(self, name) + getattr(other, name) for name in SUMS}
         first, last = min(self.first, other.first), max(self.last, other.last)
         return replace(self, run=EARLIER, first=first, last=last, recent=(), **added)

@@ -181,7 +181,7 @@ class UpdateSchedule(Protocol):
 
 
 class ImmediateSchedule:
-    """An update schedule that does all work at once, in the thread of the backward pass."""
+    """An update schedule that does all work immediately, in the thread of the backward pass."""
 
     def gradient(self, layer: LayerUpdate, gradient: Tensor, learning_rate: float | None) -> None:
         """Compress and add a gradient; in the last pass, also compute and apply the update."""

@@ -268,7 +268,7 @@ def choose_own_words(
 
 
 class OwnWordsFile(KeptFile[OwnWords | None]):
-    """The file with own words in a client's folder of a run; a damaged file reads as None."""
+    """The file with a client's `OwnWords` in its folder of a run; a damaged file reads as None."""
 
     name = OWN_WORDS_FILE
     damaged = (

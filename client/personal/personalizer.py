@@ -1,10 +1,10 @@
 """The schedule of a client's private rounds: from which states they start, and when.
 
 When a client receives a state of the federation from which private rounds are due, it records the
-state. The private rounds start from exactly this state. A simulation takes the rounds at once. A
-live client takes them later in its idle time, so that the federation does not wait. Both ways give
-the same bits. When the federation moves on, the private state p stays: the personal model is then
-the new w with p.
+state. The private rounds start from exactly this state. A simulation takes the rounds immediately.
+A live client takes them later in its idle time, so that the federation does not wait. Both ways
+give the same bits. When the federation moves on, the private state p stays: the personal model is
+then the new w with p.
 """
 
 from contextlib import closing

@@ -200,7 +200,7 @@ class Client:
         self._part, self._reach = part, reach
 
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
-        """Return the reply to a task, a frame, and log it.
+        """Log and return the reply to a task, as a frame.
 
         The session first catches up to the start state of the instruction. It stays there if a
         later step fails. A repeated train instruction gets the stored report.
@@ -410,7 +410,7 @@ class Client:
 
         A live client catches up within the owner's limits, and keeps each replayed round. If
         private rounds from the state are due, the state is recorded. A simulated client takes these
-        rounds at once. If they fail, the instruction is still carried out.
+        rounds immediately. If they fail, the instruction is still carried out.
         """
         missed = CatchUp(task.snapshot, task.tail)
         before = session

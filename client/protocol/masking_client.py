@@ -342,7 +342,7 @@ class MaskingClient:
     def _reveal(self, frame: bytes) -> bytes:
         """Return one secret's share for each neighbour, and forget this round's secrets.
 
-        Enough neighbours must have signed the same survivor list that no second list can have
+        So many neighbours must have signed the same survivor list that no second list can have
         enough signatures. A signature also covers the list of the round's clients. The signature of
         a neighbour that received another list of clients therefore does not count.
         """

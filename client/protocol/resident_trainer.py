@@ -169,7 +169,7 @@ class ResidentTrainer:
         self.runtime.keep_only(self.data.parts())
 
     def answer(self, task: Task, pausing: Pausing = unpaused) -> bytes:
-        """Return the reply to a task, a frame.
+        """Return the reply to a task, as a frame.
 
         Args:
             task: task whose settings are the run config, a JSON object with dotted keys.
@@ -299,7 +299,7 @@ class ResidentTrainer:
         return with_local_blobs(config.model_copy(update={"out": str(self.folder)}), self._blobs)
 
     def take_private_rounds(self) -> bytes:
-        """Take the due private rounds from the next start state, even before any message.
+        """Take the due private rounds from the next start state; no message is needed.
 
         Earlier runs come first, because their private rounds come to an end, whereas the latest run
         may always have more. Nothing is sent. An interruption loses at most the unfinished round.

@@ -183,7 +183,7 @@ def decode_session(data: bytes) -> Session:
     body = data[start:]
     if data[:start] != _MAGIC + hashlib.sha256(body).digest():
         raise CatchUpError(
-            "the saved session is damaged; no action is needed, because the server sends its "
+            "the saved session is damaged; no action is needed, because the server sends the "
             "state again"
         )
     reader = Reader(memoryview(body))
@@ -195,6 +195,6 @@ def decode_session(data: bytes) -> Session:
     except FrameError as error:
         raise CatchUpError(
             f"the saved session is damaged ({error}); no action is needed, because the server "
-            "sends its state again"
+            "sends the state again"
         ) from error
     return Session.from_bytes(saved)

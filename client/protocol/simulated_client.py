@@ -145,7 +145,7 @@ class RunCache:
     def config_of(
         self, settings: Mapping[str, Any], source: str, clients: int | None = None
     ) -> RunConfig:
-        """Return the configuration of some settings, which are parsed only once per run.
+        """Return the configuration of some settings; they are parsed only once per run.
 
         Args:
             settings: flat settings.

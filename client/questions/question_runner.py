@@ -28,7 +28,7 @@ class QuestionRunner:
         self._free = BoundedSemaphore(MOST_QUESTIONS)
 
     def run(self, steps: Iterator[Part], is_wanted: Callable[[], bool]) -> Iterator[Part]:
-        """Yield the results of a question's steps, which do not wait until a result is read.
+        """Yield the results of a question's steps; steps do not wait until results are read.
 
         Args:
             steps: steps of the question, which run in the answering thread.

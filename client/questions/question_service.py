@@ -152,7 +152,7 @@ def _question(question: Question) -> _Text:
     if size > MAX_TEXT_BYTES:
         raise QuestionError(f"a text has {size} bytes; give at most {MAX_TEXT_BYTES} bytes")
     if fields and question.text:
-        raise QuestionError("a question has a text and fields; give only one of the two")
+        raise QuestionError("a question has both a text and fields; give only one of the two")
     return fields or question.text
 
 

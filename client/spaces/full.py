@@ -122,7 +122,7 @@ class FullSpace(SequentialSpace):
         yield self._no_adapters
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and the derivative of L along a direction, which is entirely in memory."""
+        """Return L(θ) and the derivative of L along a direction that is entirely in memory."""
         parts = [self.perturbation(seed, *part, self.scaling) for part in self.chunks()]
         sizes = [tensor.size for tensor in self.tensors]
         direction = {

@@ -127,7 +127,7 @@ class VeRASpace(SharedPassSpace, PeftSpace):
                 layer.adapter, layer.forward = self.adapter, self._by_row(name, layer)
 
     def _by_row(self, name: str, layer: nn.Module) -> Callable[..., Any]:
-        """Return a forward function for an adapted layer, which uses each row's perturbation."""
+        """Return a forward function for an adapted layer that gives each row its perturbation."""
         forward = layer.forward
         held = {vector: getattr(layer, vector)._parameters for vector in _VECTORS}
         before = {vector: parameters[_ADAPTER] for vector, parameters in held.items()}
@@ -218,7 +218,7 @@ def _fill(tensor: Tensor, values: NDArray[np.float32]) -> None:
 
 
 def _exported_name(name: str) -> str:
-    """Return a parameter's name in PEFT's files, which lacks the name of the adapter."""
+    """Return a parameter's name in PEFT's files, without the name of the adapter."""
     if "lora_magnitude_vector" in name:
         return name.removesuffix(f".{_ADAPTER}.weight")
     return name.replace(f".{_ADAPTER}", "")

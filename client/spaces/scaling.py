@@ -35,7 +35,7 @@ class ScalingPlan:
     interval: int = 0
 
     def finds_anew(self, step: int) -> bool:
-        """Return whether D is computed before the step with a given index, from 0."""
+        """Return whether D is computed before the step with a given index, counted from 0."""
         return step % self.interval == 0 if self.interval else step == 0
 
 

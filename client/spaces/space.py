@@ -198,7 +198,7 @@ class Space(ABC):
         self.add(first, self.perturbation(seed, first, count, scaling) * (target - current))
 
     def update_all(self, update: RangeUpdate) -> None:
-        """Apply an update to every range of θ, at once or when the range is next in memory."""
+        """Apply an update to every range of θ, now or when the range is next in memory."""
         for first, count in self.chunks():
             update(first, count)
 
@@ -331,7 +331,7 @@ class FlatSpace(Space):
         """Return a context in which the model computes with a given vector as θ, float32 [d]."""
 
     def derivative(self, loss: LossFunction, seed: int) -> tuple[float, float]:
-        """Return L(θ) and the derivative of L along a direction, which is entirely in memory."""
+        """Return L(θ) and the derivative of L along a direction that is entirely in memory."""
 
         def loss_at(theta: Tensor) -> Tensor:
             with self.computing_with(theta) as adapters:

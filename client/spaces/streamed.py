@@ -112,7 +112,7 @@ class StreamedFullSpace(Space):
             self._perturbed_buffer = allocate(largest, self._torch_device)
 
     def values(self, first: int, count: int) -> Tensor:
-        """Return a copy of elements of θ, for which the blocks that hold them are loaded."""
+        """Load the blocks that hold some elements of θ, and return a copy of these elements."""
         # A copy, because the next block is loaded into this block's memory.
         values = torch.empty(count, device=self._torch_device)
         start = 0
@@ -125,7 +125,7 @@ class StreamedFullSpace(Space):
     def assign(self, first: int, values: Tensor) -> None:
         """Set elements of θ in loaded blocks, which are written back later.
 
-        With a copy, θ is rounded to the stored type at once, and not when the block is written. So
+        With a copy, θ is rounded to the stored type now, and not when the block is written. So
         the bits do not depend on the time of the transfer.
         """
         start = 0
@@ -218,7 +218,7 @@ class StreamedFullSpace(Space):
         return int(self._seeds[query]), self._offsets[sign]
 
     def theta_of(self, parameter: "_Parameter") -> Tensor:
-        """Return a flat view of one parameter's θ, for which its block is loaded."""
+        """Load the block of one parameter, and return a flat view of the parameter's θ."""
         if parameter.block is None:
             resident: Tensor = self._theta[parameter.first]
             return resident

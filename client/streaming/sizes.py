@@ -33,7 +33,7 @@ class ModelSizes:
 
 
 def read_model_sizes(model: ModelSettings) -> ModelSizes | None:
-    """Return a model's sizes, or None unless a local folder holds its safetensors files.
+    """Return a model's sizes; None if no local folder holds its safetensors files.
 
     Raises:
         ModelError: if one of the model's files is damaged, or its weights are quantized.

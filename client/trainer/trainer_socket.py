@@ -32,7 +32,7 @@ def address_of(socket: Path) -> str:
 
 
 def open_channel(socket: Path) -> grpc.Channel:
-    """Return a gRPC channel to a trainer, which connects on first use.
+    """Return a gRPC channel to a trainer; it connects on first use.
 
     Raises:
         TrainerError: if the path is too long for a socket.

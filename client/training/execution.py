@@ -1,4 +1,4 @@
-"""The execution of a run on this machine, which is decided once, recorded, and kept on resume.
+"""The execution of a run on this machine: decided once, recorded, and kept on resume.
 
 Grouping, micro-batch and thread count change the last bits of a projected gradient. If a resumed
 run had other values, its results would differ from those of an uninterrupted run. So the values
@@ -153,7 +153,7 @@ class StepBenchmark:
 def choose_schedule(
     config: RunConfig, benchmark: StepBenchmark, is_streamed: bool = False
 ) -> Schedule:
-    """Return the schedule that the settings name, with open values chosen by measurement.
+    """Return the schedule that the settings name; measurements choose the values left open.
 
     Args:
         config: settings of the run.
@@ -260,7 +260,7 @@ def _budget_error(config: RunConfig, needed: int) -> ConfigError:
 
 
 def evaluation_batch_size(schedule: Schedule, config: RunConfig, limit: int) -> int:
-    """Return the number of examples in an evaluation's pass, which takes at most a step's memory.
+    """Return the number of examples in an evaluation's pass, within the memory of a step.
 
     Args:
         schedule: schedule of a step.

@@ -1,4 +1,4 @@
-"""The examples of a live client, whose number may grow while the client runs.
+"""The examples of a live client; their number may grow while the client runs.
 
 The examples come from ``data.path``, which is read once or watched, and from the client's owner
 (learned examples). They are ordered by arrival. Deletions and additions do not change the order of

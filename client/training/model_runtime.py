@@ -274,13 +274,13 @@ class ModelRuntime:
 
     @property
     def _trunk_inputs(self) -> tuple[object, ...]:
-        """Settings that two runtimes must share, so that they can share trunk outputs."""
+        """Settings that must be equal for two runtimes to share trunk outputs."""
         config = self.config
         return self.model_id, self.first_block, config.trunk_cache, config.trunk_cache_folder
 
     @property
     def _first_pass_inputs(self) -> tuple[object, ...]:
-        """Settings that two runtimes must share, so that they can share features.
+        """Settings that must be equal for two runtimes to share features.
 
         The settings of `_trunk_inputs` must be equal as well. Dampings with equal content are
         equal.
@@ -355,7 +355,7 @@ class ModelRuntime:
         return self._scores(self.perturbation(None), prompts)
 
     def perturbation(self, state: NDArray[np.int64] | None) -> Perturbations:
-        """Return the adapter of a state, int64 [d]; for None, zeros, which give the base model."""
+        """Return the adapter of a state, int64 [d]; None gives zeros, and so the base model."""
         if state is None:
             weights = torch.zeros(self.layout.element_count, device=self.torch_device)
         else:

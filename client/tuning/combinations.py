@@ -124,7 +124,7 @@ def _about_peft(settings: TuneFields) -> list[str]:
 
 
 def _about_the_prefix(settings: TuneFields) -> list[str]:
-    """Return the mistakes in settings for a prefix that a network computes."""
+    """Return the mistakes in the settings of a network that computes the prefix."""
     if settings.prefix_width and settings.prefix_start == "activations":
         return [
             "prefix-start: with prefix-width, a network also computes the prefix's start; set "

@@ -1,7 +1,7 @@
 """A tuning run from settings to result: steps, validations, the best state, and the final test.
 
 OUT/tune.json      identity of the run: all settings, model, task, data
-OUT/metrics.jsonl  every evaluation, written at once
+OUT/metrics.jsonl  every evaluation, written immediately
 OUT/trajectory.bin, or checkpoint.safetensors and best.safetensors: the state of the training
 OUT/classifier.safetensors: initial weights of a classifier in place of label words
 OUT/start.safetensors: the state with the lowest validation loss, for `adapter.start`
@@ -381,7 +381,7 @@ def _with_fitted_bias(
 
 
 def _environment(setup: TuningSetup, seconds: float) -> dict[str, Any]:
-    """Return the model's path, and the last process's duration, peak memory and versions."""
+    """Return the model's path, and this process's duration, peak memory and library versions."""
     device = torch.device(setup.settings.model.torch_device)
     on_gpu = device.type == "cuda"
     model = setup.settings.model.path

@@ -224,7 +224,7 @@ def _decode(path: Path, data: bytes) -> Trajectory:
 def _split_d(
     content: NDArray[np.float32], groups: int, step: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the values of D, and the projected gradients, of a step in which D was computed."""
+    """Split a record into the d of each group (see `Scaling`) and the projected gradients."""
     d = content[:groups]
     gradients = content[groups:]
     if not len(gradients) or not (np.isfinite(d) & (d > 0)).all():

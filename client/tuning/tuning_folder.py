@@ -42,7 +42,7 @@ def identity_of(
 
 
 def hash_of(identity: dict[str, Any]) -> bytes:
-    """Return the hash of a run's identity, 32 bytes, by which files name their run."""
+    """Return the hash of a run's identity, 32 bytes; the run's files contain this hash."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
 
 

@@ -53,7 +53,7 @@ _Answer = TypeVar("_Answer")
 
 
 def gateway_app(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> ClientApp:
-    """Return the ClientApp of a gateway, which may be called in several threads at once.
+    """Return the ClientApp of a gateway; several threads may call it at the same time.
 
     Args:
         gateway: gateway to which phones and boards attach.

@@ -12,7 +12,7 @@ _SECONDS = 10.0
 
 
 class ServerRequests:
-    """Sends requests to the server, each on a new connection; usable by several threads at once.
+    """Sends requests to the server, each on a new connection; several threads may use it.
 
     Args:
         superlink: address of the server, host:port.

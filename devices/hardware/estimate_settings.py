@@ -48,7 +48,7 @@ class ModelOfStep(Section):
 
 
 class StepSettings(Settings):
-    """Settings of a step beyond the command's options, with the names of a run's settings."""
+    """Settings of a step that the command has no options for, named as in a run."""
 
     queries: int = setting(1, "q, directions of a step", ge=1)
     grouping: Literal["sequential", "inner", "outer", "both"] = setting(

@@ -88,7 +88,7 @@ def remove_leftovers(owner: int | None = None) -> None:
 
 
 class Caretaker:
-    """A child process that removes this process's leftovers if this process is killed.
+    """A child process that removes its parent's leftovers if the parent is killed.
 
     Args:
         process: the running caretaker process.
@@ -98,7 +98,7 @@ class Caretaker:
         self._process = process
 
     def watch(self, process: int) -> None:
-        """Tell the caretaker to end a process and its children if this process is killed."""
+        """Tell the caretaker to end a process and its children if the parent is killed."""
         self._tell(str(process))
 
     def release(self) -> None:

@@ -82,8 +82,8 @@ class ModelShape:
         """Raise a ConfigError if a sequence is longer than the model's context."""
         if self.context is not None and sequence > self.context:
             raise ConfigError(
-                f"{self.name}: the model reads at most {self.context} tokens; shorten --seq "
-                f"{sequence}"
+                f"{self.name}: the model reads at most {self.context} tokens, but --seq is "
+                f"{sequence}; lower --seq"
             )
 
     def at(self, depth: str) -> "ModelShape":

@@ -120,7 +120,7 @@ class Timing(ProfileSection):
     )
 
     def share_of_rate(self, kind: Literal["fp32", "fp16"]) -> float:
-        """Return the share of the operations/s reached in a type."""
+        """Return the share of the stated operations/s that a number type reaches."""
         return self.half_rate_share if kind == "fp16" and self.half_rate_share else self.rate_share
 
 

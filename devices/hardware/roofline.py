@@ -266,7 +266,7 @@ def _reading(shape: ModelShape, device: DeviceProfile, work: Workload) -> float:
 def readout_step_time(
     shape: ModelShape, device: DeviceProfile, work: Workload, rows: int, examples: int
 ) -> StepTime:
-    """Predict the time of a step on cached representations, which is a single product.
+    """Predict the time of a step on cached representations; the step is a single product.
 
     Args:
         shape: shape of the model.

@@ -75,7 +75,7 @@ def label_count(task: str) -> int:
 
 
 def _stored(config: RunConfig) -> Quantization:
-    """Return the storage type of the blocks' weights under the time model's name."""
+    """Return the storage type of the blocks' weights, by the name that the time model uses."""
     if config.model.quantization != "none":
         return config.model.quantization
     return "fp32" if config.model.dtype == "float32" else "fp16"

@@ -153,7 +153,7 @@ def join_run(address: str, code: InvitationCode, folder: Path) -> Joined:
         welcome = fetch_welcome(address, code)
         if welcome.phone:
             raise InvitationError(
-                "the invitation is for a phone; run its line, `samara phone join …`, on the phone"
+                "the invitation is for a phone; run its command, `samara phone join …`, there"
             )
         joined = register(address, code, welcome, folder)
         write_durably(folder / AUTHORITY_FILE, welcome.authority.encode())

@@ -221,5 +221,5 @@ def resolve_device(name: str) -> tuple[str, str]:
 
 
 def _absolute(path: str, *names: str) -> str:
-    """Return the absolute path of an existing path, unless it is a shipped name; else the text."""
+    """Return an absolute path if the text names an existing path and no shipped name."""
     return str(Path(path).resolve()) if path not in names and Path(path).exists() else path

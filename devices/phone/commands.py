@@ -267,7 +267,7 @@ def up(
 
 
 def _read_owners_settings(assignments: list[str]) -> "dict[str, Scalar]":
-    """Return the owner's ``--set`` settings, which override a run's, by dotted key.
+    """Return the owner's ``--set`` settings by dotted key; they override a run's settings.
 
     Raises:
         ConfigError: if a setting is invalid, or the owner of a phone cannot set it.

@@ -135,7 +135,7 @@ def _looks_up_rows(node: "NodeProto") -> bool:
 
 
 def _codes_and_scales(table: "TensorProto") -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-    """Return a table's codes [n, m] and row scales [n, 1]; None unless they give equal values."""
+    """Return a table's codes [n, m] and row scales [n, 1]; None if they would change a value."""
     from onnx import TensorProto, numpy_helper
 
     if table.data_type != TensorProto.FLOAT or len(table.dims) != 2:

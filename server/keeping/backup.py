@@ -214,7 +214,7 @@ def _copy_ledger(store: Path, target: Path) -> int:
 
 
 def _cut_events(store: Path, number: int) -> None:
-    """Remove entries about rounds after the ledger's last round from the copied files."""
+    """From the copied files, remove the entries about rounds after the ledger's last round."""
     recorded = _cut_metrics(store / METRICS_FILE, number)
     file = store / NEXT_EVENT_FILE
     if file.exists():
@@ -234,7 +234,7 @@ def _cut_metrics(file: Path, number: int) -> set[int]:
 
 
 def _leave_out_later_end(staged: Path, rounds: Mapping[str, int]) -> None:
-    """Remove a copied result if it was written after a later round than the copied ledger's last.
+    """Remove a copied result that is about a later round than the copied ledger's last round.
 
     A server writes the result again after the restore. Runs with clusters are left unchanged.
     """

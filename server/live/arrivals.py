@@ -35,7 +35,7 @@ class Arrivals:
 
 
 def read_arrivals(file: Path) -> bytes:
-    """Return the content of a counter's file, which changes with every arrival."""
+    """Return the content of a counter's file; every arrival changes the content."""
     try:
         return file.read_bytes()
     except OSError:

@@ -154,7 +154,7 @@ class ClientKeys:
         return added
 
     def rotate(self, name: str) -> Path:
-        """Create a new key pair for a client, which keeps its index.
+        """Create a new key pair for a client; the client keeps its index.
 
         The client's earlier key is refused from then on.
 
@@ -173,7 +173,7 @@ class ClientKeys:
         return secret_file
 
     def rotate_to(self, name: str, file: Path) -> ClientKey:
-        """Replace a client's public key with another key of the client, which keeps its index.
+        """Replace a client's public key with another of its keys; the client keeps its index.
 
         Args:
             name: name of the client.

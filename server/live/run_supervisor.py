@@ -324,7 +324,7 @@ class _Upkeep:
 
 
 def _events_size(folder: Path) -> int:
-    """Return the size in bytes of a run's file of events, which changes with every round."""
+    """Return the size in bytes of a run's file of events; every round changes the size."""
     events = folder / METRICS_FILE
     return events.stat().st_size if events.exists() else 0
 

@@ -56,7 +56,7 @@ def write_server_log(folder: Path) -> Iterator[None]:
 
 
 def limit_log(log: Path) -> None:
-    """Move the content of a long log to a second file, which is overwritten.
+    """Move the content of a long log to a second file, overwriting the second file.
 
     The log's file becomes empty but is not replaced, so that processes can continue to append.
     Lines that are written during the copy may be lost.

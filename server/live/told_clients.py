@@ -24,11 +24,11 @@ class ToldClients:
         self._file, self._fingerprints = file, _read(file)
 
     def __contains__(self, public_key: bytes) -> bool:
-        """Return whether the holder of a key (PEM) has been informed."""
+        """Return whether the holder of a key (PEM) has been informed of the run's end."""
         return fingerprint_of(public_key) in self._fingerprints
 
     def add(self, public_key: bytes) -> None:
-        """Record that the holder of a key (PEM) has been informed."""
+        """Record that the holder of a key (PEM) has been informed of the run's end."""
         fingerprint = fingerprint_of(public_key)
         if fingerprint in self._fingerprints or len(self._fingerprints) >= _MOST_TOLD:
             return

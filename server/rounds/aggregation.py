@@ -590,9 +590,9 @@ def hostile_count(clients: int) -> int:
 def usual_limit(values: Numbers) -> float:
     """Return the limit for clients' values: the median of the n − f smallest values.
 
-    Here f is `hostile_count`. A client that wants more influence reports large values, and f such
-    clients could move the median of all n values to a large honest value. Comparative gradient
-    elimination also leaves out the f largest values (Gupta, Liu and Vaidya, Byzantine
+    Here f is `hostile_count`. A client that wants more influence reports a large value. If f
+    clients do so, the median of all n values rises to one of the larger honest values. Comparative
+    gradient elimination also leaves out the f largest values (Gupta, Liu and Vaidya, Byzantine
     Fault-Tolerant Distributed Machine Learning with Norm-Based Comparative Gradient Elimination,
     2021).
 

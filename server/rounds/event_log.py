@@ -241,7 +241,7 @@ def describe_event(event: Mapping[str, Any], rounds: float = math.inf) -> str:
 
 
 def _describe_else(event: Mapping[str, Any]) -> str:
-    """Describe a round that is not a training step although it has reports; otherwise empty."""
+    """Describe a round that has reports but is not a training step; otherwise empty."""
     if INTERCEPT in event:
         added = ", ".join(f"{number:+.3f}" for number in event[INTERCEPT])
         chosen = f"; common deviation {event[DEVIATION]:g}" if DEVIATION in event else ""

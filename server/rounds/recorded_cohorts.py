@@ -87,8 +87,8 @@ def read_cohorts(run: Path) -> CohortHistory:
         if clients is None:
             raise LedgerError(
                 f"{run / STEP_SIZE_FILE}: does not name the clients whose reports decided round "
-                f"{number}, so that the run cannot be repeated: an earlier version of Samara "
-                "served it; record another run"
+                f"{number}, because an earlier version of Samara served the run. The run cannot be "
+                "repeated; record another run"
             )
         cohorts[number] = dict.fromkeys(clients, number)
     return cohorts

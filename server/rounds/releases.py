@@ -151,7 +151,7 @@ class ReleaseLog:
         if self.rho + self._rho > self._budget * ROUNDING:
             raise TrainingError(
                 f"round {number}: the run's privacy budget is spent, ε = {self.epsilon:.3g} at "
-                f"δ = {self.delta:g}, so that no client is asked; {self._file} lists the releases"
+                f"δ = {self.delta:g}, so no client is asked; {self._file} lists the releases"
             )
 
     def add(self, release: Release) -> Release:

@@ -71,7 +71,7 @@ class MaskedRoundAnswers(PrivateRoundAnswers):
         self._masking = SecureAggregation(config, store, validator, self._private)
 
     def prepare(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
-        """Return the request to the clients that have agreed on masks.
+        """Return the round's request, addressed only to the clients that have agreed on masks.
 
         See `SecureAggregation.begin`.
         """
@@ -123,7 +123,7 @@ class SecureAggregation:
         self._round: MaskingExchange | None = None
 
     def begin(self, request: Request[TrainInstruction], grid: Grid) -> Request[TrainInstruction]:
-        """Let the cohort agree on masks; return the request to the clients that have agreed.
+        """Let the cohort agree on masks; return a request for the clients that have agreed.
 
         Args:
             request: instruction of the round and the messages to its cohort.

@@ -53,7 +53,7 @@ class DelegatingGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and return the replies that are available at once.
+        """Send messages and return the replies that are available immediately.
 
         `pull_messages` returns later replies.
         """

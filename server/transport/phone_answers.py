@@ -53,7 +53,7 @@ class PhoneAnswers:
 
     Attributes:
         signed: frames of phones that may take part, by public key (PEM).
-        refused: reason for each phone that has signed but may not take part, by phone number.
+        refused: reason for each phone that has signed but may not take part, by its number.
         dropped: number of unusable answers, by reason, including answers of refused phones.
     """
 
@@ -98,7 +98,7 @@ def read_answers(reply: Message, instruction: bytes, keys: ClientKeys | None) ->
 
 
 def read_numbers(reply: Message, name: str) -> list[int]:
-    """Return the phone numbers that a gateway's reply lists under a name; empty without a list."""
+    """Return the numbers of phones that a gateway's reply lists under a name; empty without any."""
     numbers = reply.content.config_records.get(RECORD, ConfigRecord()).get(name)
     if not isinstance(numbers, list):
         return []
@@ -106,7 +106,7 @@ def read_numbers(reply: Message, name: str) -> list[int]:
 
 
 def node_of_key(public_key: bytes) -> int:
-    """Return the node id of the phone with this key, which does not depend on the gateway."""
+    """Return the node id of the phone with this key; the id does not depend on the gateway."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8], "little") >> 1
 
 

@@ -101,7 +101,7 @@ class PhoneRelay:
         return self._unanswered.keys()
 
     def add(self, message: Message) -> None:
-        """Add a message to a phone, which `advance` will send; the message must have an id."""
+        """Queue a message to a phone until `advance` sends it; the message must have an id."""
         end = time.monotonic() + message.metadata.ttl
         self._unanswered[message.metadata.message_id] = _Unanswered(message, end)
 

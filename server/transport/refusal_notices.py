@@ -24,7 +24,7 @@ _NO_TOKEN = bytes(8)
 
 
 class RefusalNotices:
-    """Notices to nodes, which are sent without waiting and whose replies are ignored."""
+    """Notices to nodes. Sending them does not wait, and their replies are ignored."""
 
     def __init__(self) -> None:
         self._unsent: dict[int, Refusal] = {}
@@ -66,7 +66,7 @@ class PhoneNotices:
         Args:
             grid: the grid that reaches the gateway.
             gateway: Flower's id of the gateway's node.
-            errors: reasons by phone number, for all refused phones of the gateway.
+            errors: reasons by the gateway's number for the phone, for all its refused phones.
         """
         now = time.monotonic()
         before = self._told.get(gateway, {})

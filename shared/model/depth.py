@@ -72,7 +72,7 @@ def cut_id(model_id: bytes, blocks: int) -> bytes:
 
 
 def is_above(network: nn.Module, blocks: nn.ModuleList) -> Callable[[str], bool]:
-    """Return a predicate of tensor names: whether the tensor's block was cut off.
+    """Return a function that tells from a tensor's name whether its block was cut off.
 
     Args:
         network: the cut network.

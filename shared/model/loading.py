@@ -88,7 +88,7 @@ class BaseModel:
 
     @property
     def features(self) -> int:
-        """The size of a representation: of the last hidden state or, for an encoder, a sentence."""
+        """The size of a representation: a hidden state or, for an encoder, a sentence vector."""
         size = self.hidden_size
         return self.pooling.size(size) if self.family == "encoder" else size
 
@@ -198,7 +198,7 @@ def load_without_blocks(
     dtype: Dtype = "float32",
     depth: str = "",
 ) -> tuple[BaseModel, list[dict[str, CheckpointEntry]]]:
-    """Load a model without its blocks, whose parameters stay on the meta device.
+    """Load a model without its blocks; the blocks' parameters stay on the meta device.
 
     Args:
         path: as in `load_base_model`.

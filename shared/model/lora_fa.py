@@ -266,7 +266,7 @@ def _check_origin(basis: Basis, base: BaseModel, layout: Layout) -> None:
 
 
 def empty_adapter(first_block: int = 0) -> tuple[Adapter, Perturbations]:
-    """Return an adapter without tensors, and the perturbations with which it runs unchanged.
+    """Return an adapter without tensors, and perturbations that leave the model unchanged.
 
     Args:
         first_block: index of the block that counts as the lowest adapted block.

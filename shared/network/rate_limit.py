@@ -64,7 +64,7 @@ class Pace:
 
 
 def network_of(host: str, bits_of_ipv4: int = 32, bits_of_ipv6: int = 64) -> str:
-    """Return the network part of an address, which its user cannot freely change.
+    """Return the network part of an address; the sender cannot freely change this part.
 
     Args:
         host: address; any other text is returned unchanged.

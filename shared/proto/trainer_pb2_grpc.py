@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TrainerStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """The resident trainer of a device.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,7 +48,8 @@ class TrainerStub(object):
 
 
 class TrainerServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """The resident trainer of a device.
+    """
 
     def Answer(self, request, context):
         """Carry out a server's task.
@@ -85,7 +87,8 @@ def add_TrainerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Trainer(object):
-    """Missing associated documentation comment in .proto file."""
+    """The resident trainer of a device.
+    """
 
     @staticmethod
     def Answer(request,
@@ -144,8 +147,8 @@ class Trainer(object):
 
 class PersonalModelStub(object):
     """The models of this device, for its owner: the base model, the global model of a run, and the
-    personal model, which is the global one with the client's private part. Served on the trainer's
-    socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
+    personal model, which is the global model with the client's private part. The service uses the
+    trainer's socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
     """
 
     def __init__(self, channel):
@@ -173,12 +176,12 @@ class PersonalModelStub(object):
 
 class PersonalModelServicer(object):
     """The models of this device, for its owner: the base model, the global model of a run, and the
-    personal model, which is the global one with the client's private part. Served on the trainer's
-    socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
+    personal model, which is the global model with the client's private part. The service uses the
+    trainer's socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
     """
 
     def Describe(self, request, context):
-        """What can be asked.
+        """Description of a run's models and of the questions that can be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,8 +229,8 @@ def add_PersonalModelServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class PersonalModel(object):
     """The models of this device, for its owner: the base model, the global model of a run, and the
-    personal model, which is the global one with the client's private part. Served on the trainer's
-    socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
+    personal model, which is the global model with the client's private part. The service uses the
+    trainer's socket. A question that cannot be answered ends with a gRPC status whose text may be shown.
     """
 
     @staticmethod
@@ -313,9 +316,9 @@ class PersonalModel(object):
 
 
 class GatewayStub(object):
-    """The service of a gateway, to which phones attach, because they cannot be dialled, and boards, because
-    it wakes them. A phone or board opens the stream and keeps it open; it sends a message only in reply to
-    one (docs/reference/phones.md). Its results are signed with the key that identifies it.
+    """The service of a gateway. Phones attach because a server cannot connect to them, and boards because
+    the gateway wakes them. A phone or board opens the stream and keeps it open. It sends a message only in
+    reply to a message (docs/reference/phones.md). It signs its results with the key that identifies it.
     """
 
     def __init__(self, channel):
@@ -332,13 +335,14 @@ class GatewayStub(object):
 
 
 class GatewayServicer(object):
-    """The service of a gateway, to which phones attach, because they cannot be dialled, and boards, because
-    it wakes them. A phone or board opens the stream and keeps it open; it sends a message only in reply to
-    one (docs/reference/phones.md). Its results are signed with the key that identifies it.
+    """The service of a gateway. Phones attach because a server cannot connect to them, and boards because
+    the gateway wakes them. A phone or board opens the stream and keeps it open. It sends a message only in
+    reply to a message (docs/reference/phones.md). It signs its results with the key that identifies it.
     """
 
     def Attach(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """The stream of one phone or board.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -360,9 +364,9 @@ def add_GatewayServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Gateway(object):
-    """The service of a gateway, to which phones attach, because they cannot be dialled, and boards, because
-    it wakes them. A phone or board opens the stream and keeps it open; it sends a message only in reply to
-    one (docs/reference/phones.md). Its results are signed with the key that identifies it.
+    """The service of a gateway. Phones attach because a server cannot connect to them, and boards because
+    the gateway wakes them. A phone or board opens the stream and keeps it open. It sends a message only in
+    reply to a message (docs/reference/phones.md). It signs its results with the key that identifies it.
     """
 
     @staticmethod

@@ -76,7 +76,7 @@ class StatePart:
 
 @dataclass(frozen=True)
 class DampingRecipe:
-    """The source of a readout's damping, which must be the same for all clients.
+    """The source of a readout's damping; it must be the same for all clients.
 
     A damping from random tokens is identified by its recipe and not by a hash of its numbers,
     because devices may compute different last bits. Such differences affect only the scalars.

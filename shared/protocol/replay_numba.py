@@ -153,7 +153,7 @@ def _parity(bits):
 
 @_compiled
 def _fold_rows(state, coefficients, rows, begins, sizes, scales, kinds, signs):
-    """Add Σ c·z to the state for rows z of orthogonal sets, whose signs are int8 [sets, d]."""
+    """Add Σ c·z to the state for rows z of orthogonal sets; the signs are int8 [sets, d]."""
     for i in range(len(rows)):
         factor, begin, row, kind = coefficients[i] * scales[i], begins[i], rows[i], kinds[i]
         for j in range(sizes[i]):
@@ -163,7 +163,7 @@ def _fold_rows(state, coefficients, rows, begins, sizes, scales, kinds, signs):
 
 @_compiled
 def _fill_rows(z, rows, begins, sizes, scales, kinds, signs):
-    """Write rows of orthogonal sets into z int16 [n, d], which must hold zeros."""
+    """Write rows of orthogonal sets into z, int16 [n, d]; z must hold zeros."""
     for i in range(len(rows)):
         begin, row, kind = begins[i], rows[i], kinds[i]
         for j in range(sizes[i]):

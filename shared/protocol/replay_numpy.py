@@ -9,7 +9,7 @@ _ELEMENTS_AT_ONCE = 2**18
 
 
 class NumpyBackend:
-    """The `samara.shared.protocol.replay.Backend` in plain numpy, which specifies all others."""
+    """The `samara.shared.protocol.replay.Backend` in plain numpy; it specifies all others."""
 
     name = "numpy"
 

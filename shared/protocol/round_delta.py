@@ -359,7 +359,7 @@ class RoundDelta:
         return self.token + b"".join(each)
 
     def without_contributors(self) -> Self:
-        """Return the delta for clients, whose token is a hash of the old token and contributors."""
+        """Return the delta for clients; its token is a hash of the old token and contributors."""
         if not self.contributors:
             return self
         return replace(self, token=_commitment(self.encode_contributors()), contributors=())

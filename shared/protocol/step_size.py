@@ -476,7 +476,7 @@ class RecordedStepSize:
 
 
 def read_observed_clients(file: Path) -> dict[int, list[int] | None]:
-    """Return the clients whose reports each step's observation used, by step.
+    """Return, for each step, the clients whose reports its `Observation` summarizes.
 
     The value is None if a step's clients were not recorded. If a step was repeated, its last record
     counts.

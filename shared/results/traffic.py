@@ -80,7 +80,7 @@ class Traffic:
         return Bytes(size, size)
 
     def on(self, wire: str) -> Bytes:
-        """Estimate the bytes at the network interfaces with a transport of `OF_AN_EXCHANGE`."""
+        """Estimate the bytes at the network interfaces, for a transport in `OF_AN_EXCHANGE`."""
         with_headers = 1 + _SEGMENT_HEADERS / _SEGMENT_BYTES
         beside = OF_AN_EXCHANGE[wire]
         return Bytes(

@@ -1,1 +1,1 @@
-"""The settings of a run by section, and the rules for automatic values of open settings."""
+"""The settings of a run by section, and the rules that choose values for unset settings."""

@@ -44,7 +44,7 @@ OPEN: dict[str, str | int] = {
     EVERY: -1,
     BEST: AUTO,
 }
-"""Settings that can be open, each with the default value that marks it as open."""
+"""Settings that can be unset, each with the default value that marks it as unset."""
 _OF_STEPS: dict[str, str | int | float] = {
     "steps": 0,
     "batch": 0,
@@ -82,7 +82,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     """Return automatic values for all settings in `OPEN`, even if the user has set another value.
 
     Args:
-        flat: settings by dotted key; a setting is open if it is missing or has its value in `OPEN`.
+        flat: settings by dotted key; a setting is unset if it is missing or has its `OPEN` value.
     """
     layers = Choice(
         READOUT_AT_A_DEPTH,
@@ -206,7 +206,7 @@ def _readout_schedule(flat: Mapping[str, Any]) -> Choice:
 
 
 def _schedule(flat: Mapping[str, Any], value: str, reason: str) -> Choice:
-    """Return `value` as the schedule if the step size is estimated, otherwise a constant one."""
+    """Return the schedule: `value` if the step size is estimated, otherwise constant."""
     if flat.get("learning-rate", AUTO) != AUTO:
         return Choice("constant", "the step size is set")
     if flat.get(DIFFERENCES) == COMPONENTS:
@@ -255,7 +255,7 @@ def _task(flat: Mapping[str, Any]) -> Task | None:
 
 
 def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key, with automatic values in place of open ones."""
+    """Return settings by dotted key, with automatic values for settings that are not set."""
     chosen = {
         key: choice.value
         for key, choice in choose(flat).items()
@@ -295,7 +295,7 @@ def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with some replaced, and automatic ones reopened, because they may change.
+    """Return settings with some replaced; automatic values are unset, because they may change.
 
     Args:
         flat: settings of a run by dotted key.
@@ -305,7 +305,7 @@ def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 
 
 def _reopened(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return settings after marking some of them as open again."""
+    """Return settings after marking some of them as unset again."""
     opened = dict(flat) | {key: OPEN[key] for key in keys}
     if opened[DIFFERENCES] == AUTO and opened[DISTRIBUTION] == ORTHOGONAL:
         del opened[DISTRIBUTION]

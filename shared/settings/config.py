@@ -104,7 +104,7 @@ def reads(method: str, key: str) -> bool:
 
 
 def _built_in_method(method: str) -> str:
-    """Return the built-in method with the same rules as a method, which may be a registered one."""
+    """Return the built-in method whose rules apply to a built-in or registered method."""
     return "readout" if is_extension(method) else method
 
 
@@ -346,7 +346,7 @@ class RunConfig(Settings):
     def given(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate a user's settings.
 
-        If ``out`` names a run to be continued, open `adapter.layers` and `differences` get the
+        If ``out`` names a run to continue, unset `adapter.layers` and `differences` get the
         values that the run has recorded.
 
         Raises:
@@ -363,7 +363,9 @@ class RunConfig(Settings):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
-        """Validate settings, nested or dotted. A given start decides an open ``adapter.layers``.
+        """Validate settings, nested or dotted.
+
+        If ``adapter.layers`` is not set, but a start is, the layers are those of the start.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.
@@ -371,7 +373,7 @@ class RunConfig(Settings):
 
         Raises:
             ConfigError: listing every mistake.
-            ModelError: if `adapter.layers` is open and the start cannot be read.
+            ModelError: if `adapter.layers` is unset and the start cannot be read.
             MissingBlobError: if the start is not in this machine's store.
         """
         flat = flattened(settings)
@@ -480,8 +482,8 @@ class RunConfig(Settings):
             )
         if self.method == "cluster" and self.federated_rounds <= self.cohort.clustering_rounds:
             raise ValueError(
-                "method: cluster needs more rounds than cohort.clustering-rounds, which only find "
-                "the clusters"
+                "method: cluster needs more rounds than cohort.clustering-rounds, because those "
+                "rounds only find the clusters"
             )
         if self.cohort.newcomers >= self.data.clients:
             raise ValueError(

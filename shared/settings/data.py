@@ -121,7 +121,7 @@ class DataSettings(Section):
 
 
 def with_drawn_split(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key, with the run's seed as the value of an open `data.seed`."""
+    """Return settings by dotted key, with the run's seed as the value of an unset `data.seed`."""
     if flat.get("data.seed", FOLLOWS_SEED) != FOLLOWS_SEED:
         return dict(flat)
     seed = flat.get("seed", 0)

@@ -170,7 +170,7 @@ def _describe(one: ArchivedFile) -> _Entry:
 
 
 def _contents(listed: _List, files: Sequence[ArchivedFile]) -> Iterator[bytes]:
-    """Yield the list and the contents, in pieces."""
+    """Yield an archive in pieces: its list of files, then their contents."""
     text = json.dumps(listed.model_dump()).encode()
     yield _LENGTH.pack(len(text)) + text
     for entry, one in zip(listed.files, files, strict=True):

@@ -5,7 +5,7 @@ from samara.shared.tasks.kinds import ClassificationTask, Task
 
 
 def label_value(task: Task, name: str) -> str:
-    """Return the value that stands for a label in rows.
+    """Return the value that rows of the data use for a label.
 
     Args:
         task: task of the label.

@@ -141,7 +141,7 @@ def _by_chance(
 def _dirichlet_shares(
     labels: NDArray[np.int64], clients: int, alpha: float, seed: int
 ) -> list[list[int]]:
-    """Draw the clients' shares of each label, until no client has too few examples.
+    """Draw the clients' shares of each label, until every client has enough examples.
 
     A client that already has more than the average number of examples gets no examples of the next
     label. The result equals that of Flower Datasets' DirichletPartitioner, which is not used

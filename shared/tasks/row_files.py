@@ -288,7 +288,7 @@ def _separator_of(header: str) -> str:
 def _csv_records(
     text: TextIO, report: Report, describe_header: Callable[[list[str]], str], separator: str
 ) -> Records:
-    """Yield the rows below a header, whose names are stripped of surrounding blanks.
+    """Yield the rows below a header; blanks around the header's names are removed.
 
     Args:
         text: the file.

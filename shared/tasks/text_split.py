@@ -26,7 +26,7 @@ def normalized(text: str) -> str:
 def split_of_text(
     fields: Sequence[str], seed: int, missing: Collection[str] = tuple(CUT_PERCENT)
 ) -> str:
-    """Return the split of a row, which depends only on its text and a seed.
+    """Return the split of a row; it depends only on the row's text and a seed.
 
     Args:
         fields: values of the fields that the task's text reads, in order.

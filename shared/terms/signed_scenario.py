@@ -91,7 +91,9 @@ class SignedScenario:
         if set(header) != {_FORMAT, "operator", "signature"} or not all(
             type(value) is str for key, value in (header | files).items() if key != _FORMAT
         ):
-            raise ScenarioError("not a signed scenario: its first or third line has other values")
+            raise ScenarioError(
+                "not a signed scenario: its first or third line has wrong keys or values"
+            )
         try:
             operator = normalize_public_key(header["operator"].encode())
             signature = bytes.fromhex(header["signature"])
@@ -130,7 +132,7 @@ class SignedScenario:
         return hash_identity(self.identity, layout_hash, model_id)
 
     def describe(self) -> list[str]:
-        """Return sentences for the owner of a client's examples."""
+        """Return sentences that describe the scenario to the owner of a client's examples."""
         return [
             f"signed by operator {describe_operator(self.operator)}",
             *describe_terms(self.terms),

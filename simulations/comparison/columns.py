@@ -72,8 +72,8 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
         raise SamaraError("no client evaluated on test examples; use data with a test split")
     if any(GLOBAL not in columns for columns in tests):
         raise SamaraError(
-            f"an evaluation has no column {GLOBAL!r}; find the clients that did not answer it in "
-            "the run's metrics.jsonl"
+            f"an evaluation has no column {GLOBAL!r}; the run's metrics.jsonl shows which clients "
+            "did not answer"
         )
     columns: dict[str, Figures] = {}
     for evaluation in () if has_texts(result) else result.evaluations:
@@ -94,7 +94,7 @@ def first_column(result: RunResult) -> str:
 
 
 def has_texts(result: RunResult) -> bool:
-    """Return whether a run is a generation, whose clients report the lengths of their texts."""
+    """Return whether a run's task is a generation: its clients report their texts' lengths."""
     return any(SPLIT_BYTES in own.facts for own in result.clients.values())
 
 

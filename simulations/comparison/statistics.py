@@ -145,7 +145,7 @@ def _exact_p(ranks: Numbers, positive: float) -> float:
 
 
 def worst_tenth(values: Numbers) -> float:
-    """Return the mean of the lowest tenth of the values, whose number is rounded up."""
+    """Return the mean of the lowest tenth of the values; the tenth is rounded up."""
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 

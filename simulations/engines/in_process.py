@@ -58,7 +58,7 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Deliver messages, and return the replies that are available at once."""
+        """Deliver messages, and return the replies that are available immediately."""
         return self.pull_messages(self.push_messages(messages))
 
 

@@ -43,7 +43,7 @@ class _Due:
 
 
 class FleetGrid(LocalGrid):
-    """A grid that delivers train messages on the virtual clock, and all other messages at once.
+    """A grid that delivers train messages on the virtual clock, other messages immediately.
 
     The grid computes a report when the server fetches it. At the same time it computes the reports
     that share forward passes with it, and reports for idle threads. It never computes a report that
@@ -194,7 +194,7 @@ def _missed_bytes(task: Task) -> int:
 
 
 def _report_size(instruction: TrainInstruction) -> int:
-    """Return the size of a report's frame in bytes, which does not depend on its values."""
+    """Return the size of a report's frame in bytes; the reported values do not affect it."""
     gradients = np.zeros((instruction.steps, instruction.queries), np.float32)
     pooled = instruction.seed_policy is SeedPolicy.POOL
     curvature = 0.0 if instruction.measured_directions(instruction.steps) else None

@@ -113,9 +113,10 @@ def clients_together(config: RunConfig) -> int:
 def measured_row(
     runtime: ModelRuntime, shares: Sequence[ClientData], size: RunSize, together: int
 ) -> RowCost:
-    """Measure the cost of a row in the model, in a small part of the run's expected time.
+    """Measure the seconds that the model needs for a row.
 
-    The model scores some examples of typical lengths as in a step. The scores are discarded.
+    The model scores some examples of typical lengths as in a step, for a small part of the run's
+    expected time. The scores are discarded.
 
     Args:
         runtime: loaded model.

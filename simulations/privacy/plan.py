@@ -100,12 +100,12 @@ class PlannedRun:
     def noise_of_a_round(self, terms: PrivacyTerms) -> float:
         """Return the norm of a round's noise, in units of the clip.
 
-        The clip is also the largest norm of the mean.
+        The clip is also the largest norm of the clients' mean.
         """
         return self.noise_of_a_scalar(terms) * math.sqrt(self.scalars)
 
     def noise_of_all_rounds(self, terms: PrivacyTerms) -> float:
-        """Return the norm of all rounds' noise, divided by the largest norm of the sum of means.
+        """Return the norm of all rounds' noise, over the largest norm of the rounds' means, summed.
 
         The mean of a round has at most the norm of the clip, and these norms add up. For
         independent noise, the squares of the norms add up.

@@ -159,8 +159,8 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
                 )
             if not columns[name].is_usable:
                 raise ConfigError(
-                    f"the column name {name!r} cannot be used in a template; rename the column "
-                    "without { } | : !"
+                    f"the column name {name!r} cannot be used in a template; give the column "
+                    "a name without { } | : !"
                 )
         return tuple(texts)
 
@@ -225,8 +225,8 @@ def _user(answers: Answers, columns: dict[str, Column], guess: str, others: set[
             raise ConfigError(f"{name} cannot be both user and answer; give another --user")
         if not columns[name].is_usable:
             raise ConfigError(
-                f"the column name {name!r} cannot be used for users; rename the column without "
-                "{ } | : !"
+                f"the column name {name!r} cannot be used for users; give the column a name "
+                "without { } | : !"
             )
         return name
 
@@ -259,7 +259,7 @@ def _labels(
         return (), ()
     if len(values) == 1:
         raise DataError(
-            f"{roles.label} is {values[0]!r} in all rows, so that a model cannot learn from it; "
+            f"{roles.label} is {values[0]!r} in all rows, so a model cannot learn from it; "
             "add rows with other labels, or give another --label"
         )
     if not 1 < len(values) <= MOST_LABELS:

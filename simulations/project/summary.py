@@ -60,7 +60,7 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     more = len(column.values) - len(shown)
     yield f"labels ({column.name}): {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
     if len(column.values) == 1:
-        yield "note: all rows have the same label, so that a model cannot learn from them"
+        yield "note: all rows have the same label, so a model cannot learn from them"
     alike: dict[str, list[str]] = defaultdict(list)
     for value in sorted(column.values):
         alike[value.strip().casefold()].append(repr(value))

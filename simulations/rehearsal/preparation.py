@@ -70,7 +70,7 @@ class Plan:
 
 
 def new_place(out: Path | None) -> Place:
-    """Return the folder of the results, which must be new.
+    """Return the folder of the results; it must be new.
 
     Args:
         out: path of the folder; None for a folder in `runs`.

@@ -61,7 +61,7 @@ def end_process(process: "subprocess.Popen[str]") -> None:
 
 
 def kill_family(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process and its children at once, as a power cut does, and wait for their end."""
+    """Kill a process and its children without warning, as a power cut does; wait for their end."""
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)

@@ -165,7 +165,7 @@ def print_next(folder: Path, result: Mapping[str, Any], console: Console | None 
 
 
 def seeds_table(intervals: Mapping[str, SeedInterval]) -> Table:
-    """Return a table of every column's mean quality over seeds, its interval, and single seeds."""
+    """Return a table of every column's quality: mean and interval over seeds, and each seed."""
     first = next(iter(intervals.values()))
     seeds = list(first.by_seed)
     measure = first.measure

@@ -99,7 +99,7 @@ class ClassifyBody(_Question):
             QuestionError: unless exactly one of `text` and `texts` is given.
         """
         if (self.text is None) == (self.texts is None):
-            raise QuestionError("give either text or texts, not both or neither")
+            raise QuestionError("give exactly one of text and texts")
         if self.texts is None:
             assert self.text is not None
             return [self.text]

@@ -79,7 +79,7 @@ def join_run(address: str, code: InvitationCode, home: Path) -> list[str]:
         welcome = fetch_welcome(address, code)
         if (phone := welcome.phone) is None:
             raise InvitationError(
-                "the invitation is not for a phone; run its line, `samara client join …`"
+                "the invitation is not for a phone; run its command, `samara client join …`"
             )
         parse_address(phone.gateway, "the gateway's address")
         lines = register(address, code, welcome, home).lines

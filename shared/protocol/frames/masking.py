@@ -147,7 +147,7 @@ class KeyList:
 
     @cached_property
     def clients_digest(self) -> bytes:
-        """The digest of the clients, to which keys and signatures are bound, 32 bytes."""
+        """The digest of the clients, 32 bytes; keys and signatures are bound to it."""
         return digest_of_clients(self.token, self.clients)
 
     def encode(self) -> bytes:

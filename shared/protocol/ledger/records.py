@@ -303,7 +303,9 @@ def read_record(stream: BinaryIO, previous: Position, track: int) -> Record | No
     frame, end_digest, record_hash = rest[:length], rest[length:-HASH_BYTES], rest[-HASH_BYTES:]
     link = Link(previous.head, number, hashlib.sha256(frame).digest(), end_digest)
     if link.position.head != record_hash:
-        raise LedgerError(f"round {expected}: the record is damaged or does not follow the last")
+        raise LedgerError(
+            f"round {expected}: the record is damaged or does not follow the previous one"
+        )
     try:
         delta = RoundDelta.decode(frame)
         if contributors:
@@ -361,7 +363,7 @@ def sent_span(stream: BinaryIO, number: int) -> tuple[int, int]:
 
 
 def records_after(tail: bytes, round_number: int) -> bytes:
-    """Drop the records up to and including a round from the records of a catch-up.
+    """Remove from a catch-up all records up to and including a round.
 
     A client has more rounds than the server knows if the client's last answer was lost.
     """

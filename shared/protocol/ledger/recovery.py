@@ -147,7 +147,7 @@ def _read_whole_records(segments: Sequence[Segment], start: Position) -> tuple[P
     position, end = start, SEGMENT_HEADER_BYTES
     for segment in segments:
         if segment.start != position:
-            raise LedgerError(f"{segment.path}: round {position.round + 1} before it is missing")
+            raise LedgerError(f"{segment.path}: round {position.round + 1} is missing before it")
         end = SEGMENT_HEADER_BYTES
         with segment.path.open("rb") as file:
             file.seek(end)

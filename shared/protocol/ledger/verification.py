@@ -98,5 +98,5 @@ def _check_names(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path not in known:
             raise LedgerError(
-                f"{path}: it is not part of a ledger; opening the run removes a crash's leftovers"
+                f"{path}: not part of a ledger; if a crash left it, opening the run removes it"
             )

@@ -96,7 +96,7 @@ def load_public(public: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def digest_of_clients(token: bytes, clients: Sequence[int]) -> bytes:
-    """Return the digest of a list of clients, 32 bytes, to which keys and signatures are bound.
+    """Return the digest of a list of clients, 32 bytes; keys and signatures are bound to it.
 
     Args:
         token: token of the round's instruction, 8 bytes.

@@ -72,4 +72,4 @@ def combine_shares(shares: Mapping[int, int]) -> int:
 def _check_points(points: Sequence[int]) -> None:
     sound = all(0 < point < PRIME for point in points)
     if not points or len(set(points)) != len(points) or not sound:
-        raise ValueError("points must be different, and neither 0 nor out of the field")
+        raise ValueError("points must be distinct, nonzero and within the field")

@@ -227,7 +227,7 @@ async function readRecord(
   const hash = bytes.slice(size - HASH_BYTES, size);
   const link = concat(previous, bytes.subarray(8, 12), await sha256(frame), endDigest);
   if (!areEqual(await sha256(link), hash))
-    throw complain("the record is damaged or does not follow the last");
+    throw complain("the record is damaged or does not follow the previous one");
   const delta = decodedDelta(frame, complain);
   if (round !== expected || delta.round !== expected) throw complain(`it says round ${round}`);
   if (delta.track !== track) throw complain(`it is of track ${delta.track}, not ${track}`);

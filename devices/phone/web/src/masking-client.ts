@@ -101,7 +101,7 @@ export class MaskingClient {
     const round = this.#roundOf(token);
     const { listed, received } = round;
     if (!listed || !received || round.isMasked)
-      throw new MaskingError("a masked report is asked for out of turn");
+      throw new MaskingError("the server asks for a masked report out of turn");
     const pairKeys = new Map<number, Bytes>();
     for (const one of received.keys()) {
       const { maskKey } = listed.neighbours.get(one)!.keys;
