@@ -61,6 +61,7 @@ from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.scenarios import read_scenario, scenario_file
 from samara.shared.settings.setting import flattened
+from samara.simulations.planning.prompt_form import choose_form
 from samara.simulations.simulate import simulate
 
 EXAMPLES, CLIENTS, ALPHA = 400, 8, 5.0
@@ -290,6 +291,9 @@ class Bench:
         exact = {} if level.adapter == _READOUT else {"gradients": "exact"}
         self._settings = common | level.adapter | exact
         steps = {"rounds": level.rounds, "differences": "central"}
+        choice = choose_form(RunConfig.of(self._settings, "bench"))  # the same for all methods
+        if choice is not None:
+            self._settings |= {"form": choice.form}
         self._config = RunConfig.of(self._settings | steps, "bench")
         self._run = load_run(self._config)
         self._rate: float | None = None

@@ -32,6 +32,7 @@ from samara.server.store import replay_run
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.profiled_loss import fitted_shift
 from samara.simulations.simulate import simulate
 
 
@@ -49,13 +50,13 @@ def run(config: RunConfig) -> Row:
     globals_ = [(event.round, event.split, event.columns["global"]) for event in found]
     test = [column for _, split, column in globals_ if split == "test"]
     scalars = result.scalar_ratios
-    auc = test_auc(config)
+    figures = test_figures(config)
     shutil.rmtree(config.out, ignore_errors=True)
     return {
         "zero_shot": test[0].accuracy,
         "accuracy": test[-1].accuracy,
         "macro_f1": test[-1].macro_f1,
-        "auc": auc,
+        **figures,
         "loss": test[-1].loss,
         "validation": {
             number: column.accuracy for number, split, column in globals_ if split == "validation"
@@ -70,21 +71,35 @@ def run(config: RunConfig) -> Row:
     }
 
 
-def test_auc(config: RunConfig) -> float:
-    """Return the area under the ROC curve of the last global model on all clients' test examples.
+def test_figures(config: RunConfig) -> Row:
+    """Return figures of the last global model on all clients' test examples.
 
-    With more than two labels, the result is the mean over labels, each against all others.
+    `auc` is the area under the ROC curve. With more than two labels, it is the mean over labels,
+    each against all others. `shifted_accuracy` is the accuracy after adding a shift to all scores:
+    the mean of the clients' shifts, each fitted to a client's training examples as the profiled
+    loss fits a shift to a batch.
     """
     from scipy.special import softmax
     from sklearn.metrics import roc_auc_score
 
     (*_, last) = replay_run(Path(config.out))
+    runtime, source = load_run(config)
+    count, shift, examples = config.data.clients, 0.0, 0
+    for client in range(count):
+        train = source.share_of(client, count).tokenized(Split.TRAIN)
+        (own,) = fitted_shift(runtime.scores(last.state, train.prompts)[None], train.labels)
+        shift, examples = shift + len(train.labels) * own, examples + len(train.labels)
     whole = {"data.partition": "iid", "data.clients": 1}
-    runtime, source = load_run(RunConfig.of(config.flat() | whole, "AUC"))
+    runtime, source = load_run(RunConfig.of(config.flat() | whole, "figures"))
     data = source.share_of(0, 1).tokenized(Split.TEST)
-    shares = softmax(runtime.scores(last.state, data.prompts).astype(np.float64), axis=1)
-    scores = shares[:, 1] if shares.shape[1] == 2 else shares
-    return float(roc_auc_score(data.labels, scores, multi_class="ovr"))
+    scores = runtime.scores(last.state, data.prompts).astype(np.float64)
+    shares = softmax(scores, axis=1)
+    ranked = shares[:, 1] if shares.shape[1] == 2 else shares
+    right = (scores + shift / examples).argmax(axis=1) == data.labels
+    return {
+        "auc": float(roc_auc_score(data.labels, ranked, multi_class="ovr")),
+        "shifted_accuracy": float(right.mean()),
+    }
 
 
 def render_table(rows: Iterable[Row]) -> str:
