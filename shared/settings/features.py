@@ -353,8 +353,8 @@ FURTHER_EXCLUSIONS = (
     ),
     Exclusion(
         {"prior": ("common",), "privacy": _PRIVATE},
-        "the noise would choose, because the losses of the candidates differ by less; set "
-        "personal.prior to own",
+        "noise would exceed the differences between the candidates' losses, and masks would hide a "
+        "false loss from the server's check; set personal.prior to own",
     ),
     Exclusion(
         {"own words": ("mixed",), "task": ("classification", "listed choice", "open choice")},
