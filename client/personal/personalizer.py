@@ -262,9 +262,8 @@ class Personalizer:
             int64 [d].
         """
         if fits_private_part(self._terms.method):
-            found_together = self._common, self._deviation
             return record_private_fit(
-                self._learner, self._terms, state, ledger, first, *found_together
+                self._learner, self._terms, state, ledger, first, self._common, self._deviation
             )
         began_with = self._label_biases.began_with
         return run_private_rounds(self._learner, self._terms, state, ledger, first, began_with)
