@@ -9,6 +9,7 @@ adds. It assumes no amplification by sampling, which would need unpredictable co
 """
 
 import math
+from functools import cache
 
 ROUNDING = 1 + 1e-9
 """Relative tolerance for rounding: a sum of n equal ρ may differ from n·ρ.
@@ -76,6 +77,7 @@ def epsilon_of(rho: float, delta: float) -> float:
     return max(0.0, _epsilon_at((low + high) / 2, rho, delta))
 
 
+@cache  # settings are checked several times before a run
 def rho_within(epsilon: float, delta: float) -> float:
     """Return the largest ρ for which ρ-zCDP implies (ε, δ)-differential privacy, rounded down.
 
