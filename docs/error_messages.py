@@ -180,6 +180,7 @@ def messages() -> list[Message]:
     return [one for one in made() if re.search(r"\w{2,}", one.text)]
 
 
+@cache
 def made() -> list[Message]:
     """Return all messages, including texts without any word."""
     classes = error_classes(modules().values())

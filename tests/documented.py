@@ -193,5 +193,7 @@ def names_in(file: Path) -> frozenset[str]:
     return frozenset(node.name for node in functions if node.name.startswith("test_"))
 
 
-def all_tests() -> set[str]:
-    return {name for file in (ROOT / "tests").rglob("test_*.py") for name in names_in(file)}
+@cache
+def all_tests() -> frozenset[str]:
+    files = (ROOT / "tests").rglob("test_*.py")
+    return frozenset(name for file in files for name in names_in(file))

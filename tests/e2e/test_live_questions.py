@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from live import QUIET, SuperLink, attempts, start_client, terminate
+from live import QUIET, SuperLink, attempts, rounds_of, start_client, terminate
 
 from benchmarks.serving import serving, write_client
 from samara.devices.live.keys import create_key
@@ -133,11 +133,13 @@ def test_a_client_answers_while_rounds_go_on(
         create_key(key)
         link.register(key)
         client = start_client(link, key, home, *options)
-        answers = []
+        answers, asked_after = [], -1
         for _ in attempts("the run to finish", 600):
             assert client.poll() is None, home.with_suffix(".log").read_text()[-4000:]
-            is_finished = link.is_finished(number)
-            if list(home.glob("runs/*/session")):
+            is_finished, rounds = link.is_finished(number), len(rounds_of(run))
+            is_news = is_finished or rounds > asked_after
+            if is_news and list(home.glob("runs/*/session")):
+                asked_after = rounds
                 told = ask(home, "the film was good", "--compare", "--json")
                 assert told.returncode == 0, told.stderr
                 answers.append((json.loads(told.stdout)["models"], told.stderr))
