@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -50,7 +51,7 @@ LIBRARIES = (
     *("cryptography.hazmat.primitives.asymmetric.ec", "psutil"),
     *("scipy.stats", "sklearn.linear_model", "pandas", "matplotlib.figure"),
     *("peft", "bitsandbytes", "executorch.exir", "torch.onnx", "torch._inductor.compile_fx"),
-    *("executorch.backends.xnnpack.partition.xnnpack_partitioner", "ray"),
+    *("executorch.backends.xnnpack.partition.xnnpack_partitioner", "ray", "ray.dag"),
 )
 _PACKAGES = {"samara", "ipykernel_launcher"}
 _PYTEST_WORKER = ["-u", "-c", popen_bootstrapline]
@@ -62,6 +63,7 @@ _READ_WHILE_IMPORTING = (
 _SET_ANYWAY = "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY"
 """Such variables that a fork takes over, or that libraries set while they are imported."""
 _PR_SET_CHILD_SUBREAPER = 36
+_MADV_COLLAPSE = 25
 _ROOM = 16384
 """Bytes of the command line that a fork has room for."""
 _LONGEST_COMMAND = 2**17
@@ -392,6 +394,16 @@ def share_sources_of_nodes() -> None:
     NodeSource.__deepcopy__ = lambda source, _: source  # type: ignore[attr-defined]
 
 
+def _take_huge_pages() -> None:
+    """Put this process's memory on huge pages if the kernel can: a fork copies fewer entries."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, _, _, inode = line.split()[:5]
+        if access == "rw-p" and inode == "0":
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
+
+
 def main() -> None:
     """Import the libraries, and fork until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -404,8 +416,11 @@ def main() -> None:
     _prepare_numba()
     share_sources_of_nodes()
     wait_for_no_disk()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.detach()  # every fork would remove torch's operators at its end, one by one
     gc.collect()
     gc.freeze()
+    _take_huge_pages()
     gc.set_threshold(20_000, 10, 10)  # a twenty-fifth of the time went into looking for garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _write_command_line(["zygote"])
