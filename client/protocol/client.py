@@ -380,8 +380,7 @@ class Client:
             )
         self._guard.check_evaluated(instruction, needs_examples)
         learner.limit_evaluation(self._guard.introduced(run_id))
-        state, split, common = session.state, instruction.split, session.common_state
-        deviation = session.deviation_in(terms)
+        state, split, prior = session.state, instruction.split, session.common_prior(terms)
         if personal:
             personalizer = self._personalizer(part, run_id, session)
             if part.takes_private_rounds_between:
@@ -390,11 +389,9 @@ class Client:
             else:
                 private = personalizer.recorded_private_state(state)
             own = personalizer.own_words(state, private)
-            columns = evaluate_personal_model(
-                learner, terms, state, private, split, common, own, deviation
-            )
+            columns = evaluate_personal_model(learner, terms, state, private, split, prior, own)
         else:
-            columns = evaluate_global_model(learner, terms, state, split, common, deviation)
+            columns = evaluate_global_model(learner, terms, state, split, prior)
         self._guard.add_passes(run_id)
         return columns
 
@@ -467,8 +464,7 @@ class Client:
             part.own_folder(self._learner.client),
             part.snapshot_every,
             part.folder.parent if part.is_live else None,
-            session.common_state,
-            session.deviation_in(part.terms),
+            session.common_prior(part.terms),
         )
 
     def _last_round(self, frame: bytes) -> int:

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.personal.private_fit import CommonPrior
 from samara.shared.errors import (
     CatchUpError,
     FrameError,
@@ -234,18 +235,14 @@ class Session:
             (goal_round, self.position.round),
         )
 
-    @property
-    def common_state(self) -> NDArray[np.int64] | None:
-        """The common intercept as a state, int64 [d]; None without a common intercept."""
-        if self.common is None:
-            return None
-        return replay(zero_state(len(self.state)), (self.common,), "gaussian")
-
-    def deviation_in(self, terms: RunTerms) -> float | None:
-        """Return the common deviation if the terms of the run have one; otherwise None."""
-        if self.deviation is None or not terms.has_common_prior:
-            return None
-        return self.deviation.deviation
+    def common_prior(self, terms: RunTerms) -> CommonPrior:
+        """Return the common prior of the private intercepts in a run with these terms."""
+        intercept = deviation = None
+        if self.common:
+            intercept = replay(zero_state(len(self.state)), (self.common,), "gaussian")
+        if self.deviation and terms.has_common_prior:
+            deviation = self.deviation.deviation
+        return CommonPrior(intercept, deviation)
 
     def with_report(self, token: bytes, report: bytes) -> Self:
         """Return a copy of the session with the report on the last train instruction."""
