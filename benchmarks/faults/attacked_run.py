@@ -64,8 +64,7 @@ def attack(
     footprints: list[Footprint] = []
     live_run = LiveRun(folder, settings, names, address)
     with heartbeats_end_with_the_run(), live_run as live, ExitStack() as devices:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(names), "the server")
+        live.serve()
         assert live.server is not None, "the server was started above"
         for number, name in enumerate(names):
             ca = live.run / "certificates" / "ca.pem"

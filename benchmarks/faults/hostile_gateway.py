@@ -141,8 +141,7 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
         keys = ClientKeys(live.run / "keys")
         gateway_key = keys.create(GATEWAY, gateway=True)
         phone = keys.add(PHONE, folder / f"{PHONE}.pem").client
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == clients + 1, "the server")
+        live.serve()
         assert live.server is not None, "the server was started above"
         ca = live.run / "certificates" / "ca.pem"
         other = live.devices[names[0]]
