@@ -272,7 +272,7 @@ def _directions(terms: RunTerms, layout: Layout) -> int:
 def _private_delta(
     instruction: TrainInstruction, report: Report, pull: tuple[Shrink, ...]
 ) -> RoundDelta:
-    """Return the round delta that applies the report on a private round."""
+    """Return the round delta that applies the report for a private round."""
     coefficients = instruction.coefficients(instruction.clipped(report.gradients))
     seeds = source_of(instruction, report.client, len(coefficients))
     groups = tuple(
