@@ -25,7 +25,7 @@ It is `PASS_EXAMPLES` of a client without a memory budget.
 """
 _WITHOUT_SCENARIO = ("optimizer", "quantization")
 """Command-line parameters that the scenario, if there is one, decides."""
-app = command_group("Device profiles, and estimates of what a step costs.")
+app = command_group("Device profiles, and estimates of a step's cost.")
 
 
 class Quantization(StrEnum):

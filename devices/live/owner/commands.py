@@ -138,7 +138,7 @@ def forget(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete data that this client keeps for its owner, and show what remains.
+    """Delete data that this client keeps for its owner, and show the remaining data.
 
     Example: samara client forget --name kitchen-orin --private
     """
