@@ -44,7 +44,7 @@ class Given:
 
     @property
     def turns(self) -> range:
-        """Repetitions of a measurement, the median of which counts."""
+        """Repetitions of a measurement, whose result is their median."""
         return range(1 if self.rehearse else 3)
 
 
