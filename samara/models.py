@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, run: FinishedRun, loaded: LoadedModel, client: int | None = None) -> None:
         self._loaded = loaded
-        self._trained = run.trained_model(client)
+        self._trained, self._config = run.trained_model(client), run.config
 
     def __repr__(self) -> str:
         return f"<{self._trained.about.removesuffix('.')}>"
@@ -105,7 +105,7 @@ class Model:
 
     def _settings_for_peft(self) -> str:
         """Return the changed settings of a run that trains weights inside the layers alone."""
-        config = self._trained.config
+        config = self._config
         changed = {}
         if config.adapter.has_readout:
             changed["adapter.layers"] = config.adapter.inner_layers or "top:1"

@@ -1,7 +1,7 @@
 """Old forms of commands, which keep working for one version with a one-line warning.
 
 Old forms are not registered as commands. A command line in an old form is converted to the new form
-before it is parsed. The version after the first version with an entry removes that entry.
+before it is parsed. Only the first version with a new form accepts the old form.
 """
 
 import sys

@@ -63,7 +63,7 @@ class PassesInProcess:
             data.has_passed = counted[str(client)] > 0
 
     def take_rows(self) -> dict[int, int]:
-        """Return the rows by client since the previous call."""
+        """Return each client's number of rows since the previous call."""
         return {client: data.take_passes() for client, data in enumerate(self._clients)}
 
 
@@ -96,7 +96,7 @@ class PassesInReplies(DelegatingGrid):
         return replies
 
     def take_rows(self) -> dict[int, int]:
-        """Return the rows by client since the previous call."""
+        """Return each client's number of rows since the previous call."""
         taken = self._rows
         self._rows = dict.fromkeys(self._rows, 0)
         return taken

@@ -7,7 +7,7 @@ process that follows Flower's protocol. A phone is attached to the gateway and f
 should. After a quarter of the rounds, the phone's private key is deleted, and the gateway answers
 for the phone. It uses old hellos and reports that the phone has signed, new frames with the
 gateway's signature, new frames with an old signature of the phone, and frames in the name of an
-honest device. None of these answers may be folded, and rounds must continue.
+honest device. None of these answers may be aggregated, and rounds must continue.
 """
 
 import logging

@@ -86,7 +86,7 @@ def intercept_for_training(learner: Learner, state: State) -> State:
 def report_intercept(
     learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
 ) -> Report:
-    """Return the report on the intercept round, which contains the client's intercept.
+    """Return the report for the intercept round, which contains the client's intercept.
 
     The reported numbers are the intercept's products with the rows of the contrasts. The intercept
     is that of a private part without a readout. With a common prior, the excess of each candidate

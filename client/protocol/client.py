@@ -99,14 +99,14 @@ class Guard:
         return {}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the stored noised report on this instruction, or b"" without one."""
+        """Return the stored noised report for this instruction, or b"" without one."""
         return b""
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Check that the report on an instruction stays within the limits."""
+        """Check that the report for an instruction stays within the limits."""
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction durably; a repeated report does not count again."""
+        """Count the report for an instruction durably; a repeated report does not count again."""
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
@@ -326,7 +326,7 @@ class Client:
     def _report(
         self, instruction: TrainInstruction, session: Session, part: Participation
     ) -> Report | AnyVectorReport | MaskedReport:
-        """Take the local steps from a session's state, and return the report on them."""
+        """Take the local steps from a session's state, and return their report."""
         learner, terms, masking = self._learner, part.terms, part.masking
         if terms.privacy and terms.privacy.is_masked and masking is None:
             raise MaskingError(

@@ -73,7 +73,7 @@ class Session:
         state: int64 [d].
         digest: digest of the state, 32 bytes.
         token: token of the last train instruction that was carried out; empty before the first.
-        report: report on that instruction, a frame. It also answers a repeated instruction.
+        report: report for that instruction, a frame. It also answers a repeated instruction.
         common: common intercept in the state; None without a common intercept. Private parts are
             fitted to the state without it.
         went_back: whether the last catch-up replaced the session's ledger with another ledger. This
@@ -245,7 +245,7 @@ class Session:
         return CommonPrior(intercept, deviation)
 
     def with_report(self, token: bytes, report: bytes) -> Self:
-        """Return a copy of the session with the report on the last train instruction."""
+        """Return a copy of the session with the report for the last train instruction."""
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:
