@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from samara.shared.model.loading import BaseModel
-
-Ids = tuple[int, ...]
+from samara.shared.model.word_tokens import Ids
 
 
 @dataclass(frozen=True, eq=False)
