@@ -380,7 +380,7 @@ class Client:
             )
         self._guard.check_evaluated(instruction, needs_examples)
         learner.limit_evaluation(self._guard.introduced(run_id))
-        state, split, common = session.state, instruction.split, session.common_state
+        state, split, common = session.state, instruction.split, session.common_state(terms)
         deviation = session.deviation_in(terms)
         if personal:
             personalizer = self._personalizer(part, run_id, session)
@@ -467,7 +467,7 @@ class Client:
             part.own_folder(self._learner.client),
             part.snapshot_every,
             part.folder.parent if part.is_live else None,
-            session.common_state,
+            session.common_state(part.terms),
             session.deviation_in(part.terms),
         )
 

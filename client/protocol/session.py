@@ -234,10 +234,9 @@ class Session:
             (goal_round, self.position.round),
         )
 
-    @property
-    def common_state(self) -> NDArray[np.int64] | None:
-        """The common intercept as a state, int64 [d]; None without a common intercept."""
-        if self.common is None:
+    def common_state(self, terms: RunTerms) -> NDArray[np.int64] | None:
+        """Return the common part of private intercepts as a state, int64 [d]; None without one."""
+        if self.common is None or terms.reports_shifts:
             return None
         return replay(zero_state(len(self.state)), (self.common,), "gaussian")
 

@@ -74,7 +74,7 @@ def _quality_by_examples(
     """
     if model.config.method != "readout" or not runtime.has_readout_alone:
         return ()
-    common = model.session.common_state
+    common = model.session.common_state(model.config.terms)
     state = model.session.state if common is None else model.session.state - common
 
     def examples(split: Split) -> Examples:

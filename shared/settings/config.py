@@ -433,7 +433,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        rounds = reporting_rounds(self.method, self.rounds, self.personal.rounds)
+        rounds = reporting_rounds(self.flat())
         scalars = self.steps * self.queries
         privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:
