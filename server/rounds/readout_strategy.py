@@ -73,4 +73,6 @@ class ReadoutStrategy(ScalarStrategy):
                     for client, fields in answered.clients.items()
                 },
             )
+        for meter in self._meters:
+            more |= meter.finish_round()
         self.event_log.append_round(delta, event, **more)

@@ -1,5 +1,6 @@
 """The round of intercepts after training by a profiled loss, without private intercepts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,17 @@ import pytest
 from federations import Settings, config_of
 from numpy.typing import NDArray
 
+from samara.client.personal.private_rounds import _private_instruction
 from samara.client.training.model_runtime import load_run
 from samara.server.store import LEDGER_FOLDER
 from samara.shared.errors import ConfigError
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.protocol.ledger.verification import verify_ledger
-from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.replay import to_float32, zero_state
+from samara.shared.protocol.step_size import StepSize
+from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
-from samara.shared.tasks.profiled_loss import PROFILED, fitted_shift
+from samara.shared.tasks.profiled_loss import PROFILED, fitted_shift, profiled_cross_entropy
 from samara.simulations.exports.adapter import FinishedRun, export
 from samara.simulations.simulate import simulate
 
@@ -66,3 +70,103 @@ def test_the_last_round_adds_the_mean_shift(
         export(Path(config.out), None, tmp_path / "adapter")["label bias"],
         to_float32(corrected)[bias],
     )
+
+
+def test_clients_with_one_label_report_finite_shifts(settings: Settings, tmp_path: Path) -> None:
+    rows = [
+        {"sentence": f"the film was {word} {number}", "label": user % 2, "user": f"user {user}"}
+        for user in range(3)
+        for number, word in enumerate(["good", "bad", "long", "short"] * 6)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"data.path": str(file), "data.partition": "user", "aggregation.rule": "mean"}
+    config = config_of(settings | OWN | own)
+    *_, trained, corrected = states_of(config)
+    counts, shifts = zip(*shifts_under(config, trained), strict=True)
+    assert [np.sign(shift[1]) for shift in shifts] == [-1, 1, -1]
+    assert all(1 < np.abs(shift).max() < 10 for shift in shifts)
+    added = to_float32(corrected - trained)[FinishedRun.at(Path(config.out)).layout.label_bias]
+    np.testing.assert_allclose(added, np.average(shifts, axis=0, weights=counts), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["global", "finetune"])
+def test_a_fleet_adds_the_same_shift(
+    settings: Settings, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device alone in its passes."""
+    monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
+    fleet = {"fleet.devices": '[{"device": "laptop", "share": 1}]'}
+    plain, emulated = (
+        RunResult.read(
+            simulate(config_of(settings | OWN | own, method=method, out=str(tmp_path / name)))
+        )
+        for name, own in {"plain": {}, "fleet": fleet}.items()
+    )
+    assert emulated.final_round == plain.final_round
+    assert emulated.final_digest == plain.final_digest
+    *_, last = emulated.rounds
+    assert last.fleet is not None
+    assert len(last.fleet.devices) == last.reports
+
+
+def test_streamed_blocks_do_not_change_the_shift(settings: Settings, tmp_path: Path) -> None:
+    digests = {
+        RunResult.read(
+            simulate(config_of(settings | OWN, model__stream=stream, out=str(tmp_path / stream)))
+        ).final_digest
+        for stream in ("off", "host")
+    }
+    assert len(digests) == 1
+
+
+def test_noise_covers_the_shifts(settings: Settings) -> None:
+    config = config_of(
+        settings | OWN,
+        privacy__mode="central",
+        privacy__noise_multiplier=0.01,
+        seed_policy="shared",
+        aggregation__rule="mean",
+        cohort__minimum=3,
+    )
+    assert config.terms.privacy is not None
+    assert config.terms.privacy.rounds == config.terms.rounds_of_federation + 1
+    *_, trained, corrected = states_of(config)
+    shifts = [shift for _, shift in shifts_under(config, trained)]
+    added = to_float32(corrected - trained)[FinishedRun.at(Path(config.out)).layout.label_bias]
+    np.testing.assert_allclose(added, np.mean(shifts, axis=0), atol=0.05)
+    assert not np.allclose(added, np.mean(shifts, axis=0), atol=1e-6)
+
+
+def test_a_run_returns_to_the_round_of_the_lowest_profiled_loss(settings: Settings) -> None:
+    config = config_of(settings | OWN, evaluate__best="loss", evaluate__every=1)
+    folder = simulate(config)
+    result, run = RunResult.read(folder), load_run(config)
+    layout = FinishedRun.at(folder).layout
+    states = {one.round: one.state for one in verify_ledger(folder / LEDGER_FOLDER, layout)}
+    validated = [event for event in result.evaluations if event.split == "validation"]
+    assert [event.round for event in validated] == [0, 1, 2, 4]
+    for event in validated[1:]:
+        for client, figures in event.columns["global"].clients.items():
+            own = run.data.share_of(int(client), 3).tokenized(Split.VALIDATION)
+            scores = run.runtime.scores(states[event.round], own.prompts)[None]
+            assert figures.loss == pytest.approx(profiled_cross_entropy(scores, own.labels)[0])
+
+
+def test_private_rounds_minimize_the_plain_loss(settings: Settings) -> None:
+    """No round after them would add the shift that a profiled loss leaves out."""
+    terms = config_of(settings | OWN, method="finetune").terms
+    layout = load_run(config_of(settings | OWN)).runtime.layout
+    size = StepSize(1, 0.001, 0.01, False)
+    for one, expected in ((terms, False), (replace(terms, reports_shifts=False), True)):
+        asked = _private_instruction(one, 1, layout, zero_state(layout.size), size)
+        assert asked.is_profiled is expected
+        assert one.instruction(
+            *(bytes(8), 1, layout.hash, bytes(32)), learning_rate=0.1, clip=0.0, curvature_every=0
+        ).is_profiled
+
+
+@pytest.mark.parametrize("method", ["local", "partial", "cluster"])
+def test_methods_without_one_common_round_are_refused(settings: Settings, method: str) -> None:
+    with pytest.raises(ConfigError, match="one common round after the last"):
+        config_of(settings | OWN, method=method, personal__rounds=1)

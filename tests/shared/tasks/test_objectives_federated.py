@@ -185,7 +185,7 @@ def test_the_common_intercept_is_the_shift_that_a_profiled_loss_leaves_out(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"adapter.label-bias": True}, "fits a new bias at every step"),
+        ({"adapter.label-bias": True, "method": "cluster"}, "one common round after the last"),
         ({"differences": "components", "adapter.layers": "readout"}, "own update minimizes"),
     ],
 )
