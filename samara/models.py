@@ -87,7 +87,8 @@ class Model:
         if outside := sorted(groups - {ADAPTER_GROUP}):
             raise ModelError(
                 f"{self._trained.about} PEFT cannot represent a {' or a '.join(outside)}: use "
-                "predict() or save(), or train with adapter.layers = top:1"
+                "predict() or save(), or train with adapter.layers = top:1 and "
+                "adapter.label-bias = false"
             )
         try:
             import peft

@@ -1,6 +1,6 @@
 /** The profiled cross-entropy: the cross-entropy under the best shift of all answers. */
 
-import { dot, minimize } from "./newton.ts";
+import { dot, minimize, type Floats } from "./newton.ts";
 import { crossEntropies, mean } from "./softmax.ts";
 
 /**
@@ -30,7 +30,7 @@ export function fittedShift(
   scores: Float32Array<ArrayBuffer>,
   answers: Int32Array<ArrayBuffer>,
   labels: number,
-): Float64Array {
+): Floats {
   const count = answers.length;
   const [features, tokens] = [new Float32Array(0), new Int32Array(0)];
   return minimize({
