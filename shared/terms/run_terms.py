@@ -491,8 +491,8 @@ class RunTerms:
         """The largest number of scalars about its examples that a client sends in the run.
 
         Scalars are projected gradients, losses and curvatures in reports, and losses in
-        evaluations. Confusion counts are not scalars. The private intercept of ``readout``, labels
-        − 1 numbers, is not counted either.
+        evaluations. Confusion counts are not scalars. A private intercept or a shift, labels − 1
+        numbers, is not counted either.
         """
         return self.projected_gradients + self.report_losses + self.evaluated_columns
 
