@@ -108,12 +108,12 @@ class Level(NamedTuple):
 
 
 _READOUT = {"adapter.layers": "readout:auto"}
+_INSIDE = {"adapter.layers": "top:1", "objective": "cross-entropy"}
 
 
 def _inside(rank: int) -> dict[str, Any]:
     """Return settings of adapters of 3,456 · rank numbers in all linear layers of MiniLM's top."""
-    projections = {"adapter.projections": "query,key,value,dense"}
-    return {"adapter.layers": "top:1", "adapter.rank": rank, **projections}
+    return _INSIDE | {"adapter.rank": rank, "adapter.projections": "query,key,value,dense"}
 
 
 LEVELS = {
@@ -125,7 +125,7 @@ LEVELS = {
     "sst2-1e4": Level("sst2", False, _inside(3), 15, 0),
     "sst2-1e5": Level("sst2", False, _inside(29), 6, 0),
     "lm": Level("trec6", True, _READOUT),
-    "lm-inside": Level("trec6", True, {"adapter.layers": "top:1", "adapter.rank": 16}, 8, 0),
+    "lm-inside": Level("trec6", True, _INSIDE | {"adapter.rank": 16}, 8, 0),
 }
 
 
