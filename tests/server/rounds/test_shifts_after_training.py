@@ -6,19 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Settings, config_of
+from federations import Settings, config_of, loaded
+from helpers import instruction_with
 from numpy.typing import NDArray
 
 from samara.client.personal.private_rounds import _private_instruction
+from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
 from samara.server.store import LEDGER_FOLDER
 from samara.shared.errors import ConfigError
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.protocol.ledger.verification import verify_ledger
-from samara.shared.protocol.replay import to_float32, zero_state
+from samara.shared.protocol.replay import digest, to_float32, zero_state
 from samara.shared.protocol.step_size import StepSize
 from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.objectives import CROSS_ENTROPY
 from samara.shared.tasks.profiled_loss import PROFILED, fitted_shift, profiled_cross_entropy
 from samara.simulations.exports.adapter import FinishedRun, export
 from samara.simulations.simulate import simulate
@@ -170,3 +173,20 @@ def test_private_rounds_minimize_the_plain_loss(settings: Settings) -> None:
 def test_methods_without_one_common_round_are_refused(settings: Settings, method: str) -> None:
     with pytest.raises(ConfigError, match="one common round after the last"):
         config_of(settings | OWN, method=method, personal__rounds=1)
+
+
+def test_a_steps_loss_is_that_of_its_instruction(settings: Settings) -> None:
+    reports = []
+    for objective, is_profiled in ((PROFILED, False), (CROSS_ENTROPY, False), (PROFILED, True)):
+        run = loaded(settings | OWN, objective=objective, method="global")
+        state = zero_state(run.runtime.layout.size)
+        layout_hash = run.runtime.layout.hash
+        asked = instruction_with(
+            layout_hash=layout_hash,
+            start_digest=digest(layout_hash, state),
+            is_profiled=is_profiled,
+        )
+        reports.append(take_local_steps(run.runtime, run.data.share_of(0, 3), asked, state))
+    own, plain, profiled = (report.gradients for report in reports)
+    np.testing.assert_array_equal(own, plain)
+    assert not np.allclose(own, profiled)

@@ -64,6 +64,7 @@ def instruction_for(run: LoadedRun, state: NDArray[np.int64], batch: int) -> Tra
         queries=QUERIES,
         batch=batch,
         epsilon=EPSILON,
+        is_profiled=run.runtime.config.objective == PROFILED,
     )
 
 
