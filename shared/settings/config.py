@@ -387,16 +387,19 @@ class RunConfig(Settings):
         """
         flat = flattened(settings)
         start = flat.get("adapter.start")
-        if start and isinstance(start, str) and flat.get("adapter.layers", AUTO) == AUTO:
+        is_open = flat.get("adapter.layers", AUTO) == AUTO
+        has_bias = LABEL_BIAS in flat or flat.get(OBJECTIVE, AUTO) != AUTO
+        is_read = is_open or not has_bias
+        if is_read and isinstance(start, str) and start and (is_open or Path(start).exists()):
             # imported here because most runs have no start
             from samara.shared.protocol.start import read_start
 
             read = read_start(start)
-            if read.layout and read.layers and OBJECTIVE not in flat:
-                flat.setdefault(LABEL_BIAS, bool(read.layout.group(LABEL_BIAS_GROUP)))
-            if layers := read.layers:
-                flat["adapter.layers"] = layers
-            elif choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
+            if read.layout and not has_bias:
+                flat[LABEL_BIAS] = bool(read.layout.group(LABEL_BIAS_GROUP))
+            if is_open and read.layers:
+                flat["adapter.layers"] = read.layers
+            elif is_open and choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
                 # a start that names no layers was made for a readout after all blocks
                 flat["adapter.layers"] = READOUT
         return super().of(flat, source)
