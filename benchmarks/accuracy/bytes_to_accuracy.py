@@ -126,12 +126,12 @@ LEVELS = {
     "demo": Level("messages", False, _READOUT),
     "sst2": Level("sst2", False, _READOUT),
     "trec6": Level("trec6", False, _READOUT),
+    "lm": Level("trec6", True, _READOUT),
     "1e4": Level("trec6", False, _inside(3), 15, 0),
     "1e5": Level("trec6", False, _inside(29), 6, 4),
     "1e6": Level("trec6", False, _inside(290), 5, 3),
     "sst2-1e4": Level("sst2", False, _inside(3), 15, 0),
     "sst2-1e5": Level("sst2", False, _inside(29), 6, 0),
-    "lm": Level("trec6", True, _READOUT),
     "lm-inside": Level("trec6", True, {"adapter.layers": "top:1", "adapter.rank": 16}, 8, 0),
 }
 
@@ -325,9 +325,8 @@ class Bench:
         rule: dict[str, Any] = rules.get(method, {})
         if scenario:
             rule = flattened(read_scenario(scenario_file(Path(scenario))))
-        config = RunConfig.of(rule | settings, method)
-        shutil.rmtree(config.out, ignore_errors=True)
-        folder = simulate(config)
+        own = {"out": f"{self._config.out} {method}"}  # a run that was killed goes on
+        folder = simulate(RunConfig.of(rule | settings | own, method))
         result = RunResult.read(folder)
         up = [entry.bytes_up / CLIENTS for entry in result.rounds]
         down = [entry.bytes_down / CLIENTS for entry in result.rounds]
@@ -437,6 +436,7 @@ def draw(rows: Rows, file: Path) -> None:
         axes.set_axis_off()
     figure.supxlabel("bytes of a client, sent and received", fontsize=9)
     figure.supylabel("test accuracy, %", fontsize=9)
+    handles = {method: handles[method] for method in METHODS if method in handles}
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -469,7 +469,7 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
                 "personal.rounds": 0,
                 "threads": 1,
                 "trunk-cache-folder": str(given.out / "representations"),
-                "out": str(given.out / "run"),
+                "out": str(given.out / f"{level} {seed}"),
             }
             bench = bench or Bench(own, common)
             rows.add({"level": level, "method": method, "seed": seed} | bench.measure(method))
