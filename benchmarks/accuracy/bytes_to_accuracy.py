@@ -325,8 +325,9 @@ class Bench:
         rule: dict[str, Any] = rules.get(method, {})
         if scenario:
             rule = flattened(read_scenario(scenario_file(Path(scenario))))
-        own = {"out": f"{self._config.out} {method}"}  # a run that was killed goes on
-        folder = simulate(RunConfig.of(rule | settings | own, method))
+        config = RunConfig.of(rule | settings, method)
+        shutil.rmtree(config.out, ignore_errors=True)
+        folder = simulate(config)
         result = RunResult.read(folder)
         up = [entry.bytes_up / CLIENTS for entry in result.rounds]
         down = [entry.bytes_down / CLIENTS for entry in result.rounds]
@@ -469,7 +470,7 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
                 "personal.rounds": 0,
                 "threads": 1,
                 "trunk-cache-folder": str(given.out / "representations"),
-                "out": str(given.out / f"{level} {seed}"),
+                "out": str(given.out / "run"),
             }
             bench = bench or Bench(own, common)
             rows.add({"level": level, "method": method, "seed": seed} | bench.measure(method))
