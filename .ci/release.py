@@ -105,6 +105,16 @@ def pack(folder: Path, file: Path, epoch: int) -> None:
                 archive.addfile(member)
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive into a folder, without the rights and links that Python refuses.
+
+    Python below 3.11.4 has no filters, and unpacks every member of these archives of our own.
+    """
+    with tarfile.open(archive) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(folder)
+
+
 def build_distributions(root: Path, out: Path) -> None:
     """Build wheel and sdist of the commit that is checked out, with the page for browsers.
 
@@ -122,8 +132,7 @@ def build_distributions(root: Path, out: Path) -> None:
         source, made = Path(work) / "source", Path(work) / "made"
         archive = Path(work) / "source.tar"
         run("git", "archive", "--output", archive, "HEAD", folder=root)
-        with tarfile.open(archive) as tar:
-            tar.extractall(source, filter="data")
+        unpack(archive, source)
         shutil.copytree(root / BUILT_PAGE, source / SHIPPED_PAGE)
         before = os.umask(0o022)
         try:
@@ -134,8 +143,7 @@ def build_distributions(root: Path, out: Path) -> None:
             os.umask(before)
         [wheel], [sdist] = made.glob("*.whl"), made.glob("*.tar.gz")
         shutil.move(wheel, out)
-        with tarfile.open(sdist) as tar:
-            tar.extractall(work, filter="data")
+        unpack(sdist, Path(work))
         pack(Path(work) / sdist.name.removesuffix(".tar.gz"), out / sdist.name, epoch)
 
 

@@ -18,7 +18,7 @@ def replay(
         list[str] | None,
         typer.Option("--adapter", help="Adapter whose tensors are used. Repeatable."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds folded together.")] = 32,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds replayed together.")] = 32,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is one per core.")] = 0,
     repetitions: Annotated[
         int, typer.Option(min=1, help="Repetitions of all measurements, interleaved.")

@@ -34,6 +34,11 @@ _REMEDIES = {
     errno.ENOTDIR: "a part of the path is a file; give another path",
 }
 """Remedies for the user after system errors in commands that write files, by errno."""
+_OF_READING = {
+    errno.ENOENT: "correct the path, or restore the file",
+    errno.EISDIR: "give a file",
+}
+"""Remedies after system errors that only a `SamaraError` reports, by errno."""
 
 _DEVICES = "Devices, phones, and rehearsals with them"
 """Name of the help panel for commands about devices."""
@@ -88,7 +93,7 @@ def run(commands: typer.Typer) -> None:
     try:
         commands()
     except SamaraError as error:
-        print(f"samara: {error}", file=sys.stderr)
+        print(f"samara: {_with_remedy(error)}", file=sys.stderr)
         sys.exit(error.exit_status)
     except OSError as error:
         if error.errno not in _REMEDIES:
@@ -96,6 +101,15 @@ def run(commands: typer.Typer) -> None:
         where = error.filename or "a file"
         print(f"samara: {where}: {error.strerror}; {_REMEDIES[error.errno]}", file=sys.stderr)
         sys.exit(1)
+
+
+def _with_remedy(error: SamaraError) -> str:
+    """Return an error's message, with a remedy if it ends with a system error."""
+    text, cause = str(error), error.__cause__
+    if isinstance(cause, OSError) and cause.strerror and text.endswith(cause.strerror):
+        remedy = (_REMEDIES | _OF_READING).get(cause.errno or 0)
+        return f"{text}; {remedy}" if remedy else text
+    return text
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, run: FinishedRun, loaded: LoadedModel, client: int | None = None) -> None:
         self._loaded = loaded
-        self._trained = run.trained_model(client)
+        self._trained, self._config = run.trained_model(client), run.config
 
     def __repr__(self) -> str:
         return f"<{self._trained.about.removesuffix('.')}>"
@@ -87,7 +87,7 @@ class Model:
         if outside := sorted(groups - {ADAPTER_GROUP}):
             raise ModelError(
                 f"{self._trained.about} PEFT cannot represent a {' or a '.join(outside)}: use "
-                "predict() or save(), or train with adapter.layers = top:1"
+                f"predict() or save(), or train with {self._settings_for_peft()}"
             )
         try:
             import peft
@@ -102,3 +102,15 @@ class Model:
             warnings.simplefilter("ignore", FutureWarning)
             self._trained.write_peft(Path(folder))
             return peft.PeftModel.from_pretrained(base.network, folder)
+
+    def _settings_for_peft(self) -> str:
+        """Return the changed settings of a run that trains weights inside the layers alone."""
+        config = self._config
+        changed = {}
+        if config.adapter.has_readout:
+            changed["adapter.layers"] = config.adapter.inner_layers or "top:1"
+        if config.adapter.label_bias:
+            changed["adapter.label-bias"] = "false"
+        if config.method == "readout":
+            changed["method"] = "finetune"
+        return " and ".join(f"{name} = {value}" for name, value in changed.items())

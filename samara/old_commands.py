@@ -1,11 +1,12 @@
 """Old forms of commands, which keep working for one version with a one-line warning.
 
 Old forms are not registered as commands. A command line in an old form is converted to the new form
-before it is parsed. The version after the first version with an entry removes that entry.
+before it is parsed. Only the first version with a new form accepts the old form.
 """
 
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 import click
 from typer.core import TyperGroup
@@ -89,7 +90,7 @@ class CommandLine(TyperGroup):
                 f"samara: {'; '.join(changes)} (the next version refuses old forms)",
                 file=sys.stderr,
             )
-        return super().parse_args(ctx, words)
+        return super().parse_args(ctx, _for_help_alone(words))
 
 
 def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -112,6 +113,16 @@ def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
             rest, found = _with_new_options(new[len(begin) :], options)
             return [*begin, *rest], changes + found
     return new, changes
+
+
+def _for_help_alone(words: list[str]) -> list[str]:
+    """Return a command line without its options if one of them asks for help.
+
+    An option would otherwise take the word ``--help`` as its value.
+    """
+    if {"--help", "-h"}.isdisjoint(takewhile("--".__ne__, words)):
+        return words
+    return [*takewhile(lambda word: not word.startswith("-"), words), "--help"]
 
 
 def _with_new_options(words: Sequence[str], options: dict[str, str]) -> tuple[list[str], list[str]]:

@@ -1,11 +1,13 @@
 """Counters of the rows that went through the model, by client.
 
 A row is an example under one perturbation. Rows of evaluations and of backward passes do not count.
-The first pass of a readout counts even if an earlier run has stored its output.
+The first pass of a readout counts even if an earlier run has stored its output. A resumed run does
+not count it again.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import Message, MetricRecord
@@ -13,6 +15,7 @@ from flwr.serverapp import Grid
 
 from samara.client.training.client_data import ClientData
 from samara.server.transport.delegating_grid import DelegatingGrid
+from samara.shared.storage.events import read_events
 
 _PASSES = "passes"
 
@@ -47,16 +50,20 @@ class PassesInProcess:
 
     Args:
         clients: data of all clients, in the order of their indices.
+        events: file with the events of the run so far, if any.
     """
 
-    def __init__(self, clients: Sequence[ClientData]) -> None:
+    def __init__(self, clients: Sequence[ClientData], events: Path) -> None:
         self._clients = clients
-        for data in clients:
+        counted = Counter[str]()
+        for event in read_events(events):
+            counted.update(event.get(_PASSES, {}))
+        for client, data in enumerate(clients):
             data.passes = 0
-            data.has_passed = False
+            data.has_passed = counted[str(client)] > 0
 
     def take_rows(self) -> dict[int, int]:
-        """Return the rows by client since the previous call."""
+        """Return each client's number of rows since the previous call."""
         return {client: data.take_passes() for client, data in enumerate(self._clients)}
 
 
@@ -89,7 +96,7 @@ class PassesInReplies(DelegatingGrid):
         return replies
 
     def take_rows(self) -> dict[int, int]:
-        """Return the rows by client since the previous call."""
+        """Return each client's number of rows since the previous call."""
         taken = self._rows
         self._rows = dict.fromkeys(self._rows, 0)
         return taken

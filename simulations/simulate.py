@@ -21,6 +21,7 @@ from samara.client.training.own_examples import OwnExamples
 from samara.devices.live.settings import ClientSettings
 from samara.server.app import serve
 from samara.server.rounds.recorded_cohorts import RecordedCohorts, read_cohorts
+from samara.server.store import METRICS_FILE
 from samara.shared.errors import ConfigError
 from samara.shared.extensions import check_extensions
 from samara.shared.machine.process import cores
@@ -128,7 +129,8 @@ def simulate(
     ):
         settings = loaded.of_client.flat()
         grid = InProcessGrid(client_app, config.data.clients, settings, on_message, pool)
-        rows = PassMeter(PassesInProcess(loaded.shares).take_rows)
+        passes = PassesInProcess(loaded.shares, loaded.folder / METRICS_FILE)
+        rows = PassMeter(passes.take_rows)
         return serve(config, grid, cohorts, meters=[rows], known=known)
 
 

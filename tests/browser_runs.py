@@ -147,8 +147,7 @@ def started(
     names = [*boards, GATEWAY]
     with ExitStack() as stack, LiveRun(folder, own, names, free_address()) as live:
         run = BrowserRun(live, boards, browsers, work, stack)
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") > len(boards), "the server")
+        live.serve()
         run.start_gateway()
         yield run
 

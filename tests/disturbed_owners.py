@@ -185,8 +185,7 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
     }
     address = free_address()
     with LiveRun(folder, settings, NAMES, address) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        live.serve()
         for name in NAMES:
             live.start_client(name, None, *_options(scene, folder / f"data-{name}"))
         askers = {name: Asking(live.home(name)) for name in NAMES}

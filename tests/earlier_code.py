@@ -17,5 +17,6 @@ def earlier_code(commit: str, folder: Path) -> Path:
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip(f"commit {commit} is not in this checkout's history")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="tar")
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python below 3.11.4 has none
+        tar.extractall(folder)
     return folder

@@ -77,9 +77,9 @@ def curve_table(found: Curves, title: str) -> Table:
 
 
 def draw_curves(found: Mapping[str, Curves], file: Path) -> None:
-    """Draw a panel for each set, with the curves of the most users and of the most examples.
+    """Draw a panel for each set, with the curves of its largest and of its smallest user group.
 
-    Bands are 95 % intervals of the means over the most users.
+    Bands are 95 % intervals of the means over the larger group of users.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, ScalarFormatter

@@ -1,4 +1,4 @@
-"""A model's rows of texts, computed once per text for all its readers, and kept in a file."""
+"""Scores and features of texts, computed once for all readers of a text, and kept in a file."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

@@ -59,7 +59,7 @@ class Person(NamedTuple):
 
 
 def references(people: Sequence[Person]) -> dict[str, list[float]]:
-    """Return the accuracy of every user by each reference; NaN without test examples."""
+    """Return each reference's accuracy for every user; NaN without test examples."""
     parts = [[person.parts[i] for person in people] for i in range(len(SPLITS))]
     labels = [np.concatenate([own.labels for own in part]) for part in parts]
     sizes = [[len(own.labels) for own in part] for part in parts]

@@ -19,7 +19,7 @@ from samara.client.personal.softmax_fit import FOLDS, Examples
 
 DIRECTIONS = 32
 PSEUDO_USERS = 8
-"""Weight of an isotropic V relative to the users: the number of users as which it counts."""
+"""Weight of an isotropic V: the number of users that it counts for."""
 ITERATIONS = 25
 NONE = 1e-9
 """Smallest variance, in place of 0."""

@@ -82,7 +82,7 @@ def kept(rows: Sequence[Row]) -> list[Row]:
 
 
 def popquorn(sources: Path) -> Iterator[Row]:
-    """Read comments with a reader's judgement: offensive at all, or not."""
+    """Read comments with a reader's judgement: offensive to any degree, or not."""
     with (sources / "popquorn_offensiveness" / "all.jsonl").open(encoding="utf-8") as lines:
         for record in map(json.loads, lines):
             yield Row(record["user"], record["text"], int(record["label"] >= 2))

@@ -114,7 +114,7 @@ def from_the_papers_times() -> list[Figure]:
     return [
         Figure("7B: share of its memory that 24 GB hold", "3.1", 0.375, 24 / (14 + 42 + 8)),
         Figure("7B: s to swap the rest, each way", "3.1", 2.67, swapped),
-        Figure("7B: the same / compute", "3.1", 3.2, swapped / compute),
+        Figure("7B: swap / compute", "3.1", 3.2, swapped / compute),
         Figure("7B: s of Zero-Offload's transfers, each way", "3.1", 0.93, seven.offload),
         Figure(
             "7B: slowdown with compute, then transfer", "3.1", 2.11, 1 + seven.offload / compute
@@ -122,7 +122,7 @@ def from_the_papers_times() -> list[Figure]:
         Figure("7B: s of the host's update", "3.1", 1.92, seven.update),
         Figure("7B: slowdown with compute, then update", "3.1", 2.14, 1 + seven.update / compute),
         Figure("7B: s of forward and backward of a layer on the host", "3.1", 4.9, 1.61 + 3.3),
-        Figure("7B: the same / compute", "3.1", 3.21, (1.61 + 3.3) / compute),
+        Figure("7B: this / compute", "3.1", 3.21, (1.61 + 3.3) / compute),
         Figure("7B: s of compute, by layer times", "table 1", COMPUTE_7B, 32 * 0.0052),
         Figure("7B: LSP / Zero-Offload, s = 512", "fig. 4c", 3.33, zero / layerwise_iteration(lsp)),
         Figure(

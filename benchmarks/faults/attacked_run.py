@@ -1,4 +1,4 @@
-"""A live run with honest and hostile devices, in which no hostile report may be folded."""
+"""A live run with honest and hostile devices, in which no hostile report may be aggregated."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -54,7 +54,7 @@ def attack(
         The footprint of the server after each tenth of the rounds.
 
     Raises:
-        AssertionError: if a report of a hostile device was folded, or a server process ended.
+        AssertionError: if a report of a hostile device was aggregated, or a server process ended.
     """
     names = [f"device-{number}" for number in range(HONEST + hostile)]
     address = free_address()
@@ -64,8 +64,7 @@ def attack(
     footprints: list[Footprint] = []
     live_run = LiveRun(folder, settings, names, address)
     with heartbeats_end_with_the_run(), live_run as live, ExitStack() as devices:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(names), "the server")
+        live.serve()
         assert live.server is not None, "the server was started above"
         for number, name in enumerate(names):
             ca = live.run / "certificates" / "ca.pem"
@@ -84,5 +83,5 @@ def attack(
         honest = sorted(live.devices[name] for name in names[:HONEST])
         for record in read_ledger(live.run / "ledger"):
             contributors = [c.client for c in record.delta.contributors]
-            assert contributors == honest, f"round {record.delta.round} folded {contributors}"
+            assert contributors == honest, f"round {record.delta.round} aggregated {contributors}"
     return footprints

@@ -59,7 +59,7 @@ def in_new_folder(measure: Callable[[Path], str]) -> str:
 def gateway(folder: Path) -> str:
     """Attack as a gateway that answers in the name of a phone, without the phone's key."""
     sound, forged, ways = speak_for_a_phone(folder, 8)
-    return f"{ways.total()} forged answers; one was folded in {forged} of {8 - sound} rounds"
+    return f"{ways.total()} forged answers; one was aggregated in {forged} of {8 - sound} rounds"
 
 
 def malformed(folder: Path) -> str:

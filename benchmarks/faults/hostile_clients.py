@@ -5,7 +5,7 @@
 The run is `samara server up` over TLS with device keys. Two honest toy devices and the hostile
 devices run in this process. Hostile devices take part like honest devices, but answer with garbage,
 with reports of other rounds, with their own old reports, with NaN, or with 10 MB. No such report
-may be folded, no process of the server may end, and the server's memory must not grow.
+may be aggregated, no process of the server may end, and the server's memory must not grow.
 """
 
 import logging
@@ -75,7 +75,7 @@ def main() -> None:
         footprints = attack(Path(name), given.rounds, given.hostile, HostileDevice)
     ways = HostileDevice.ways
     print(f"{ways.total()} forged reports in {given.rounds} rounds: {dict(ways)}")
-    print("none folded, no process ended; by tenths of the rounds, MiB of memory and KiB of files:")
+    print("none aggregated, no process ended; by tenths of rounds, MiB of memory and KiB of files:")
     for footprint in footprints:
         print(f"  {footprint}")
 

@@ -5,7 +5,7 @@
 Valid answers are damaged, mixed up, replayed or invented. Most get a valid checksum again, so that
 more of the code reads them. Half of the frames go to the decoders alone. The other half go to a
 real run, as reports of 49 devices. A frame may cause only Samara errors with a message. No frame
-may be folded, and memory must not grow.
+may be aggregated, and memory must not grow.
 """
 
 import gc
@@ -210,7 +210,7 @@ def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str],
         of the rounds.
 
     Raises:
-        AssertionError: if a forged report was folded.
+        AssertionError: if a forged report was aggregated.
     """
     rng = np.random.default_rng(seed)
     rounds = -(-frames // (CLIENTS - 1))
@@ -239,7 +239,7 @@ def attack_strategy(frames: int, seed: int, folder: Path) -> tuple[Counter[str],
         logger.propagate = True
     for record in read_ledger(run / "ledger"):
         contributors = [c.client for c in record.delta.contributors]
-        assert contributors == [0], f"round {record.delta.round} folded {contributors}"
+        assert contributors == [0], f"round {record.delta.round} aggregated {contributors}"
     return grid.ways, rounds, resident
 
 
@@ -254,7 +254,7 @@ def main() -> None:
         files = sum(file.stat().st_size for file in Path(name).rglob("*") if file.is_file())
     print(f"{sum(ways.values()):,} frames to the strategy in {rounds:,} rounds: {dict(ways)}")
     megabytes = [round(size / 2**20) for size in resident]
-    print(f"none folded, nothing raised; resident MiB by tenths of the rounds: {megabytes}")
+    print(f"none aggregated, nothing raised; resident MiB by tenths of the rounds: {megabytes}")
     print(f"{files // rounds:,} bytes of files a round")
 
 

@@ -7,7 +7,7 @@ process that follows Flower's protocol. A phone is attached to the gateway and f
 should. After a quarter of the rounds, the phone's private key is deleted, and the gateway answers
 for the phone. It uses old hellos and reports that the phone has signed, new frames with the
 gateway's signature, new frames with an old signature of the phone, and frames in the name of an
-honest device. None of these answers may be folded, and rounds must continue.
+honest device. None of these answers may be aggregated, and rounds must continue.
 """
 
 import logging
@@ -141,8 +141,7 @@ def speak_for_a_phone(folder: Path, rounds: int) -> tuple[int, int, Counter[str]
         keys = ClientKeys(live.run / "keys")
         gateway_key = keys.create(GATEWAY, gateway=True)
         phone = keys.add(PHONE, folder / f"{PHONE}.pem").client
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == clients + 1, "the server")
+        live.serve()
         assert live.server is not None, "the server was started above"
         ca = live.run / "certificates" / "ca.pem"
         other = live.devices[names[0]]

@@ -112,6 +112,13 @@ class LiveRun:
             command += ["--set", f"{key}={json.dumps(value)}"]
         self.server = self._launched([*command, *options], self._place, "server")
 
+    def serve(self, *options: str) -> None:
+        """Start the server, and wait until every client with a key may join."""
+        keys = len(ClientKeys(self.run / KEYS_FOLDER).read_all())
+        earlier = (self.folder / "server.said").exists() and self.said().count("may join")
+        self.start_server(*options)
+        self.wait(lambda: self.said().count("may join") >= earlier + keys, "the server")
+
     def start_client(self, name: str, place: Place | None = None, *options: str) -> None:
         """Start `samara client up`, or start it again, with the client's folder `home`.
 

@@ -6,7 +6,7 @@ The run is `samara server up` over TLS with device keys. Two honest toy devices 
 devices run in this process. A hostile device answers an instruction with a malformed reply, or with
 a reply in another device's name. It then sends messages in the SuperLink's name, announcements of
 thousands of objects, unrequested objects, and bytes that are not a message. No such message may be
-folded, no process of the server may end, and the server's memory and disk use must not grow.
+aggregated, no process of the server may end, and the server's memory and disk use must not grow.
 """
 
 import hashlib
@@ -238,7 +238,7 @@ def main() -> None:
     sent = MalformedDevice.sent
     print(f"{sent.total():,} messages in {rounds} rounds: {dict(sent)}")
     print(f"answers by status: {dict(MalformedDevice.statuses)}")
-    print("none folded, no process ended; by tenths of the rounds, MiB of memory and KiB of files:")
+    print("none aggregated, no process ended; by tenths of rounds, MiB of memory and KiB of files:")
     for footprint in footprints:
         print(f"  {footprint}")
 

@@ -4,7 +4,7 @@ import socket
 from contextlib import suppress
 
 _FIRST, _END = 20_000, 32_000
-"""End of the range of ports. Linux gives higher ports to outgoing connections."""
+"""First port of the range, and its end. Linux gives higher ports to outgoing connections."""
 _claims: list[socket.socket] = []
 
 

@@ -124,8 +124,7 @@ def kill_live(kills: int, seed: int, folder: Path) -> str:
     settings = settings_of(folder / "run", 2 * kills + 3, _ROUND_SECONDS)
     del settings["out"]
     with LiveRun(folder, settings, names, address) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == CLIENTS, "the server")
+        live.serve()
         live.clients["fleet"] = _toy_clients(live)
         while sum(killed.values()) < kills:
             live.wait_for_round(live.last() + 1)

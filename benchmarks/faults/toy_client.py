@@ -71,7 +71,7 @@ def hello_of(
 def report_of(
     instruction: TrainInstruction, session: Session, device: int, layout: Layout = LAYOUT
 ) -> Report:
-    """Return a toy client's report: ⟨z, x − m⟩ for every direction z, with its minimum m."""
+    """Return a toy client's report: ⟨z, x − m⟩ for every direction z and the client's minimum m."""
     minimum = np.random.default_rng(device).normal(size=layout.size)
     slope = to_float32(session.state).astype(float) - minimum
     seeds = instruction.seeds(device)

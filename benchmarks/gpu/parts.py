@@ -44,7 +44,7 @@ class Given:
 
     @property
     def turns(self) -> range:
-        """Repetitions of a measurement, the median of which counts."""
+        """Repetitions of a measurement, whose result is their median."""
         return range(1 if self.rehearse else 3)
 
 
@@ -522,7 +522,7 @@ PARTS = (
     Part(
         "sizes",
         6,
-        "where sharing a pass stops to gain, by batch and length",
+        "from which batch and length on sharing a pass gains nothing",
         steps("llama2-7b", HALF[1:], (1, 4, 16), (32, 128, 512)),
     ),
     Part(

@@ -52,7 +52,7 @@ def measured(
 
     Args:
         adapters: names in `ADAPTERS`.
-        seeds: number of seeds folded together.
+        seeds: number of seeds replayed together.
         threads: CPU threads; 0 means one per core.
         repetitions: repetitions of all measurements.
 

@@ -168,7 +168,7 @@ class PrivacyBudget:
         return b""
 
     def check(self, instruction: TrainInstruction) -> None:
-        """Check that the report on an instruction is within the budgets of the run and the owner.
+        """Check that the report for an instruction is within the budgets of the run and the owner.
 
         Raises:
             BudgetError: if the report exceeds a budget.
@@ -207,7 +207,7 @@ class PrivacyBudget:
         Args:
             instruction: train instruction.
             token: token of the instruction, 8 bytes.
-            report: report on the instruction, a frame.
+            report: report for the instruction, a frame.
 
         Raises:
             TrainerError: if the file cannot be read or written.

@@ -7,7 +7,12 @@ from samara.client.personal.label_bias import base_rate, fit_label_bias
 from samara.client.personal.learner import Learner
 from samara.client.personal.methods import composition
 from samara.client.personal.own_words import OwnWords
-from samara.client.personal.private_fit import intercept_state, make_private_fit
+from samara.client.personal.private_fit import (
+    NO_PRIOR,
+    CommonPrior,
+    intercept_state,
+    make_private_fit,
+)
 from samara.client.personal.private_rounds import run_private_rounds
 from samara.shared.protocol.frames.evaluation import EvaluationColumn
 from samara.shared.protocol.frames.instructions import Split
@@ -32,8 +37,7 @@ def evaluate_global_model(
     terms: RunTerms,
     state: NDArray[np.int64],
     split: Split,
-    common: NDArray[np.int64] | None = None,
-    deviation: float | None = None,
+    prior: CommonPrior = NO_PRIOR,
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate the federation's model on a client's examples.
 
@@ -49,8 +53,7 @@ def evaluate_global_model(
         terms: terms of the run.
         state: int64 [d], state of the federation.
         split: split to evaluate on.
-        common: int64 [d], common intercept in the federation's state; None without one.
-        deviation: common deviation of the private intercepts; None without one.
+        prior: common prior of the private intercepts.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -59,7 +62,7 @@ def evaluate_global_model(
     parts = composition(terms, learner.layout)
     models = {GLOBAL: parts.model(state)}
     if PERSONALIZED in terms.requested_columns(split, personal=False):
-        private = make_private_fit(learner, terms, state, common, deviation)
+        private = make_private_fit(learner, terms, state, prior)
         models[PERSONALIZED] = parts.model(state, private)
     return tuple(
         evaluation_column(name, *learner.score_evaluated(model, split))
@@ -73,9 +76,8 @@ def evaluate_personal_model(
     state: NDArray[np.int64],
     private: NDArray[np.int64],
     split: Split = Split.TEST,
-    common: NDArray[np.int64] | None = None,
+    prior: CommonPrior = NO_PRIOR,
     own_words: OwnWords | None = None,
-    deviation: float | None = None,
 ) -> tuple[EvaluationColumn, ...]:
     """Evaluate every column on a client's test examples.
 
@@ -101,9 +103,8 @@ def evaluate_personal_model(
         state: int64 [d], state of the federation.
         private: int64 [d], private state of the client.
         split: split to evaluate on. Only the test split has columns besides the personal model.
-        common: int64 [d], common intercept in the federation's state; None without one.
+        prior: common prior of the private intercepts.
         own_words: the client's own words; None without any.
-        deviation: common deviation of the private intercepts; None without one.
 
     Raises:
         TrainingError: if a label bias cannot be fitted, or a loss is not finite in the first round
@@ -132,7 +133,7 @@ def evaluate_personal_model(
         scores[LOCAL] = learner.score_evaluated(local, split).scores
     scores[GLOBAL] = learner.score_evaluated(parts.model(state), split).scores
     if terms.method == "readout":
-        model = parts.model(state, intercept_state(learner, state, common, deviation))
+        model = parts.model(state, intercept_state(learner, state, prior))
         scores[INTERCEPT] = learner.score_evaluated(model, split).scores
     scores[PERSONALIZED] = personal
     if own_words is not None:

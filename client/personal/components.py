@@ -35,7 +35,7 @@ def train_for_a_round(
     state: State,
     mask: NDArray[np.bool_] | None,
 ) -> Report:
-    """Return the report on a round, from local steps or from components of the client's own update.
+    """Return a report for a round, from local steps or components of the client's own update.
 
     Args:
         learner: model and examples of the client.

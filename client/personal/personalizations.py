@@ -208,7 +208,7 @@ class Personalizations:
 
     @property
     def next(self) -> StartState | None:
-        """State from which the private rounds after the begun rounds are due, or None."""
+        """State from which the private rounds after the present ones will start, or None."""
         return self._read(_NEXT)
 
     @property

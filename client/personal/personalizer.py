@@ -16,7 +16,12 @@ from samara.client.personal.learner import Learner, State
 from samara.client.personal.methods import composition
 from samara.client.personal.own_words import OwnWords, OwnWordsFile
 from samara.client.personal.personalizations import Personalizations, Score, StartState
-from samara.client.personal.private_fit import record_private_fit, record_subtraction
+from samara.client.personal.private_fit import (
+    NO_PRIOR,
+    CommonPrior,
+    record_private_fit,
+    record_subtraction,
+)
 from samara.client.personal.private_rounds import (
     open_personal_ledger,
     run_private_rounds,
@@ -42,10 +47,9 @@ class Personalizer:
             snapshots.
         runs: folder of all runs of the client, which may contain the label bias of an earlier run;
             None disables its reuse.
-        common: int64 [d], common intercept in the federation's present state; None without one.
-            Private parts are fitted to the state without this intercept. The intercept is then
-            subtracted from them, so that it changes no personal model.
-        deviation: common deviation of the private intercepts; None without one.
+        prior: common prior of the private intercepts. Private parts are fitted to the federation's
+            state without the common intercept. The intercept is then subtracted from them, so that
+            it changes no personal model.
     """
 
     def __init__(
@@ -56,11 +60,9 @@ class Personalizer:
         folder: Path,
         snapshot_every: int,
         runs: Path | None = None,
-        common: State | None = None,
-        deviation: float | None = None,
+        prior: CommonPrior = NO_PRIOR,
     ) -> None:
-        self._learner, self._terms = learner, terms
-        self._common, self._deviation = common, deviation
+        self._learner, self._terms, self._prior = learner, terms, prior
         self._run_id, self._folder, self._snapshot_every = run_id, folder, snapshot_every
         self._files = Personalizations(folder, learner.layout)
         self._label_biases = LabelBiases(learner, terms, folder, runs)
@@ -121,7 +123,8 @@ class Personalizer:
             if (start := self._files.begun or self._begin(ledger)) is None:
                 return False
             private = self._train(start, ledger)
-            self._label_biases.keep(private if self._common is None else private + self._common)
+            common = self._prior.intercept
+            self._label_biases.keep(private if common is None else private + common)
             after = self._score(start.state, private)
             self.own_words(start.state, private)
             self._files.finish(start, ledger.position.round, ledger.digest, after)
@@ -190,8 +193,8 @@ class Personalizer:
         Raises:
             ReplayError, LedgerError: if the subtraction cannot be recorded.
         """
-        finished, begun = self._files.finished, self._files.begun
-        if self._common is None or not (finished or begun):
+        finished, begun, common = self._files.finished, self._files.begun, self._prior.intercept
+        if common is None or not (finished or begun):
             return
         with closing(self._open_ledger()) as ledger:
             last = ledger.position.round
@@ -201,7 +204,7 @@ class Personalizer:
                 self._files.finish(begun, last, ledger.digest, None)
             finished = self._files.finished
             if finished and self._is_earlier(finished.global_round) and finished.last == last:
-                record_subtraction(self._common, ledger, self._learner.layout)
+                record_subtraction(common, ledger, self._learner.layout)
 
     def _is_earlier(self, number: int) -> bool:
         """Return whether the federation's state after a round precedes the common intercept."""
@@ -262,9 +265,7 @@ class Personalizer:
             int64 [d].
         """
         if fits_private_part(self._terms.method):
-            return record_private_fit(
-                self._learner, self._terms, state, ledger, first, self._common, self._deviation
-            )
+            return record_private_fit(self._learner, self._terms, state, ledger, first, self._prior)
         began_with = self._label_biases.began_with
         return run_private_rounds(self._learner, self._terms, state, ledger, first, began_with)
 

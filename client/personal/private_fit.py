@@ -13,6 +13,7 @@ the best candidate.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,31 @@ from samara.shared.terms.intercept_round import MOST_EXCESS
 from samara.shared.terms.run_terms import RunTerms
 
 
+class CommonPrior(NamedTuple):
+    """The parts of the prior of private intercepts that all clients share.
+
+    Attributes:
+        intercept: int64 [d], common intercept in the state of the federation; None without one.
+        deviation: common deviation of the intercepts; None without one.
+    """
+
+    intercept: State | None = None
+    deviation: float | None = None
+
+    def fit_without(self, state: State, fit: Callable[[State], State]) -> State:
+        """Fit a private state to a federation's state without the common intercept.
+
+        The common intercept is subtracted from the result.
+        """
+        if self.intercept is None:
+            return fit(state)
+        return fit(state - self.intercept) - self.intercept
+
+
+NO_PRIOR = CommonPrior()
+"""The common prior of a run whose clients share none."""
+
+
 def intercept_for_training(learner: Learner, state: State) -> State:
     """Return the private state that a client adds while training the common model, int64 [d].
 
@@ -60,7 +86,7 @@ def intercept_for_training(learner: Learner, state: State) -> State:
 def report_intercept(
     learner: Learner, terms: RunTerms, instruction: TrainInstruction, state: State
 ) -> Report:
-    """Return the report on the intercept round, which contains the client's intercept.
+    """Return the report for the intercept round, which contains the client's intercept.
 
     The reported numbers are the intercept's products with the rows of the contrasts. The intercept
     is that of a private part without a readout. With a common prior, the excess of each candidate
@@ -110,8 +136,7 @@ def record_private_fit(
     state: State,
     ledger: Ledger,
     first: int = 1,
-    common: State | None = None,
-    deviation: float | None = None,
+    prior: CommonPrior = NO_PRIOR,
 ) -> State:
     """Return the private state in a client's personal ledger, and fit it first if it is missing.
 
@@ -123,8 +148,7 @@ def record_private_fit(
         state: int64 [d], state of the federation.
         ledger: personal ledger of the client.
         first: number of the fit's record.
-        common: int64 [d], common intercept in the state of the federation; None without one.
-        deviation: common deviation of the intercepts; None without one.
+        prior: common prior of the intercepts.
 
     Raises:
         TrainingError: if the private part cannot be fitted.
@@ -132,7 +156,7 @@ def record_private_fit(
         LedgerError: if the personal ledger cannot be written.
     """
     if ledger.position.round < first:
-        fitted = make_private_fit(learner, terms, state, common, deviation)
+        fitted = make_private_fit(learner, terms, state, prior)
         values = _difference(fitted, ledger.state, learner.layout)
         ledger.append(RoundDelta(first, PERSONAL_TRACK, bytes(8), (), values))
         ledger.compact(first)
@@ -151,11 +175,7 @@ def record_subtraction(common: State, ledger: Ledger, layout: Layout) -> None:
 
 
 def make_private_fit(
-    learner: Learner,
-    terms: RunTerms,
-    state: State,
-    common: State | None = None,
-    deviation: float | None = None,
+    learner: Learner, terms: RunTerms, state: State, prior: CommonPrior = NO_PRIOR
 ) -> State:
     """Return the private state that a client would have on top of a federation's state, int64 [d].
 
@@ -175,18 +195,10 @@ def make_private_fit(
             private = _registered_fit(terms.method, examples)
         else:
             rows = _contrasts(examples)
-            private = fit_private_part(examples, rows, learner.solve, deviation)
+            private = fit_private_part(examples, rows, learner.solve, prior.deviation)
         return _state_of(private, learner.layout)
 
-    return _without(common, state, fit)
-
-
-def _without(common: State | None, state: State, fit: Callable[[State], State]) -> State:
-    """Fit a private state to a federation's state without the common intercept.
-
-    The common intercept is subtracted from the result.
-    """
-    return fit(state) if common is None else fit(state - common) - common
+    return prior.fit_without(state, fit)
 
 
 def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
@@ -210,25 +222,22 @@ def _registered_fit(method: str, examples: Examples) -> SoftmaxFit:
     return SoftmaxFit(intercept, readout)
 
 
-def intercept_state(
-    learner: Learner, state: State, common: State | None = None, deviation: float | None = None
-) -> State:
+def intercept_state(learner: Learner, state: State, prior: CommonPrior = NO_PRIOR) -> State:
     """Return the private state of a client that fits an intercept and no readout, int64 [d].
 
     Args:
         learner: model and examples of the client.
         state: int64 [d], state of the federation.
-        common: int64 [d], common intercept in that state; None without one.
-        deviation: common deviation of the intercepts; None without one.
+        prior: common prior of the intercepts.
 
     Raises:
         TrainingError: if the intercept cannot be fitted.
     """
 
     def fit(alone: State) -> State:
-        return _state_of(_intercept_alone(learner, alone, deviation)[0], learner.layout)
+        return _state_of(_intercept_alone(learner, alone, prior.deviation)[0], learner.layout)
 
-    return _without(common, state, fit)
+    return prior.fit_without(state, fit)
 
 
 def _intercept_alone(

@@ -215,7 +215,7 @@ def run_private_rounds(
 def _step_record(
     terms: RunTerms, layout: Layout, ledger: Ledger | None, first: int, recorded_rounds: int
 ) -> RecordedStepSize:
-    """Return the step sizes of the private rounds from a state, stored beside the ledger."""
+    """Return the record, beside the ledger, of step sizes of private rounds from one state."""
     given = terms.private_learning_rate
     if given is None and terms.differences == "components":
         given = component_rate(layout, terms.private_rounds, _directions(terms, layout))
@@ -272,7 +272,7 @@ def _directions(terms: RunTerms, layout: Layout) -> int:
 def _private_delta(
     instruction: TrainInstruction, report: Report, pull: tuple[Shrink, ...]
 ) -> RoundDelta:
-    """Return the round delta that applies the report on a private round."""
+    """Return the round delta that applies the report for a private round."""
     coefficients = instruction.coefficients(instruction.clipped(report.gradients))
     seeds = source_of(instruction, report.client, len(coefficients))
     groups = tuple(

@@ -98,7 +98,7 @@ def log_sum_exp(logits: Floats) -> Floats:
 
 
 def fit_intercept(examples: Examples, contrasts: Floats, solve: Solver) -> SoftmaxFit:
-    """Return the intercept, without a readout, that a client adds in training the common model.
+    """Return the intercept that a client adds while it trains the common model.
 
     Raises:
         TrainingError: if a score is not finite, or the solver does not converge.

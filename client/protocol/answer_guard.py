@@ -139,7 +139,7 @@ class AnswerGuard(Guard):
         return {split: counts[name] for split in Split if (name := split.name.lower()) in counts}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the stored noised report on this instruction, or b"" without one.
+        """Return the stored noised report for this instruction, or b"" without one.
 
         The report is stored in the file of privacy charges, which outlives the session.
 
@@ -150,7 +150,7 @@ class AnswerGuard(Guard):
         return self._privacy.find_report(token)
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Check that the report on an instruction stays within the limits.
+        """Check that the report for an instruction stays within the limits.
 
         Raises:
             BatchLimitError: if a step would use too few examples.
@@ -168,7 +168,7 @@ class AnswerGuard(Guard):
         self._budget.check(token, instruction.layout_hash, scalars)
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction durably; a repeated report does not count again.
+        """Count the report for an instruction durably; a repeated report does not count again.
 
         Args:
             instruction: train instruction.

@@ -99,14 +99,14 @@ class Guard:
         return {}
 
     def find_report(self, token: bytes) -> bytes:
-        """Return the stored noised report on this instruction, or b"" without one."""
+        """Return the stored noised report for this instruction, or b"" without one."""
         return b""
 
     def check_report(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Check that the report on an instruction stays within the limits."""
+        """Check that the report for an instruction stays within the limits."""
 
     def add_report(self, instruction: TrainInstruction, token: bytes, report: bytes) -> None:
-        """Count the report on an instruction durably; a repeated report does not count again."""
+        """Count the report for an instruction durably; a repeated report does not count again."""
 
     def find_evaluation(
         self, instruction: EvaluateInstruction, token: bytes, personal: bool
@@ -326,7 +326,7 @@ class Client:
     def _report(
         self, instruction: TrainInstruction, session: Session, part: Participation
     ) -> Report | AnyVectorReport | MaskedReport:
-        """Take the local steps from a session's state, and return the report on them."""
+        """Take the local steps from a session's state, and return their report."""
         learner, terms, masking = self._learner, part.terms, part.masking
         if terms.privacy and terms.privacy.is_masked and masking is None:
             raise MaskingError(
@@ -380,8 +380,7 @@ class Client:
             )
         self._guard.check_evaluated(instruction, needs_examples)
         learner.limit_evaluation(self._guard.introduced(run_id))
-        state, split, common = session.state, instruction.split, session.common_state
-        deviation = session.deviation_in(terms)
+        state, split, prior = session.state, instruction.split, session.common_prior(terms)
         if personal:
             personalizer = self._personalizer(part, run_id, session)
             if part.takes_private_rounds_between:
@@ -390,11 +389,9 @@ class Client:
             else:
                 private = personalizer.recorded_private_state(state)
             own = personalizer.own_words(state, private)
-            columns = evaluate_personal_model(
-                learner, terms, state, private, split, common, own, deviation
-            )
+            columns = evaluate_personal_model(learner, terms, state, private, split, prior, own)
         else:
-            columns = evaluate_global_model(learner, terms, state, split, common, deviation)
+            columns = evaluate_global_model(learner, terms, state, split, prior)
         self._guard.add_passes(run_id)
         return columns
 
@@ -467,8 +464,7 @@ class Client:
             part.own_folder(self._learner.client),
             part.snapshot_every,
             part.folder.parent if part.is_live else None,
-            session.common_state,
-            session.deviation_in(part.terms),
+            session.common_prior(part.terms),
         )
 
     def _last_round(self, frame: bytes) -> int:

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.personal.private_fit import CommonPrior
 from samara.shared.errors import (
     CatchUpError,
     FrameError,
@@ -72,7 +73,7 @@ class Session:
         state: int64 [d].
         digest: digest of the state, 32 bytes.
         token: token of the last train instruction that was carried out; empty before the first.
-        report: report on that instruction, a frame. It also answers a repeated instruction.
+        report: report for that instruction, a frame. It also answers a repeated instruction.
         common: common intercept in the state; None without a common intercept. Private parts are
             fitted to the state without it.
         went_back: whether the last catch-up replaced the session's ledger with another ledger. This
@@ -234,21 +235,17 @@ class Session:
             (goal_round, self.position.round),
         )
 
-    @property
-    def common_state(self) -> NDArray[np.int64] | None:
-        """The common intercept as a state, int64 [d]; None without a common intercept."""
-        if self.common is None:
-            return None
-        return replay(zero_state(len(self.state)), (self.common,), "gaussian")
-
-    def deviation_in(self, terms: RunTerms) -> float | None:
-        """Return the common deviation if the terms of the run have one; otherwise None."""
-        if self.deviation is None or not terms.has_common_prior:
-            return None
-        return self.deviation.deviation
+    def common_prior(self, terms: RunTerms) -> CommonPrior:
+        """Return the common prior of the private intercepts in a run with these terms."""
+        intercept = deviation = None
+        if self.common:
+            intercept = replay(zero_state(len(self.state)), (self.common,), "gaussian")
+        if self.deviation and terms.has_common_prior:
+            deviation = self.deviation.deviation
+        return CommonPrior(intercept, deviation)
 
     def with_report(self, token: bytes, report: bytes) -> Self:
-        """Return a copy of the session with the report on the last train instruction."""
+        """Return a copy of the session with the report for the last train instruction."""
         return replace(self, token=token, report=report)
 
     def to_bytes(self) -> dict[str, bytes]:

@@ -106,14 +106,14 @@ class SignedRuns:
             raise FrameError(f"a {kind.name.lower()} frame is not an instruction")
 
     def check_first(self, instruction: TrainInstruction, token: bytes) -> None:
-        """Check that the client has sent no report on another instruction of this round.
+        """Check that the client has sent no report for another instruction of this round.
 
         Args:
             instruction: train instruction.
             token: token of the instruction, 8 bytes.
 
         Raises:
-            ScenarioError: if the client has sent another report on this round, or a report on a
+            ScenarioError: if the client has sent another report for this round, or a report for a
                 later round.
             TrainerError: if the record of earlier answers cannot be read.
         """

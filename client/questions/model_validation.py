@@ -74,14 +74,14 @@ def _quality_by_examples(
     """
     if model.config.method != "readout" or not runtime.has_readout_alone:
         return ()
-    common = model.session.common_state
-    state = model.session.state if common is None else model.session.state - common
+    state, prior = model.session.state, model.session.common_prior(model.config.terms)
+    if prior.intercept is not None:
+        state = state - prior.intercept
 
     def examples(split: Split) -> Examples:
         own = data.tokenized(split)
         scores, features = runtime.scores(state, own.prompts), runtime.features(own.prompts)
         return Examples(scores.astype(np.float64), own.labels, features.astype(np.float64))
 
-    deviation = model.session.deviation_in(model.config.terms)
     train, validation = examples(Split.TRAIN), examples(Split.VALIDATION)
-    return quality_by_examples(train, validation, fit_softmax, deviation)
+    return quality_by_examples(train, validation, fit_softmax, prior.deviation)

@@ -170,7 +170,7 @@ class LocalStepPlan:
         return [(self._seeds[step], block) for block in quantize(coefficients)]
 
     def report(self, token: bytes) -> Report:
-        """Return the report on all steps.
+        """Return the report of all steps.
 
         Args:
             token: token of the instruction, 8 bytes.

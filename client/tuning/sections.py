@@ -143,7 +143,7 @@ class OffloadSettings(Section):
         0,
         "memory of an emulated accelerator, in bytes; 0 means no limit",
         read_by=FIRST_ORDER,
-        page="concepts/offloading.md#an-accelerator-that-need-not-be-there",
+        page="concepts/offloading.md#an-emulated-accelerator",
         identity=False,
         ge=0,
     )

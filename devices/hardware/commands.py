@@ -25,7 +25,7 @@ It is `PASS_EXAMPLES` of a client without a memory budget.
 """
 _WITHOUT_SCENARIO = ("optimizer", "quantization")
 """Command-line parameters that the scenario, if there is one, decides."""
-app = command_group("Device profiles, and estimates of what a step costs.")
+app = command_group("Device profiles, and estimates of a step's cost.")
 
 
 class Quantization(StrEnum):
@@ -87,7 +87,7 @@ def estimate(
 ) -> None:
     """Predict seconds, peak memory and energy of a training step, from the model's config alone.
 
-    With SCENARIO, the step is that of `samara simulate`; --target adds the time until a gain.
+    SCENARIO selects the step of `samara simulate`; --target adds the time until a gain.
 
     Example: samara device estimate --device orin-nano-8gb --model llama2-7b --quantization nf4
     """

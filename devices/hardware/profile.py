@@ -91,7 +91,7 @@ class Compute(ProfileSection):
 
 
 class Timing(ProfileSection):
-    """The parameters of the time model, such as the reached shares of the data sheet's numbers."""
+    """The parameters of the time model, such as the share of the bandwidth that passes reach."""
 
     bandwidth_share: float = Field(gt=0, le=1, description="share of the bandwidth that is reached")
     rate_share: float = Field(gt=0, le=1, description="share of the operations/s that is reached")

@@ -115,7 +115,7 @@ def up(settings: ClientSettings, with_dashboard: bool = False) -> None:
 
 
 def describe_end(settings: ClientSettings) -> str:
-    """Tell the owner what can be done with a client after its run has finished."""
+    """Tell the owner the uses of a client after its run has finished."""
     is_usual = settings.folder == client_folder(settings.name, None)
     which = f"--name {settings.name}" if is_usual else f"--home {settings.folder}"
     return (

@@ -35,7 +35,7 @@ def up(
     wire: Annotated[
         WireName | None,
         typer.Option(
-            help="flower: SuperNode; stream: to a gateway. Default: the earlier wire, or flower."
+            help="flower: a SuperNode; stream: a gateway. Default: the previous choice, or flower."
         ),
     ] = None,
     gateways: Annotated[

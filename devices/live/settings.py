@@ -198,7 +198,7 @@ def resolve_device_settings(
 def resolve_device(name: str) -> tuple[str, str]:
     """Return the torch device and the device profile that ``--device`` names.
 
-    The profile is empty if the name is that of a torch device.
+    The profile is empty if the option names a torch device.
 
     Raises:
         ConfigError: if the name is neither a torch device nor a profile, or if torch does not run

@@ -12,7 +12,7 @@ _DEMO = (EMBEDDED_DATA, EMBEDDED_MODEL)
 
 
 def describe_start(name: str, home: Path | None, names: Mapping[str, str]) -> list[str]:
-    """Return lines with the command that starts a joined client, and hints on what to fill in.
+    """Return lines with the command that starts a joined client, and hints on its placeholders.
 
     Args:
         name: name of the client.

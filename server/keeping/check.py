@@ -153,6 +153,8 @@ def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
         except (SamaraError, OSError) as error:
             finding = str(error).replace(f"{copied}", f"{store / LEDGER_FOLDER}")
             remedy = "update Samara" if "update Samara" in finding else _RESTORE
+            if isinstance(error.__cause__ or error, PermissionError):
+                remedy = "run the command as the owner of the run's folder"
             yield CheckResult(Outcome.FAIL, name, finding, remedy)
             return
     for note in recovery.notes:

@@ -43,7 +43,7 @@ def restore(
     out: Annotated[Path, typer.Option("--out", help="New folder for the run; empty or missing.")],
     reached: Annotated[
         int | None,
-        typer.Option(min=0, help="Last round of the earlier server; with privacy only."),
+        typer.Option(min=0, help="Last round of the earlier server, for a run with privacy."),
     ] = None,
 ) -> None:
     """Create a run's folder from a backup, so that the run can continue on this host.

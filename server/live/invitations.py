@@ -170,7 +170,7 @@ def exclude_client(run: Path, name: str) -> str:
         name: name of the client.
 
     Returns:
-        A sentence that says what was done.
+        A sentence about the change.
 
     Raises:
         SamaraError: if the client has neither a key nor an invitation.

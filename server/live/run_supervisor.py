@@ -42,6 +42,7 @@ _CONNECTIONS_SECONDS = 10.0
 _SERVER_APP_RAISED = "ServerApp failed with exception: "
 _FAILED = "the ServerApp failed: "
 _MAX_REASON, _MAX_LINES = 500, 20
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MAX_CLOCK_STEP = 5.0
 """Largest step of the system clock between two polls that needs no restart, in seconds."""
 
@@ -127,6 +128,7 @@ def serve_run(
             display.show("stopping")
             return (folder / RESULT_FILE).exists()
         finally:
+            _ignore_signals()
             superlink.stop()
             (folder / CONNECTIONS_FILE).unlink(missing_ok=True)
 
@@ -329,17 +331,20 @@ def _events_size(folder: Path) -> int:
     return events.stat().st_size if events.exists() else 0
 
 
+def _ignore_signals() -> None:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
 @contextmanager
 def _stop_on_signals() -> Iterator[None]:
     """Raise `_StopError` at the first SIGINT or SIGTERM, and ignore later ones."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
+        _ignore_signals()
         raise _StopError
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    handlers = {each: signal.signal(each, stop) for each in signals}
+    handlers = {each: signal.signal(each, stop) for each in _SIGNALS}
     try:
         yield
     finally:

@@ -118,8 +118,8 @@ class RoundAggregator:
 
         Args:
             instruction: instruction of the round.
-            reports: valid reports on this instruction, by client.
-            late: valid reports on earlier rounds, by client; no client is in both mappings.
+            reports: valid reports for this instruction, by client.
+            late: valid reports for earlier rounds, by client; no client is in both mappings.
             minimum: minimum number of reports with which the round changes the model.
         """
         answers = [(instruction, report) for report in reports.values()]
@@ -169,7 +169,7 @@ class RoundAggregator:
 
         Args:
             instruction: instruction of the round.
-            reports: reports on this instruction, by client, without late reports.
+            reports: reports for this instruction, by client, without late reports.
             is_unused: whether the round does not change the model.
         """
         if not reports:
@@ -278,7 +278,7 @@ def aggregate(
 
     Args:
         instruction: instruction of the round.
-        reports: reports on this instruction that have passed `check_report`, at most one per
+        reports: reports for this instruction that have passed `check_report`, at most one per
             client.
         weight_cap: largest number of examples that counts for a report's weight.
         late: late reports that this round uses, each with the instruction that it answers; only
@@ -330,7 +330,7 @@ def observe_round(
 
     Args:
         instruction: instruction of the round.
-        reports: reports on this instruction that have passed `check_report`, at least one.
+        reports: reports for this instruction that have passed `check_report`, at least one.
         weight_cap: largest number of examples that counts for a report's weight.
         rule: aggregation rule.
     """

@@ -44,7 +44,7 @@ def common_intercept(delta: RoundDelta, layout: Layout, excesses: int = 0) -> Ro
 
 
 def check_excesses(report: Report, count: int) -> None:
-    """Check the excess losses in a report on the round of intercepts.
+    """Check the excess losses in a report for the round of intercepts.
 
     Args:
         report: report that fits the instruction.

@@ -65,7 +65,7 @@ class Request(Generic[Instruction]):
         return self.wanted_reports or len(self.messages)
 
     def has_enough(self, replies: Iterable[Message]) -> bool:
-        """Return whether the replies hold enough reports on this instruction to end the round."""
+        """Return whether the replies hold enough reports for this instruction to end the round."""
         if not self.wanted_reports:
             return False
         token = token_of(self.instruction.encode())

@@ -35,7 +35,7 @@ class RecordedCohorts:
         return max(self._history, default=0)
 
     def clients_of(self, number: int) -> list[int]:
-        """Return the clients whose reports on a round were used, ascending.
+        """Return the clients whose reports for a round were used, ascending.
 
         The run may have used a report in a later round.
         """

@@ -79,7 +79,7 @@ class ValidatedReplies(Generic[Answer]):
 
     Attributes:
         answers: valid answers, at most one per client.
-        late: valid reports on earlier instructions, each with its instruction; at most one per
+        late: valid reports for earlier instructions, each with its instruction; at most one per
             client, and only of clients without an entry in `answers`.
         refused: reason for the refusal, by client, if all replies of the client are unusable.
         bytes_up: bytes of all frames, by client.
@@ -100,7 +100,7 @@ class ValidatedReplies(Generic[Answer]):
 class LateReportFilter:
     """Decides which late reports a round may use, from recent instructions and used reports.
 
-    A new server process remembers no instructions. It therefore refuses reports on instructions of
+    A new server process remembers no instructions. It therefore refuses reports for instructions of
     an earlier process. No report is used twice.
 
     Args:
@@ -182,7 +182,7 @@ class ReplyValidator:
     def validate_reports(
         self, replies: Iterable[Message], instruction: TrainInstruction
     ) -> ValidatedReplies[Report]:
-        """Return the reports on a round's instruction, and the late reports that the round uses."""
+        """Return reports for a round's instruction, and the late reports that the round uses."""
         token = token_of(instruction.encode())
         number = instruction.round
         in_time: list[Message] = []
@@ -206,7 +206,7 @@ class ReplyValidator:
     def validate_vectors(
         self, replies: Iterable[Message], instruction: TrainInstruction, mechanism: Mechanism
     ) -> ValidatedReplies[VectorReport] | ValidatedReplies[NoisedVectorReport]:
-        """Return the vector reports on a round's instruction; late reports are refused.
+        """Return the vector reports for a round's instruction; late reports are refused.
 
         Args:
             replies: replies to the instruction.

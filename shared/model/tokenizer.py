@@ -9,6 +9,13 @@ from samara.shared.model.optional_imports import triton_hidden
 from samara.shared.model.sentence_modules import NETWORK_SETTINGS, read_settings
 
 
+def _no_tokenizer(folder: Path) -> ModelError:
+    return ModelError(
+        f"{folder}: there is no tokenizer; copy the model's tokenizer.json and "
+        "tokenizer_config.json to this folder"
+    )
+
+
 @triton_hidden()
 def load_tokenizer(folder: Path) -> Any:
     """Return the fast tokenizer of a model's folder.
@@ -25,12 +32,13 @@ def load_tokenizer(folder: Path) -> Any:
         )
     # transformers raises errors of many types, with advice about other libraries
     except Exception as error:
-        if any(folder.glob("*token*")) or any(folder.glob("vocab*")):
+        names = {file.name for name in ("*token*", "vocab*") for file in folder.glob(name)}
+        if names - {"tokenizer_config.json", "special_tokens_map.json"}:
             raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-        raise ModelError(
-            f"{folder}: there is no tokenizer; copy the model's tokenizer.json and "
-            "tokenizer_config.json to this folder"
-        ) from error
+        raise _no_tokenizer(folder) from error
+    # without a vocabulary transformers makes a tokenizer of special tokens, in T5 with one more
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:
+        raise _no_tokenizer(folder)
     if not tokenizer.is_fast:
         raise ModelError(
             f"{folder}: there is no tokenizer.json; save the tokenizer as a fast tokenizer"

@@ -18,7 +18,7 @@ MOST_BLOB_PART_BYTES = 4 * _MIB
 MOST_MASKING_BYTES = 4 * _MIB
 """Size in bytes of the longest list of clients and key digests: 100,000 clients."""
 SHORT_RECORD_BYTES = 64 * _KIB
-"""Size in bytes of records that a server of an earlier version prefers to a shorter state."""
+"""Size in bytes up to which an earlier server sends records even if the state is shorter."""
 INTERCEPT_RECORD_BYTES = 4 * _MIB
 """The same size as `SHORT_RECORD_BYTES`, for runs whose last round is a common intercept."""
 MOST_OF_CLIENT_BYTES = 16 * _KIB

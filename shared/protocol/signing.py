@@ -46,7 +46,9 @@ class SigningKey:
     def __init__(self, file: Path) -> None:
         try:
             key = load_ssh_private_key(file.read_bytes(), None)
-        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        except OSError as error:
+            raise DeviceError(f"{file}: the key cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise DeviceError(f"{file}: cannot be read as a private key: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise DeviceError(f"{file}: not a key on an elliptic curve")

@@ -1,1 +1,1 @@
-"""The terms of a run: what it asks of a client, signed by its operator."""
+"""The terms of a run: its demands on a client, signed by the run's operator."""

@@ -452,7 +452,7 @@ class RunTerms:
 
     @property
     def held_out_losses(self) -> int:
-        """The number of held-out losses in a client's report on the round of intercepts."""
+        """The number of held-out losses in a client's report for the round of intercepts."""
         return len(INTERCEPT_DEVIATIONS) * self.has_common_prior
 
     @property

@@ -52,7 +52,7 @@ def tune(
         Path | None, typer.Option("--out", help="Folder for the results; default runs/TASK-ID.")
     ] = None,
 ) -> None:
-    """Tune a model on one device, or measure a baseline, with few examples that a seed draws.
+    """Tune a model, or measure a baseline, on one device with a few randomly drawn examples.
 
     Example: samara tune --optimizer mezo --task sst2 --model MODEL --data DATA
     """

@@ -22,7 +22,7 @@ from samara.shared.protocol.ledger.personal_file import FitFile, PersonalFile, r
 from samara.shared.protocol.ledger.reading import read_header, read_ledger
 from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import digest, to_float32, zero_state
-from samara.shared.results.result import RunResult
+from samara.shared.results.result import RESULT_FILE, RunResult
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.runs import client_folder, settings_here
 from samara.shared.storage.files import write_requested
@@ -83,8 +83,8 @@ class FinishedRun:
             client: a client of the cluster, in a run with clusters.
 
         Raises:
-            SamaraError: if the ledger is damaged, or if the run has clusters and the client is in
-                none of them.
+            SamaraError: if the ledger is damaged or does not end with the result's digest, or if
+                the run has clusters and the client is in none of them.
         """
         folder = self.folder
         groups = self.result.groups
@@ -98,6 +98,13 @@ class FinishedRun:
         state = zero_state(self.layout.size)
         for step in replay_run(folder):
             state = step.state
+        end = digest(self.layout.hash, state).hex()
+        if not groups and end != self.result.final_digest:
+            raise LedgerError(
+                f"{folder / RESULT_FILE}: ends with digest {self.result.final_digest[:16]}, but "
+                f"the ledger ends with {end[:16]}; rounds are missing or belong to another run: "
+                "restore a copy of the folder, or repeat the run in another one"
+            )
         return state
 
     def model(self, client: int | None = None, private: State | None = None) -> State:

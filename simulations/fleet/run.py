@@ -57,7 +57,8 @@ def simulate_fleet(
     with ThreadPoolExecutor(threads) as pool:
         clients = Clients(devices, runtimes, data, config, pool)
         grid = FleetGrid(clock, clients, len(devices), threads, on_message)
-        meters: list[Meter] = [clock, PassMeter(PassesInProcess(shares).take_rows)]
+        passes = PassesInProcess(shares, folder / METRICS_FILE)
+        meters: list[Meter] = [clock, PassMeter(passes.take_rows)]
         return serve(config, grid, clock=clock, meters=meters, known=known_of(shares))
 
 

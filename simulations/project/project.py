@@ -13,6 +13,7 @@ from samara.shared.settings.sections import EMBEDDED_MODEL
 from samara.shared.storage.files import check_writable, make_folder, write_durably
 from samara.shared.tasks.catalog import load_task, shipped_tasks
 from samara.shared.tasks.kinds import ClassificationTask
+from samara.shared.tasks.label_values import repeated_values
 from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.rows import describe_missing_fields
 from samara.simulations.project.answers import Answers
@@ -289,6 +290,10 @@ def _labels(
             raise ConfigError(
                 f"--words: {len(texts)} words for {len(values)} labels; give one word for each of "
                 f"{', '.join(values)}"
+            )
+        if repeated := repeated_values([text.strip() for text in texts]):
+            raise ConfigError(
+                f"--words: {', '.join(repeated)} occurs more than once; give different words"
             )
         return tuple(texts)
 

@@ -93,7 +93,7 @@ HOUR = Unit("hour", "h", 3600.0)
 
 
 def unit_for(seconds: float) -> Unit:
-    """Return hours or minutes if a time is at least two of them; otherwise seconds."""
+    """Return the unit for a time: hours or minutes from two of them on, otherwise seconds."""
     return next((unit for unit in (HOUR, MINUTE) if seconds >= 2 * unit.seconds), SECOND)
 
 

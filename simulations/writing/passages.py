@@ -45,7 +45,7 @@ class Passage:
         )
         accepted = tuple(map(str, event["accepted"]))
         if not accepted:
-            raise ValueError("accepted is empty")
+            raise ValueError("the field accepted is empty")
         where = int(event["client"]), str(event["split"]), str(event["prompt"])
         return cls(*where, accepted, greedy, sampled)
 

@@ -35,8 +35,7 @@ def test_a_client_that_was_away_hears_that_its_run_has_ended(
             process = live.clients[name] if name else live.server
             return process is not None and process.poll() is not None
 
-        live.start_server()
-        live.wait(lambda: "may join" in live.said(), "the server")
+        live.serve()
         for name in live.names:
             live.start_client(name, None, "--set", "threads=1")
         live.wait_for_round(1)

@@ -188,8 +188,7 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
     with LiveRun(folder, settings, [STREAM, SUPERNODE], free_address()) as live:
         make_phone(live, data[2], guide_program)
         door = free_address()
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") >= 3, "the server")
+        live.serve()
         start_gateway(live, door)
         start_phone(live, PHONE, door)
         what = ("--model", MODEL, "--task", TASK, "--set", "threads=1", "--data")

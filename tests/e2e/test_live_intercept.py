@@ -33,8 +33,7 @@ def test_live_clients_estimate_a_common_intercept(
     settings = SETTINGS | {"personal.prior": prior}
     folder = tmp_path_factory.mktemp("i")  # short: sockets lie in it
     with LiveRun(folder, settings, NAMES, free_address()) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        live.serve()
         for seed, name in enumerate(NAMES):
             own = ("--set", "threads=1", "--set", f"data.seed={seed}")
             live.start_client(name, None, *own)

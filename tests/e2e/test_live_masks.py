@@ -44,8 +44,7 @@ def masked_run(folder: Path, settings: Settings, clients: dict[str, list[str]]) 
     place = Place(environment={"PYTHONPATH": os.pathsep.join(paths)})
     address = free_address()
     with LiveRun(folder, settings, [*clients], address) as live:
-        live.start_server()
-        live.wait(lambda: "may join" in live.said(), "the server")
+        live.serve()
         for name, options in clients.items():
             live.start_client(name, place, *options)
         live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")

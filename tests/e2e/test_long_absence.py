@@ -68,8 +68,7 @@ def test_a_client_that_was_away_catches_up_live(short: Path) -> None:
         config = RunConfig.of(settings | {"out": str(live.run)}, "absence")
         build(config, live.devices["there"], MISSED_ROUNDS)
         assert live.last() == MISSED_ROUNDS, "the ledger was not built"
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == 2, "the server")
+        live.serve()
         live.start_client("away", None, "--set", "threads=1")
         live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
         live.check()

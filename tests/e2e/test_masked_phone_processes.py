@@ -54,8 +54,7 @@ def test_masked_reports_of_phones_are_summed_also_without_one_that_is_killed(
     with LiveRun(folder, SETTINGS, [BOARD, GATEWAY], free_address()) as live:
         make_phones(live, data)
         door, releases = free_address(), live.run / RELEASES_FILE
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") >= 1 + len(PHONES), "the server")
+        live.serve()
         start_gateway(live, live.address, door)
         live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
         for name in PHONES:

@@ -49,8 +49,7 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
     folder = tmp_path_factory.mktemp("w")
     data = dict(zip(NAMES, write_messages(folder, 0).values(), strict=False))
     with LiveRun(folder, SETTINGS, NAMES, free_address()) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        live.serve()
         start_clients(live, data)
         live.wait_for_round(2)
         said = samara(folder, "server", "backup", str(live.run), str(folder / "run.backup"))
@@ -64,8 +63,7 @@ def test_a_backup_goes_on_on_another_host_to_the_digest_of_the_original(
     assert f"continues after round {backed_up}" in said
     address = free_address()
     with LiveRun(folder, SETTINGS, NAMES, address, run=elsewhere) as moved:
-        moved.start_server()
-        moved.wait(lambda: moved.said().count("may join") == 2 * len(NAMES), "the server")
+        moved.serve()
         start_clients(moved, data)
         wait_for_end(moved)
         assert moved.check() == ROUNDS

@@ -44,8 +44,7 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
     with LiveRun(folder, settings, [BOARD, GATEWAY], free_address()) as live:
         make_phones(live, data)
         door = free_address()
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") >= 1 + len(PHONES), "the server")
+        live.serve()
         start_gateway(live, live.address, door)
         live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
         for name in PHONES:

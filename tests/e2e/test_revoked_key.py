@@ -30,8 +30,7 @@ def test_a_revoked_client_says_why_and_stops(tmp_path_factory: pytest.TempPathFa
     address = free_address()
     why = describe_rejection(RejectionCode.REVOKED)
     with LiveRun(folder, settings | live_settings, [KEPT, GONE], address) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == 2, "the server")
+        live.serve()
         unknown = Path(folder) / "unknown.key"
         create_key(unknown)
         for name in live.names:

@@ -63,8 +63,7 @@ def rotate_board(folder: Path, rounds: int) -> str:
     settings |= {"cohort.timeout": 60.0, "ledger.snapshot-every": 0}
     address = free_address()
     with LiveRun(folder, settings, [BOARD, OTHER], address) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == 2, "the server")
+        live.serve()
         for name in live.names:
             own = folder / f"{name}.key"
             shutil.move(live.key(name), own)  # as an operator does, who leaves no copy of the key
@@ -144,8 +143,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
     client = read_client_index(folder / "first.key")
     live_run = LiveRun(folder, settings, [*names, GATEWAY], address)
     with heartbeats_end_with_the_run(), _Threads() as threads, live_run as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") >= 3, "the server")
+        live.serve()
         start_gateway(live, address, door)
         live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
         endpoint = GatewayEndpoint(door, live.home(GATEWAY) / "certificates" / "ca.pem")

@@ -30,8 +30,7 @@ def test_the_second_is_refused_by_name_and_nothing_is_lost(short: Path) -> None:
     settings |= {"cohort.available": 1, "cohort.timeout": 30.0, "cohort.minimum": 1}
     settings |= {"ledger.snapshot-every": 0}
     with LiveRun(short, settings, [NAME], free_address()) as live:
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") == 1, "the server")
+        live.serve()
         live.start_client(NAME, None, *THREADS)
         live.wait_for_round(1)
         live.start("server 2", ["server", "up", "--run", str(live.run)])

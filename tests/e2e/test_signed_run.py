@@ -29,8 +29,7 @@ def assignments(settings: dict[str, Any]) -> list[str]:
 
 
 def start(live: LiveRun, *options: str) -> None:
-    live.start_server()
-    live.wait(lambda: "may join" in live.said(), "the server")
+    live.serve()
     for name in NAMES:
         live.start_client(name, None, "--set", "threads=1", *options)
 

@@ -55,8 +55,7 @@ def test_clients_and_phones_take_part_in_a_run_of_another_version(
     with LiveRun(folder, settings, [BOARD, GATEWAY], free_address(), server) as live:
         make_phones(live, data, [PHONE])
         door = free_address()
-        live.start_server()
-        live.wait(lambda: live.said().count("may join") >= 2, "the server")
+        live.serve()
         start_gateway(live, live.address, door, places[GATEWAY])
         live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
         start_phone(live, PHONE, door, places[PHONE])

@@ -34,8 +34,7 @@ def test_a_live_run_is_seen_while_it_runs(tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("w")
     with LiveRun(folder, SETTINGS, NAMES, free_address()) as live:
         dashboard_port = free_port()
-        live.start_server("--json", "--dashboard", "--dashboard-port", str(dashboard_port))
-        live.wait(lambda: live.said().count("may join") == len(NAMES), "the server")
+        live.serve("--json", "--dashboard", "--dashboard-port", str(dashboard_port))
         authority = live.run / "certificates" / "ca.pem"
         devices = [
             Device(number, len(NAMES), live.address, authority, live.key(name))

@@ -101,8 +101,7 @@ def test_a_board_and_a_browser_that_joined_by_a_link_end_at_one_digest(
     samara(folder, "phone", "rows", *kind, *rows)
     page, origin = make_page(folder / "page"), f"http://{free_address()}"
     with LiveRun(folder, settings, [BOARD, GATEWAY], free_address()) as live:
-        live.start_server()
-        live.wait(lambda: "may join" in live.said(), "the server")
+        live.serve()
         of_server = ("--superlink", live.address, "--certs", str(live.run / "certificates/ca.pem"))
         own = ("--key", str(live.key(GATEWAY)), "--home", str(live.home(GATEWAY)))
         web = ("--web", origin.removeprefix("http://"), "--page", str(page))

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +134,26 @@ def test_an_archive_depends_on_names_contents_and_its_time_alone(
         releasing.pack(folder, tmp_path / f"{number}.tar.gz", 1_700_000_000)
         sums.append(hashlib.sha256((tmp_path / f"{number}.tar.gz").read_bytes()).hexdigest())
     assert sums[0] == sums[1]
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+def test_an_archive_is_unpacked_by_a_python_without_filters(
+    releasing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11.0, whose `extractall` has no argument `filter`."""
+    extract = tarfile.TarFile.extractall
+
+    def unfiltered(tar: tarfile.TarFile, path: Path) -> None:
+        extract(tar, path)
+
+    monkeypatch.delattr(tarfile, "data_filter")
+    monkeypatch.setattr(tarfile.TarFile, "extractall", unfiltered)
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "a").write_text("a")
+    releasing.pack(folder, tmp_path / "packed.tar.gz", 1_700_000_000)
+    releasing.unpack(tmp_path / "packed.tar.gz", tmp_path / "unpacked")
+    assert (tmp_path / "unpacked" / "packed" / "a").read_text() == "a"
 
 
 def test_the_citation_names_the_version() -> None:

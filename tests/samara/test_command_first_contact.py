@@ -243,11 +243,17 @@ def test_a_path_without_rights_is_one_message(run: Run, monkeypatch: pytest.Monk
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.parametrize("missing", ["token", "tokenizer.json"])
+@pytest.mark.parametrize("family", ["causal", "masked", "encoder"])
 def test_a_model_without_its_tokenizer_is_named(
-    settings: dict[str, Any], model_folder: Callable[[str], Path], tmp_path: Path
+    family: str,
+    missing: str,
+    settings: dict[str, Any],
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    for file in model_folder("causal").iterdir():
-        if "token" not in file.name:
+    for file in model_folder(family).iterdir():
+        if missing not in file.name:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(
         ModelError, match=r"there is no tokenizer; copy the model's tokenizer\.json"

@@ -1,6 +1,7 @@
 """What commands say of folders that are files, full disks, open keys and taken ports."""
 
 import errno
+import os
 import re
 import socket
 from pathlib import Path
@@ -42,6 +43,30 @@ def test_a_run_whose_folder_is_a_file_is_refused(
     (tmp_path / "run").touch()
     line = said_by(capsys, monkeypatch, "server", *words, "--run", str(tmp_path / "run"))
     assert line == f"samara: {tmp_path / 'run'}: File exists; give another path"
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOENT, "; correct the path, or restore the file"),
+        (errno.EISDIR, "; give a file"),
+        (errno.EACCES, "; give a path for which you have permission, or change its permissions"),
+        (errno.EIO, ""),
+    ],
+)
+def test_an_error_that_ends_with_a_system_error_has_a_remedy(
+    number: int, remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, said = typer.Typer(), f"ledger: cannot be read: {os.strerror(number)}"
+
+    @commands.command()
+    def read() -> None:
+        raise SamaraError(said) from OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("sys.argv", ["samara"])
+    with pytest.raises(SystemExit):
+        run(commands)
+    assert capsys.readouterr().err == f"samara: {said}{remedy}\n"
 
 
 @pytest.mark.parametrize(

@@ -190,13 +190,28 @@ def test_models_answer_and_are_peft_models(run: samara.Run, tmp_path: Path) -> N
         run.personal_model(9)
 
 
-def test_a_readout_is_no_peft_model(settings: dict[str, Any]) -> None:
-    run = samara.simulate(
-        settings | {"adapter.layers": "readout", "rounds": 1, "evaluate.limit": 4}
-    )
+@pytest.mark.parametrize(
+    ("trained", "advice"),
+    [
+        ({"adapter.layers": "readout"}, "adapter.layers = top:1"),
+        ({"adapter.layers": "readout,top:2"}, "adapter.layers = top:2"),
+        (
+            {"adapter.layers": "readout", "adapter.label-bias": True, "method": "readout"},
+            "adapter.layers = top:1 and adapter.label-bias = false and method = finetune",
+        ),
+        ({"adapter.layers": "top:1", "adapter.label-bias": True}, "adapter.label-bias = false"),
+    ],
+)
+def test_a_readout_and_a_label_bias_are_no_peft_model(
+    trained: dict[str, Any], advice: str, settings: dict[str, Any]
+) -> None:
+    """The error names the settings that would change this."""
+    run = samara.simulate(settings | trained | {"rounds": 1, "evaluate.limit": 4})
     model = run.global_model()
     assert set(model.probabilities("the film was good")[0]) == {"terrible", "great"}
-    with pytest.raises(samara.SamaraError, match=r"PEFT cannot represent a .*readout"):
+    with pytest.raises(
+        samara.SamaraError, match=f"PEFT cannot represent a .*, or train with {advice}$"
+    ):
         model.to_peft()
     assert torch.is_grad_enabled()
 

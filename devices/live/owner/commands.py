@@ -79,7 +79,7 @@ def move(
     ] = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Move this client: write it to an encrypted file and disable it here; read it with --here.
+    """Move this client: write an encrypted file and disable the client here; --here reads the file.
 
     Example: samara client move kitchen.moved --name kitchen-orin
     """
@@ -138,7 +138,7 @@ def forget(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete data that this client keeps for its owner, and show what remains.
+    """Delete data that this client keeps for its owner, and show the remaining data.
 
     Example: samara client forget --name kitchen-orin --private
     """

@@ -103,7 +103,7 @@ def forget(folder: Path, files: Sequence[KeptFile]) -> None:
 
 
 def describe_rest(folder: Path) -> list[str]:
-    """Describe what remains of a client on this machine and elsewhere, one fact per line.
+    """Describe the remaining data of a client on this machine and elsewhere, one fact per line.
 
     Raises:
         TrainerError: if the log of answers cannot be read.

@@ -122,7 +122,7 @@ def _up(
 
 
 def describe_end(home: Path) -> str:
-    """Tell the owner what can be done with a phone after its run has finished."""
+    """Tell the owner the uses of a phone after its run has finished."""
     return (
         f"the run is finished. This phone keeps its model, with the global and the private part, "
         f"in {home}/runs. `samara client audit --home {home}` shows the data that have left this "

@@ -20,7 +20,7 @@ MAX_CURVATURE = 1e12
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A client's report on a round: 32 bytes plus 4 bytes per projected gradient.
+    """A client's report for a round: 32 bytes plus 4 bytes per projected gradient.
 
     Attributes:
         token: token of the answered instruction, 8 bytes.

@@ -25,7 +25,7 @@ def copy_ledger(source: Path, target: Path, layout: Layout) -> Recovery:
         layout: layout of the adapter.
 
     Raises:
-        LedgerError: if the ledger is damaged beyond what opening repairs.
+        LedgerError: if the ledger has damage that opening cannot repair.
         OSError: if a file cannot be read or written.
     """
     tries = 0

@@ -28,7 +28,9 @@ from samara.shared.model.perturbations import Perturbations
 from samara.shared.protocol.directions import directions
 from samara.shared.protocol.frames.instructions import Split, TrainInstruction
 from samara.shared.protocol.layout import READOUT_GROUP, Layout
+from samara.shared.protocol.ledger.ledger import Ledger
 from samara.shared.protocol.replay import digest, zero_state
+from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.features import check_features
@@ -309,6 +311,25 @@ def test_a_result_counts_passes(readout: Settings, tmp_path: Path) -> None:
     result = RunResult.read(simulate(inside))
     assert set(result.passes.values()) == {3 * 2 * 2 * 2 * 4}
     assert result.mean_passes == 96
+
+
+def test_a_resumed_run_counts_the_first_passes_once(
+    readout: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(readout, out=str(tmp_path / "killed"))
+    plain = Ledger.append
+
+    def dies(ledger: Ledger, delta: RoundDelta) -> int:
+        if delta.round == 2:
+            raise KeyboardInterrupt
+        return plain(ledger, delta)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Ledger, "append", dies)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(config)
+    result = RunResult.read(simulate(config))
+    assert result.passes == {client: facts.examples for client, facts in result.clients.items()}
 
 
 def test_a_cache_on_disk_changes_no_bit(readout: Settings, tmp_path: Path) -> None:

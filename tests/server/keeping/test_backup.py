@@ -396,6 +396,17 @@ def test_the_commands_say_what_they_did(finished: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.new"))
 
 
+def test_a_ledger_of_another_user_needs_no_backup(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object) -> None:
+        raise LedgerError("ledger: cannot be read") from PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("samara.server.keeping.check.copy_ledger", closed)
+    [check] = [check for check in examine(finished) if check.outcome is Outcome.FAIL]
+    assert check.remedy == "run the command as the owner of the run's folder"
+
+
 def test_a_damaged_ledger_is_not_backed_up(finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     damage_segment(run)

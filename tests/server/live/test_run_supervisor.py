@@ -1,6 +1,7 @@
 """The supervisor of a live run, with a SuperLink that follows a script."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,6 +262,18 @@ def test_a_key_that_is_revoked_while_the_run_is_started_is_refused(
     superlink.start_run = revoke_and_start  # type: ignore[method-assign]
     assert serve(superlink, display, keys)
     assert display.lines[1:] == ["kitchen may join", "kitchen is refused from now on"]
+
+
+def test_a_signal_while_the_server_ends_is_ignored(serve: Serve) -> None:
+    superlink = SuperLink(iter([("running", ""), ("finished", "")]), iter([]))
+    stop = superlink.stop
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        stop()
+
+    superlink.stop = interrupted  # type: ignore[method-assign]
+    assert serve(superlink, Display())
 
 
 def test_many_keys_are_registered_together_and_shown_in_a_line(

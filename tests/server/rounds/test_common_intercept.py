@@ -11,7 +11,7 @@ from federations import Settings, config_of
 from helpers import layout_of
 from numpy.typing import NDArray
 
-from samara.client.personal.private_fit import make_private_fit
+from samara.client.personal.private_fit import CommonPrior, make_private_fit
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.personal.softmax_fit import intercept_losses
 from samara.client.training.model_runtime import load_run
@@ -261,7 +261,8 @@ def test_clients_choose_a_deviation_together(raters: Settings, when: str) -> Non
     assert chosen.index == of_training.argmin()
     assert any(own.argmin() != chosen.index for own in excesses)
     for client, learner in enumerate(learners):
-        fitted = make_private_fit(learner, config.terms, before.state, deviation=chosen.deviation)
+        prior = CommonPrior(deviation=chosen.deviation)
+        fitted = make_private_fit(learner, config.terms, before.state, prior)
         np.testing.assert_array_equal(opened.model(client), before.state + fitted)
         alone = make_private_fit(learner, config.terms, before.state)
         assert (alone == fitted).all() == (excesses[client].argmin() == chosen.index)

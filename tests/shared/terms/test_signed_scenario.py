@@ -267,8 +267,9 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
     assert file.read_bytes() == before
     with pytest.raises(SamaraError, match="cannot be written"):
         sign_scenario(CONFIG, file, tmp_path / "none" / "out")
-    with pytest.raises(SamaraError, match="cannot be read as a private key"):
-        sign_scenario(CONFIG, tmp_path / "missing", tmp_path / "out")
+    for path, why in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(SamaraError, match=f"the key cannot be read: {why}"):
+            sign_scenario(CONFIG, path, tmp_path / "out")
 
 
 def test_what_a_scenario_may_lack_has_the_settings_defaults() -> None:

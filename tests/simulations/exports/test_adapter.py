@@ -172,6 +172,14 @@ def test_an_unfinished_run_has_no_models(tmp_path: Path) -> None:
         diff(tmp_path, 0, 1)
 
 
+def test_a_ledger_of_another_run_has_no_models(folder: Path, tmp_path: Path) -> None:
+    settings = FinishedRun.at(folder).result.config | {"seed": 9, "out": str(tmp_path / "other")}
+    other, mixed = simulate(config_of(settings)), shutil.copytree(folder, tmp_path / "mixed")
+    shutil.copytree(other / "ledger", mixed / "ledger", dirs_exist_ok=True)
+    with pytest.raises(LedgerError, match="rounds are missing or belong to another run"):
+        FinishedRun.at(mixed).model()
+
+
 def test_private_rounds_of_a_live_client_are_looked_for_on_its_device(
     folder: Path, tmp_path: Path
 ) -> None:

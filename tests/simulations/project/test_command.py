@@ -151,6 +151,7 @@ def test_answers_in_words_are_for_tune(
         (("--data", "DATA"), "Words for the labels 0, 1, in this order"),
         (("--data", "DATA", "--words", " "), "--words: the answer is empty"),
         (("--data", "DATA", "--words", "one"), "--words: 1 words for 2 labels"),
+        (("--data", "DATA", "--words", "a, a"), "--words: a occurs more than once; give different"),
         (("--data", "DATA", "--kind", "regression"), "is not a kind of task"),
         (("--data", "DATA", "--label", "verdict"), "there is no column 'verdict'"),
         (("--data", "DATA", "--label", "text", "--text", "text"), "cannot be both text and"),

@@ -60,13 +60,14 @@ def test_every_client_can_tell_it_from_the_rest_of_the_state(tmp_path: Path, eve
                 session = reach(early, missed, HISTORY.header, LAYOUT, *GOAL)
                 kept = decode_session(encode_session(session))
                 assert kept.common is not None
-                assert kept.common_state is not None
                 assert kept.deviation == DEVIATION
                 terms = config_of({}, method="readout", adapter__label_bias=True).terms
-                assert kept.deviation_in(terms) is None
-                assert kept.deviation_in(replace(terms, has_common_prior=True)) == 2.0
+                prior = kept.common_prior(replace(terms, has_common_prior=True))
+                assert prior.deviation == 2.0
+                assert kept.common_prior(terms).deviation is None
+                assert prior.intercept is not None
                 np.testing.assert_array_equal(kept.common.values, INTERCEPT.values)
-                np.testing.assert_array_equal(kept.state - kept.common_state, HISTORY.states[4])
+                np.testing.assert_array_equal(kept.state - prior.intercept, HISTORY.states[4])
         rebuilt = replace(session, digest=bytes(32)).catch_up(
             ledger.catch_up(0), HISTORY.header, LAYOUT, *GOAL
         )
