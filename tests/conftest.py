@@ -152,6 +152,7 @@ def settings(
         "data.clients": 3,
         "data.partition": "iid",
         "task": "sst2",
+        "objective": "cross-entropy",
         "adapter.layers": "top:2",
         "adapter.rank": 4,
         "adapter.alpha": 4.0,

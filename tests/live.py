@@ -52,6 +52,7 @@ QUIET = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
 }
 ONE_SMALL_STEP: dict[str, Any] = {
+    "objective": "cross-entropy",
     "steps": 1,
     "queries": 2,
     "batch": 4,

@@ -5,8 +5,8 @@ numbers.
         --language-model SMOLLM2 --out FOLDER [--levels sst2,1e4,lm] [--seeds 0,1,2]
 
 A level is a data set, a model and an adapter. All methods of a level train the same numbers on the
-same examples of the same eight clients (Dirichlet, α = 5). All clients together have `EXAMPLES`
-training examples.
+same examples of the same eight clients (Dirichlet, α = 5), which have 400 training examples
+together. `demo` has the writers of `samara demo` and needs `--model embedded`.
 
 - Samara: the defaults; for a readout also with projected gradients, and inside a model also with
   directions that all clients share.
@@ -64,7 +64,13 @@ from samara.shared.settings.setting import flattened
 from samara.simulations.planning.prompt_form import choose_form
 from samara.simulations.simulate import simulate
 
-EXAMPLES, CLIENTS, ALPHA = 400, 8, 5.0
+CLIENTS = 8
+DIVISION = {
+    "data.seed": 0,
+    "data.partition": "dirichlet",
+    "data.alpha": 5.0,
+    "data.limit": 400,
+}
 RATES, TRIED = (0.01, 0.1, 1.0, 10.0, 100.0), 2
 MICRO_BATCH = 16
 EVALUATED = 15
@@ -108,24 +114,25 @@ class Level(NamedTuple):
 
 
 _READOUT = {"adapter.layers": "readout:auto"}
+_INSIDE = {"adapter.layers": "top:1", "objective": "cross-entropy"}
 
 
 def _inside(rank: int) -> dict[str, Any]:
     """Return settings of adapters of 3,456 · rank numbers in all linear layers of MiniLM's top."""
-    projections = {"adapter.projections": "query,key,value,dense"}
-    return {"adapter.layers": "top:1", "adapter.rank": rank, **projections}
+    return _INSIDE | {"adapter.rank": rank, "adapter.projections": "query,key,value,dense"}
 
 
 LEVELS = {
+    "demo": Level("messages", False, _READOUT),
     "sst2": Level("sst2", False, _READOUT),
     "trec6": Level("trec6", False, _READOUT),
+    "lm": Level("trec6", True, _READOUT),
     "1e4": Level("trec6", False, _inside(3), 15, 0),
     "1e5": Level("trec6", False, _inside(29), 6, 0),
     "1e6": Level("trec6", False, _inside(290), 5, 0),
     "sst2-1e4": Level("sst2", False, _inside(3), 15, 0),
     "sst2-1e5": Level("sst2", False, _inside(29), 6, 0),
-    "lm": Level("trec6", True, _READOUT),
-    "lm-inside": Level("trec6", True, {"adapter.layers": "top:1", "adapter.rank": 16}, 8, 0),
+    "lm-inside": Level("trec6", True, _INSIDE | {"adapter.rank": 16}, 8, 0),
 }
 
 
@@ -420,6 +427,7 @@ def draw(rows: Rows, file: Path) -> None:
             row = found[0]
         axes.axhline(100 * row["start"], color="grey", linestyle=":", linewidth=1)
         model = "SmolLM2" if LEVELS[level].is_language_model else "MiniLM"
+        model = "embedded model" if level == "demo" else model
         kind = "readout" if LEVELS[level].adapter == _READOUT else "LoRA in the last block"
         name = {"sst2": "SST-2", "trec6": "TREC"}.get(LEVELS[level].data_set, "messages")
         axes.set_title(f"{row['d']:,} trained numbers\n{model}, {kind}, {name}", fontsize=9)
@@ -429,6 +437,7 @@ def draw(rows: Rows, file: Path) -> None:
         axes.set_axis_off()
     figure.supxlabel("bytes of a client, sent and received", fontsize=9)
     figure.supylabel("test accuracy, %", fontsize=9)
+    handles = {method: handles[method] for method in METHODS if method in handles}
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -452,13 +461,10 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
                 continue
             model = given.language_model if own.is_language_model else given.model
             common = DATA_SETS[own.data_set].prepare(given.data, given.out / "data") | {
+                **({"data.seed": seed} if level == "demo" else DIVISION),
                 "model.path": model,
                 "seed": seed,
-                "data.seed": 0,
                 "data.clients": CLIENTS,
-                "data.partition": "dirichlet",
-                "data.alpha": ALPHA,
-                "data.limit": EXAMPLES,
                 "evaluate.every": 0,
                 "evaluate.test": False,
                 "personal.rounds": 0,

@@ -9,7 +9,6 @@ the positions whose output is read. Short sequences may share a row (`samara.cli
 a model runs as a whole, over all rows or over the rows of one length at a time, or is refused.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -35,6 +34,7 @@ from samara.client.forward.trunk_cache import Ids, TrunkCache
 from samara.client.forward.turns import forward_pass
 from samara.shared.model.layer_selection import is_linear
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.prefix_cache import Prefix, read_prefix
 
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """Errors that models raise if they do not accept inputs in a changed form."""
@@ -48,6 +48,8 @@ class PerturbedBody(ProvenBody):
         first_block: index of the lowest block that differs between perturbations.
         cache: cache of the trunk's outputs; without a cache the trunk runs in each pass.
         packs: whether sequences share rows if packing does not change the model's output.
+        prefix: tokens whose keys and values are read only once. Sequences that all begin with them
+            continue from these keys and values if that does not change the model's output.
 
     Raises:
         ModelError: if no way of computing the body reproduces the model's output.
@@ -59,8 +61,11 @@ class PerturbedBody(ProvenBody):
         first_block: int,
         cache: TrunkCache | None = None,
         packs: bool = False,
+        prefix: Ids = (),
     ) -> None:
         self._base, self._blocks = base, base.blocks
+        self._prefix = prefix
+        self._prefix_read: tuple[int, Prefix | None] | None = None
         self._first_block, self._cache = first_block, cache
         self._outputs_of_block = 0
         with forward_pass(), torch.inference_mode():
@@ -162,50 +167,50 @@ class PerturbedBody(ProvenBody):
         output = self._base.body(input_ids=ids, past_key_values=cache, use_cache=True)
         return output.last_hidden_state, getattr(output, "past_key_values", None)
 
-    def read_prefix(self, prefix: Ids) -> Any:
-        """Return the KV cache of a common prefix of texts, for `continue_prefix`.
-
-        Returns:
-            A KV cache; None if states computed with it differ from those of whole texts.
-        """
-        if not self._find_once("prefix", self._sharing_is_exact):
+    def _known_prefix(
+        self, sequences: Sequence[Ids], supervised: Sequence[Sequence[int]] | None
+    ) -> Prefix | None:
+        """Return the keys and values of the prefix if these sequences can continue from them."""
+        count = len(self._prefix)
+        if (
+            not count
+            or self._cache is not None
+            or supervised is None
+            or any(sequence[:count] != self._prefix for sequence in sequences)
+            or min(map(min, supervised)) < count
+            or max(map(len, sequences)) > self._base.context
+            or not self._find_once("prefix", self._continuing_is_exact)
+        ):
             return None
-        return self._continue(torch.tensor([prefix], device=self._base.network.device))[1]
+        threads = torch.get_num_threads()  # the last bits depend on it
+        if self._prefix_read is None or self._prefix_read[0] != threads:
+            self._prefix_read = threads, read_prefix(self._base, self._prefix)
+        return self._prefix_read[1]
 
-    def continue_prefix(self, cache: Any, sequences: Sequence[Ids]) -> Tensor:
-        """Return the hidden states of texts after a common prefix.
+    def _continuing_is_exact(self) -> bool:
+        """Return whether tokens after a prefix have the same states as in a pass over all tokens.
 
-        Args:
-            cache: result of `read_prefix`, which is not changed.
-            sequences: tokens of m texts after the prefix.
-
-        Returns:
-            [m, S, hidden], padded on the right.
+        Some models have blocks of several kinds, so one block of each kind is tried.
         """
-        own = copy.deepcopy(cache)
-        own.batch_repeat_interleave(len(sequences))
-        rows = [torch.tensor(sequence) for sequence in sequences]
-        # causal attention does not see the padding, which is on the right
-        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._base.network.device)
-        return self._continue(ids, own)[0]
-
-    def _sharing_is_exact(self) -> bool:
-        """Return whether continuing from a shared prefix gives the same states as whole texts."""
         length = min(PROBE_TOKENS, self._base.context)
+        middle = length // 2
         whole = tuple(range(1, 1 + length))
-        prefix, rest = whole[: length // 2], whole[length // 2 :]
-        other = tuple(reversed(rest))[:-1] or rest
-        try:
-            _, cache = self._continue(torch.tensor([prefix], device=self._base.network.device))
-            found = self.continue_prefix(cache, [rest, other])
-        except _UNSUITABLE:
-            return False
-        return all(
-            differ_by_rounding(
-                found[index, : len(text)], self._run_whole([prefix + text], 1)[0, len(prefix) :]
+        sequences = [whole, whole[:middle] + whole[:middle:-1]]
+        with self._one_block_of_each_kind():
+            try:
+                prefix = read_prefix(self._base, whole[:middle])
+                if prefix is None:
+                    return False
+                found = self._hidden_states(Rows.after(self._base, prefix, sequences))
+            except _UNSUITABLE:
+                return False
+            return all(
+                differ_by_rounding(
+                    found[index, : len(sequence) - middle],
+                    self._hidden_states(Rows.of(self._base, [sequence]))[0, middle:],
+                )
+                for index, sequence in enumerate(sequences)
             )
-            for index, text in enumerate([rest, other])
-        )
 
     def forward_padded(self, ids: Tensor, perturbations: int) -> Tensor:
         """Return the hidden states of padded sequences, for export of a causal model.
@@ -255,7 +260,9 @@ class PerturbedBody(ProvenBody):
     def _rows(
         self, sequences: Sequence[Ids], supervised: Sequence[Sequence[int]] | None, pack: bool
     ) -> Rows:
-        """Return the rows of a pass, packed if the caller asks for it and packing is exact."""
+        """Return the rows of a pass: after the prefix or packed, if that is exact."""
+        if prefix := self._known_prefix(sequences, supervised):
+            return Rows.after(self._base, prefix, sequences)
         packed = pack and self._can_pack and supervised is not None
         return Rows.of(self._base, sequences, packed)
 
@@ -333,13 +340,14 @@ class PerturbedBody(ProvenBody):
         rows: Rows,
     ) -> Tensor:
         """Return hidden states at the positions of their sequences, [P·m, S, hidden]."""
+        length = rows.skipped + rows.ids.shape[1]
         if supervised is None or not (self._can_select or rows.are_packed):
-            return hidden
+            return nn.functional.pad(hidden, (0, 0, rows.skipped, 0)) if rows.skipped else hidden
         one_each = all(len(positions) == 1 for positions in supervised)
         if one_each and not rows.are_packed:  # unsupervised positions are arbitrary
-            return hidden.expand(-1, rows.ids.shape[1], -1)
+            return hidden.expand(-1, length, -1)
         read = hidden[:, 0] if self._can_select else hidden[rows.indices(supervised, perturbations)]
-        shape = perturbations * len(supervised), rows.ids.shape[1], hidden.shape[2]
+        shape = perturbations * len(supervised), length, hidden.shape[2]
         whole = hidden.new_zeros(shape)
         whole[rows.own_indices(supervised, perturbations)] = read
         return whole

@@ -60,6 +60,7 @@ class RepresentationScorer(Scorer):
     def __init__(self, scorer: Scorer) -> None:
         self._scorer, self.labels = scorer, scorer.labels + scorer.base.features
         self.base, self.max_length = scorer.base, scorer.max_length
+        self.prefix = scorer.prefix
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:
         """Return the prompt of an example, as tokenized by the other scorer."""
@@ -295,7 +296,8 @@ class ReadoutForward:
 def make_base_engine(base: BaseModel, scorer: Scorer, streamed: bool) -> ResidentForward:
     """Return an engine that computes scores and representations of a model without adapters."""
     adapter, _ = empty_adapter()
-    return make_forward_engine(base, adapter, RepresentationScorer(scorer), streamed)
+    wrapped = RepresentationScorer(scorer)
+    return make_forward_engine(base, adapter, wrapped, streamed, prefix=scorer.prefix)
 
 
 def run_base(

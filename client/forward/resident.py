@@ -112,46 +112,6 @@ class ResidentForward:
             scores[*rows, : results.shape[2]] = results
         return scores
 
-    @torch.inference_mode()
-    def scores_after(
-        self,
-        adapters: PerturbedAdapters,
-        prefix: Ids,
-        prompts: Sequence[Prompt],
-        micro_batch: int,
-    ) -> NDArray[np.float32] | None:
-        """Return the scores of prompts with a common prefix; the model reads it only once.
-
-        The last bits differ from those of `scores`.
-
-        Args:
-            adapters: a single perturbation, or the unperturbed adapter.
-            prefix: the common tokens; no position in the prefix is read.
-            prompts: n prompts.
-            micro_batch: maximum number of prompts in a pass.
-
-        Returns:
-            float32 [n, width of the rows], −∞ where a row has fewer scores than other rows; None if
-            there is no prefix, or if the model cannot continue a prefix.
-        """
-        if not prefix:
-            return None
-        with forward_pass(), self._adapter.using(adapters):
-            cache = self._body.read_prefix(prefix)
-        if cache is None:
-            return None
-        rests = [prompt.after(len(prefix)) for prompt in prompts]
-        scores = np.full((len(prompts), self._scorer.width(prompts)), -np.inf, np.float32)
-        for chosen in _micro_batches(rests, 1, micro_batch):
-            some = [rests[index] for index in chosen]
-            sequences = [sequence for rest in some for sequence in rest.sequences]
-            with forward_pass(), self._adapter.using(adapters):
-                hidden = self._body.continue_prefix(cache, sequences)
-                own = self._score_hidden(hidden, adapters, some, whole=True)[0]
-            self.passes += len(chosen)
-            scores[chosen, : own.shape[1]] = own.float().cpu().numpy()
-        return scores
-
     def decode_answers(
         self, perturbation: PerturbedAdapters, prompts: Sequence[Prompt], micro_batch: int = 0
     ) -> list[str]:

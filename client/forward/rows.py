@@ -1,5 +1,7 @@
 """The rows of a forward pass: token sequences padded to one length, or packed.
 
+If the keys and values of a common prefix are known, rows hold only the tokens after the prefix.
+
 In packed rows, several short sequences share a row, which reduces padding. The positions of each
 sequence start at 0. From these positions `transformers` builds a block-diagonal mask, so tokens
 attend only to their own sequence. A sequence's hidden states are therefore the same as in a
@@ -8,7 +10,7 @@ separate row, up to rounding.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from samara.client.forward.trunk_cache import Ids
 from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
+from samara.shared.model.prefix_cache import Prefix
 
 
 class Place(NamedTuple):
@@ -62,11 +65,13 @@ class Rows:
         ids: token ids, int64 [R, S], padded on the right; S is the length of the longest sequence.
         inputs: all other inputs of the body by name.
         places: place of each sequence.
+        skipped: number of first tokens of each sequence that are not in the rows.
     """
 
     ids: Tensor
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     places: Sequence[Place]
+    skipped: int = 0
 
     @classmethod
     def of(cls, base: BaseModel, sequences: Sequence[Ids], packed: bool = False) -> "Rows":
@@ -108,6 +113,21 @@ class Rows:
             places,
         )
 
+    @classmethod
+    def after(cls, base: BaseModel, prefix: Prefix, sequences: Sequence[Ids]) -> "Rows":
+        """Put the tokens after a prefix of all sequences into rows.
+
+        Args:
+            base: model that reads the rows.
+            prefix: the prefix.
+            sequences: m token sequences that begin with the prefix, and fit the context.
+        """
+        skipped = len(prefix.ids)
+        rows = cls.of(base, [sequence[skipped:] for sequence in sequences])
+        mask = nn.functional.pad(rows.inputs["attention_mask"], (skipped, 0), value=1)
+        inputs = {"attention_mask": mask, "past_key_values": prefix.cache}
+        return replace(rows, inputs=inputs, skipped=skipped)
+
     def repeat(self, times: int) -> "Rows":
         """Return these rows repeated a number of times, one complete copy after another."""
         inputs = {name: value.repeat(times, 1) for name, value in self.inputs.items()}
@@ -146,7 +166,8 @@ class Rows:
             supervised: positions to read in each sequence.
             perturbations: number P of copies of all rows.
         """
-        return self._indices(self.places, len(self.ids), supervised, perturbations)
+        places = [Place(row, first - self.skipped) for row, first in self.places]
+        return self._indices(places, len(self.ids), supervised, perturbations)
 
     def own_indices(
         self, supervised: Sequence[Sequence[int]], perturbations: int

@@ -359,6 +359,7 @@ def make_forward_engine(
     cache: TrunkCache | None = None,
     parameters: BlockwiseParameters | None = None,
     readout: Readout | None = None,
+    prefix: Ids = (),
 ) -> ResidentForward:
     """Return the forward engine of a model.
 
@@ -370,13 +371,15 @@ def make_forward_engine(
         cache: cache of the trunk's outputs.
         parameters: as for `StreamedForward`.
         readout: as for `ResidentForward`.
+        prefix: as for `PerturbedBody`; it must contain no trained numbers.
     """
     first = adapter.first_block
     packs = isinstance(scorer, GenerationScorer)
     if not streamed:
-        return ResidentForward(adapter, scorer, PerturbedBody(base, first, cache, packs), readout)
-    body = StreamedBody(base, first, cache, packs)
-    return StreamedForward(adapter, scorer, body, parameters, readout)
+        body = PerturbedBody(base, first, cache, packs, prefix)
+        return ResidentForward(adapter, scorer, body, readout)
+    streamed_body = StreamedBody(base, first, cache, packs, prefix)
+    return StreamedForward(adapter, scorer, streamed_body, parameters, readout)
 
 
 def run_in_lockstep(

@@ -1,5 +1,7 @@
 """The columns of a client's evaluation: its personal model, the global model and baselines."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from samara.shared.protocol.frames.evaluation import EvaluationColumn
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.protocol.replay import zero_state
 from samara.shared.tasks.label_scores import evaluation_column
+from samara.shared.tasks.profiled_loss import profiled_cross_entropy
 from samara.shared.terms.columns import (
     BASE_RATE,
     GLOBAL,
@@ -46,7 +49,7 @@ def evaluate_global_model(
     federation ended here. The private part of this model is not recorded.
 
     With other methods, a personal model would need all private rounds, so the global model decides
-    the best round.
+    the best round, by the loss of `global_column`.
 
     Args:
         learner: model and examples of the client.
@@ -64,10 +67,27 @@ def evaluate_global_model(
     if PERSONALIZED in terms.requested_columns(split, personal=False):
         private = make_private_fit(learner, terms, state, prior)
         models[PERSONALIZED] = parts.model(state, private)
-    return tuple(
-        evaluation_column(name, *learner.score_evaluated(model, split))
-        for name, model in models.items()
-    )
+    scored = {name: learner.score_evaluated(model, split) for name, model in models.items()}
+    first = global_column(terms, split, *scored.pop(GLOBAL))
+    return (first, *(evaluation_column(name, *own) for name, own in scored.items()))
+
+
+def global_column(
+    terms: RunTerms,
+    split: Split,
+    scores: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    tokens: NDArray[np.int64] | None = None,
+) -> EvaluationColumn:
+    """Return the column of the federation's model.
+
+    If clients report shifts after training, the loss of a validation is the profiled loss. A run
+    then returns to a round by the same loss that its steps minimize.
+    """
+    column = evaluation_column(GLOBAL, scores, labels, tokens)
+    if terms.reports_shifts and split is Split.VALIDATION and len(labels):
+        return replace(column, mean_loss=float(profiled_cross_entropy(scores[None], labels)[0]))
+    return column
 
 
 def evaluate_personal_model(

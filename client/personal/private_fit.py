@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from samara.client.personal.learner import Learner, State
 from samara.client.personal.softmax_fit import (
     Examples,
+    Floats,
     Personalization,
     SoftmaxFit,
+    check_finite,
     fit_intercept,
     fit_private_part,
     intercept_losses,
@@ -36,6 +38,7 @@ from samara.shared.protocol.ledger.ledger import Ledger
 from samara.shared.protocol.replay import DenseValues, replay, zero_state
 from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.tasks.contrasts import contrasts
+from samara.shared.tasks.profiled_loss import fitted_shift
 from samara.shared.terms.intercept_round import MOST_EXCESS
 from samara.shared.terms.run_terms import RunTerms
 
@@ -93,6 +96,9 @@ def report_intercept(
     deviation follows. It is the candidate's held-out loss minus the client's lowest held-out loss,
     at most `MOST_EXCESS`, which limits the influence of one client.
 
+    A client without a private intercept reports the shift of its profiled loss on all its training
+    examples.
+
     Args:
         learner: model and examples of the client.
         terms: terms of the run.
@@ -106,8 +112,12 @@ def report_intercept(
     """
     if not terms.intercept_round:
         raise FrameError(f"a run of the method {terms.method} has no intercept round")
-    fit, examples = _intercept_alone(learner, state)
-    numbers = _contrasts(examples) @ fit.intercept
+    if terms.reports_shifts:
+        intercept, examples = _shift_alone(learner, state)
+    else:
+        fit, examples = _intercept_alone(learner, state)
+        intercept = fit.intercept
+    numbers = _contrasts(examples) @ intercept
     if terms.held_out_losses:
         losses = intercept_losses(examples, _contrasts(examples), learner.solve)
         excesses = np.minimum(losses - losses.min(), MOST_EXCESS)
@@ -247,6 +257,14 @@ def _intercept_alone(
     examples = learner.training_examples(state, with_features=False)
     rows = _contrasts(examples)
     return fit_private_part(examples, rows, learner.solve, deviation), examples
+
+
+def _shift_alone(learner: Learner, state: State) -> tuple[Floats, Examples]:
+    """Return the shift of a client's profiled loss, float64 [labels], and its training examples."""
+    examples = learner.training_examples(state, with_features=False)
+    check_finite(examples)
+    (shift,) = fitted_shift(examples.offsets[None], examples.labels)
+    return shift, examples
 
 
 def _has_private_readout(layout: Layout) -> bool:

@@ -255,7 +255,8 @@ def _private_instruction(
         start_digest=digest(layout.hash, state),
         curvature_every=size.curvature_every(terms.queries, terms.differences),
         differences=terms.differences,
-        is_profiled=terms.is_profiled,
+        # no round after the private ones would add the shift that a profiled loss leaves out
+        is_profiled=terms.is_profiled and not terms.reports_shifts,
     )
 
 

@@ -19,6 +19,7 @@ from samara.shared.errors import ModelError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.lora_fa import Adapter
 from samara.shared.model.perturbations import PerturbedAdapters
+from samara.shared.model.prefix_cache import prepending_cache
 from samara.shared.protocol.directions import Distribution, prefix_tokens
 from samara.shared.protocol.replay import Backend
 
@@ -124,9 +125,12 @@ class PrefixSpace(SharedPassSpace):
                 f"prefix of {self._length}: the model reads at most {self._base.context}; "
                 "lower model.max-length"
             )
+        from transformers import DynamicCache
+
         dtype = self._base.network.dtype
         prefixes = [part.to(dtype) for part in self.keys_and_values(perturbations)]
-        kwargs["past_key_values"] = _make_cache(prefixes)
+        layers = DynamicCache(list(zip(prefixes[::2], prefixes[1::2], strict=True))).layers
+        kwargs["past_key_values"] = prepending_cache(layers)
         if (mask := kwargs.get("attention_mask")) is not None:
             kwargs["attention_mask"] = self._mask_behind(mask)
         return args, kwargs
@@ -179,29 +183,3 @@ def _compute_activations(base: BaseModel, tokens: list[int]) -> list[Tensor]:
             "the model cannot be given a prefix; choose another space"
         )
     return [part[0].clone() for part in parts]
-
-
-def _make_cache(prefixes: list[Tensor]) -> Any:
-    """Return a cache that prepends P prefixes to the keys and values of a pass.
-
-    The rows are ordered by perturbation. Some bodies repeat the rows for every perturbation only in
-    their first block, so a layer finds the number of rows from its keys. The cache does not store
-    those keys.
-
-    Args:
-        prefixes: keys and values, layer by layer, each [P, heads, m, features].
-    """
-    from transformers import DynamicCache
-
-    class PrefixCache(DynamicCache):  # type: ignore[misc]
-        def update(
-            self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
-        ) -> tuple[Tensor, Tensor]:
-            prefix = self.layers[layer]
-            times = len(keys) // len(prefix.keys)
-            return (
-                torch.cat([prefix.keys.repeat_interleave(times, 0), keys], dim=-2),
-                torch.cat([prefix.values.repeat_interleave(times, 0), values], dim=-2),
-            )
-
-    return PrefixCache(list(zip(prefixes[::2], prefixes[1::2], strict=True)))

@@ -92,6 +92,11 @@ class LocalStepPlan:
         self._energy = 0.0
 
     @property
+    def is_profiled(self) -> bool:
+        """True if the losses are profiled."""
+        return self._instruction.is_profiled
+
+    @property
     def steps_taken(self) -> int:
         """Number of finished steps."""
         return len(self._estimates)

@@ -29,6 +29,7 @@ from samara.shared.model.scorers import Prompt
 from samara.shared.protocol.frames.instructions import Split, TrainInstruction, token_of
 from samara.shared.protocol.frames.report import Report
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.label_scores import cross_entropy
 from samara.shared.tasks.objectives import SUMMED_CROSS_ENTROPY
 from samara.shared.tasks.profiled_loss import PROFILED
 from samara.shared.tasks.rows import Example
@@ -250,6 +251,7 @@ def _losses_in_one_pass(
 ) -> list[NDArray[np.float64]]:
     """Return the losses for the requests of clients that share forward passes, float64 [n] each."""
     layout, weight_map, first = runtime.layout, runtime.weight_map, requests[0]
+    is_profiled = participants[0].plan.is_profiled
     weights = torch.stack([weight_map.center(part.center(one.state)) for one in participants])
     z = None
     if len(first.seeds):
@@ -268,7 +270,7 @@ def _losses_in_one_pass(
             prompts,
             labels,
             schedule.micro_batch,
-            is_profiled=runtime.config.objective == PROFILED,
+            is_profiled=is_profiled,
         )
         return [
             np.append(loss, directional_derivatives(weight_map.gradient(elements), directions))
@@ -291,7 +293,10 @@ def _losses_in_one_pass(
     if runtime.config.objective == SUMMED_CROSS_ENTROPY:
         scores[..., 0] *= [len(prompt.targets[0]) for prompt in prompts]
     by_client = scores.reshape(len(scores), len(participants), -1, scores.shape[2])
-    return [runtime.objective(by_client[:, index], own) for index, own in enumerate(labels)]
+    objective = runtime.objective
+    if runtime.config.objective == PROFILED and not is_profiled:
+        objective = cross_entropy  # in private rounds after which no round adds a shift
+    return [objective(by_client[:, index], own) for index, own in enumerate(labels)]
 
 
 def _losses_of_answers(

@@ -28,7 +28,7 @@ def common_intercept(delta: RoundDelta, layout: Layout, excesses: int = 0) -> Ro
         excesses: number of candidate deviations; 0 without a common prior.
     """
     bias = layout.label_bias
-    assert bias is not None, "the method readout has a label bias"
+    assert bias is not None, "a run with intercepts has a label bias"
     rows = contrasts(bias.stop - bias.start).astype(np.float64)
     found = np.zeros(len(rows) + excesses)
     for group in delta.groups:

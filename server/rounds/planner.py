@@ -241,7 +241,7 @@ class RoundPlanner:
         """
         ledger, layout = self._store.ledger, self._store.layout
         bias = layout.label_bias
-        assert bias is not None, "the method readout has a label bias"
+        assert bias is not None, "a run with intercepts has a label bias"
         instruction = intercept_instruction(
             self.terms,
             *(ledger.header.run_id, layout.hash, ledger.digest),

@@ -1,4 +1,4 @@
-"""The strategy of the method `readout`, with a final round that adds the common intercept."""
+"""The strategy of a run with a final round that adds the common intercept."""
 
 from typing import Any
 
@@ -15,13 +15,14 @@ from samara.shared.protocol.round_delta import RoundDelta
 
 
 class ReadoutStrategy(ScalarStrategy):
-    """A `ScalarStrategy` that trains a common readout with a private intercept on each client."""
+    """A `ScalarStrategy` whose clients report an intercept after the last round."""
 
     def add_common_intercept(self, grid: Grid) -> None:
-        """Add the mean of the private intercepts to the global model after its last round.
+        """Add the mean of the clients' intercepts to the global model after its last round.
 
-        During training the private intercepts represent the labels' base rates. The global model
-        therefore does not learn these base rates, even if all clients share them. The reports of
+        During training private intercepts, or the shifts of a profiled loss, represent the labels'
+        base rates. The global model therefore does not learn these base rates, even if all clients
+        share them. The reports of
         this round are aggregated like all reports. A failed round is recorded and does not change
         the model. The round is omitted if an earlier version of Samara has already compared the
         run's personal models.
@@ -72,4 +73,6 @@ class ReadoutStrategy(ScalarStrategy):
                     for client, fields in answered.clients.items()
                 },
             )
+        for meter in self._meters:
+            more |= meter.finish_round()
         self.event_log.append_round(delta, event, **more)

@@ -85,7 +85,7 @@ class RoundAnswers:
                 numbers than the intercept.
         """
         bias = layout.label_bias
-        assert bias is not None, "the method readout has a label bias"
+        assert bias is not None, "a run with intercepts has a label bias"
         numbers = instruction.report_scalars
         wanted = bias.stop - bias.start - 1
         if numbers < wanted:

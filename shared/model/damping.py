@@ -279,7 +279,7 @@ def _example(task: Task, index: int, texts: Sequence[str]) -> Example:
 
 def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> bytes:
     return cache_key(
-        f"{_FORMAT}, version {VERSION}",
+        f"{_FORMAT}, version {VERSION}, passes 2",
         model=model_inputs(base),
         threads=torch.get_num_threads(),
         prompts=[list(vars(prompt).values()) for prompt in prompts],

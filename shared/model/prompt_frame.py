@@ -41,6 +41,17 @@ class PromptFrame:
         """The part of the prompt after a row's text. Its trailing spaces belong to the answer."""
         return self.after.rstrip(" ")
 
+    def prefix(self, base: BaseModel) -> Ids:
+        """Return tokens with which every prompt of a chat begins; empty without a chat.
+
+        A text may merge with ordinary tokens before it. Therefore the last token is a special one.
+        """
+        ids = self.start + base.token_ids(self.before) if self.is_chat else ()
+        added = base.tokenizer.added_tokens_decoder.items()
+        special = {token for token, added_token in added if added_token.special}
+        special -= {base.tokenizer.unk_token_id}  # unknown text
+        return ids[: max((end for end, token in enumerate(ids, 1) if token in special), default=0)]
+
     def token_count(self, base: BaseModel) -> int:
         """Return the number of tokens around a text."""
         return len(self.start) + sum(len(base.token_ids(own)) for own in (self.before, self.stem))

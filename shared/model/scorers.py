@@ -61,27 +61,17 @@ class Prompt:
         parts = self.sequences[chosen], self.supervised[chosen], self.targets[chosen]
         return Prompt(*parts, self.target_bytes)
 
-    def after(self, count: int) -> "Prompt":
-        """Return the prompt without the first `count` tokens of each sequence.
-
-        None of these tokens may be supervised.
-        """
-        return Prompt(
-            tuple(sequence[count:] for sequence in self.sequences),
-            tuple(tuple(place - count for place in places) for places in self.supervised),
-            self.targets,
-            self.target_bytes,
-        )
-
 
 class Scorer(ABC):
     """A scorer of one family of models and kind of task.
 
     Attributes:
         labels: number of scores of a row; 0 if this number varies.
+        prefix: tokens with which every prompt of the task begins, whatever its text.
     """
 
     labels: int
+    prefix: Ids = ()
     _by_rows = False
 
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
@@ -150,6 +140,7 @@ class CausalScorer(Scorer):
         super().__init__(base, task, max_length)
         self.labels = len(task.words)
         self.frame = frame_of(base, task)
+        self.prefix = self.frame.prefix(base)
         self.label_tokens = word_tokens(task, partial(self.frame.answer_tokens, base))
         self._used = self.frame.token_count(base) + max(map(len, self.label_tokens))
         self._one_token = all(len(word) == 1 for word in self.label_tokens)
@@ -183,6 +174,7 @@ class _ContinuationScorer(Scorer):
     def __init__(self, base: BaseModel, task: Task, max_length: int, frame: PromptFrame) -> None:
         super().__init__(base, task, max_length)
         self._frame, eos = frame, base.tokenizer.eos_token_id
+        self.prefix = frame.prefix(base)
         self._around = max(1, frame.token_count(base))
         # A token is scored from the hidden state of the token before it.
         self._begin: Ids = () if eos is None else (eos,)
@@ -402,7 +394,7 @@ class HeadlessScorer(Scorer):
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self.whole, self.labels = scorer, scorer.labels
+        self.whole, self.labels, self.prefix = scorer, scorer.labels, scorer.prefix
         self.base, self.max_length = scorer.base, scorer.max_length
 
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:

@@ -13,6 +13,8 @@ from samara.shared.settings.sections import AT_A_DEPTH, FEWEST_CUT, adapter_kind
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask, Task
 from samara.shared.tasks.messages import EMBEDDED_DATA
+from samara.shared.tasks.objectives import CROSS_ENTROPY
+from samara.shared.tasks.profiled_loss import PROFILED
 
 AUTO = "auto"
 READOUT = "readout"
@@ -33,6 +35,7 @@ FEW_ROUNDS = 3
 """Largest number of rounds for which a readout's step size is constant."""
 SCHEDULE, EVERY, BEST = "learning-rate-schedule", "evaluate.every", "evaluate.best"
 DIFFERENCES, SEED_POLICY, DISTRIBUTION = "differences", "seed-policy", "adapter.distribution"
+OBJECTIVE, LABEL_BIAS = "objective", "adapter.label-bias"
 OPEN: dict[str, str | int] = {
     "adapter.layers": AUTO,
     DIFFERENCES: AUTO,
@@ -43,6 +46,7 @@ OPEN: dict[str, str | int] = {
     SCHEDULE: AUTO,
     EVERY: -1,
     BEST: AUTO,
+    OBJECTIVE: AUTO,
 }
 """Settings that can be unset, each with the default value that marks it as unset."""
 _OF_STEPS: dict[str, str | int | float] = {
@@ -58,12 +62,22 @@ _OF_STEPS: dict[str, str | int | float] = {
 _AGAINST_COMPONENTS: dict[str, tuple[tuple[str | int, ...], str]] = {
     "privacy.mode": (("none",), "under noise components were less accurate"),
     "gradients": (("differences",), "a client's own update uses no projected gradients"),
-    "objective": (("cross-entropy",), "a client's own update minimizes the cross-entropy"),
+    OBJECTIVE: ((AUTO, CROSS_ENTROPY), "a client's own update minimizes the cross-entropy"),
     "cohort.late-rounds": ((0,), "a late report needs its own directions"),
     SEED_POLICY: ((AUTO, SHARED), "components can be added only along the same directions"),
     DISTRIBUTION: ((GAUSSIAN, ORTHOGONAL), "components need orthogonal directions"),
 }
 """For each setting: the values that allow components by default, and why other values do not."""
+_AGAINST_SHIFTS: dict[str, tuple[tuple[str | bool, ...], str]] = {
+    "method": (
+        ("finetune", "global", "ditto", "mixture"),
+        "the round of shifts was measured for one global model without private intercepts",
+    ),
+    LABEL_BIAS: ((True,), "without a label bias no shift can be added"),
+    "privacy.mode": (("none",), "a profiled loss was not measured under noise"),
+    "adapter.basis": (("",), "a basis already weakens the direction that shifts all scores"),
+}
+"""For each setting: the values that allow the profiled loss by default, and why others do not."""
 
 
 class Choice(NamedTuple):
@@ -104,7 +118,11 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     differences = _differences(flat, is_readout)
     if flat.get(DIFFERENCES, AUTO) == AUTO:
         flat = {**flat, DIFFERENCES: differences.value}
-    directions = {DIFFERENCES: differences, SEED_POLICY: _seed_policy(flat)}
+    directions = {
+        DIFFERENCES: differences,
+        SEED_POLICY: _seed_policy(flat),
+        OBJECTIVE: _objective(flat, adapter_kind(str(layers.value if given == AUTO else given))),
+    }
     if is_readout:
         return {
             "adapter.layers": layers,
@@ -161,6 +179,30 @@ def _differences(flat: Mapping[str, Any], is_readout: bool) -> Choice:
         COMPONENTS,
         "in measurements components of a client's own update were as accurate as projected "
         "gradients, and took a fifth of the bytes",
+    )
+
+
+def _objective(flat: Mapping[str, Any], kind: str) -> Choice:
+    """Return the automatic objective: the profiled loss if the last round can add the shift."""
+    task = _task(flat)
+    if kind != "inner":
+        return Choice(CROSS_ENTROPY, "the profiled loss was measured for adapters inside the model")
+    if not (
+        isinstance(task, ClassificationTask)
+        or (isinstance(task, ChoiceTask) and not task.list_names)
+    ):
+        return Choice(CROSS_ENTROPY, "the rows have no common labels whose scores could be shifted")
+    if flat.get("adapter.start") and LABEL_BIAS not in flat:
+        return Choice(CROSS_ENTROPY, "the start may have no label bias, to which a shift is added")
+    if flat.get("fleet.devices"):
+        return Choice(CROSS_ENTROPY, "the round of shifts was not measured on emulated devices")
+    for key, (allowed, reason) in _AGAINST_SHIFTS.items():
+        if flat.get(key, allowed[0]) not in allowed:
+            return Choice(CROSS_ENTROPY, f"{key} is {flat[key]}, and {reason}")
+    return Choice(
+        PROFILED,
+        "in measurements with equal passes inside the model it was more accurate than the "
+        "cross-entropy, with the clients' mean shift added after the last round",
     )
 
 
@@ -261,6 +303,8 @@ def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
         for key, choice in choose(flat).items()
         if _is_open(flat.get(key, OPEN[key]), OPEN[key])
     }
+    if chosen.get(OBJECTIVE) == PROFILED:
+        chosen[LABEL_BIAS] = True
     directions = {}
     if chosen.get(DIFFERENCES, flat.get(DIFFERENCES)) == COMPONENTS:
         directions = {DISTRIBUTION: ORTHOGONAL}
@@ -286,12 +330,19 @@ def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
 
 def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
     """Return the reason for each setting whose value equals the automatic one, by dotted key."""
-    others = {key: choice for key, choice in choose(flat).items() if flat[key] == choice.value}
+    choices = choose(_with_open_bias(flat))
+    others = {key: choice for key, choice in choices.items() if flat[key] == choice.value}
     others.pop(DIFFERENCES, None)
     form = choose(_reopened(flat, [DIFFERENCES, *others]))[DIFFERENCES]
     if form.value == flat[DIFFERENCES]:
         others[DIFFERENCES] = form
     return {key: choice.reason for key, choice in others.items()}
+
+
+def _with_open_bias(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without a label bias that an automatic objective would set again."""
+    is_automatic = flat[LABEL_BIAS] == (flat[OBJECTIVE] == PROFILED)
+    return {key: value for key, value in flat.items() if key != LABEL_BIAS or not is_automatic}
 
 
 def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,7 +357,9 @@ def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 
 def _reopened(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Return settings after marking some of them as unset again."""
-    opened = dict(flat) | {key: OPEN[key] for key in keys}
+    keys = list(keys)
+    opened = dict(_with_open_bias(flat) if OBJECTIVE in keys else flat)
+    opened |= {key: OPEN[key] for key in keys}
     if opened[DIFFERENCES] == AUTO and opened[DISTRIBUTION] == ORTHOGONAL:
         del opened[DISTRIBUTION]
     return opened

@@ -22,6 +22,8 @@ from samara.shared.settings.choices import (
     DISTRIBUTION,
     EPSILON,
     GAUSSIAN,
+    LABEL_BIAS,
+    OBJECTIVE,
     OPEN,
     ORTHOGONAL,
     READOUT,
@@ -200,11 +202,14 @@ class RunConfig(Settings):
         page="concepts/steps.md#exact-derivatives",
     )
     objective: Annotated[str, choice("objective", OBJECTIVES)] = setting(
-        CROSS_ENTROPY,
+        AUTO,
         "loss of the steps: `cross-entropy` (for texts, the mean over an answer's tokens); "
         "`summed-cross-entropy`, the sum over the tokens; `profiled-cross-entropy`, for labels, "
         "the cross-entropy under the best shift of all answers ([its "
-        "page](../concepts/profiled-loss.md)); minus the task's `metric`; or a registered function",
+        "page](../concepts/profiled-loss.md)); minus the task's `metric`; or a registered "
+        "function. `auto` means `profiled-cross-entropy` with a label bias for labels inside the "
+        "model, with the methods `global`, `finetune`, `ditto` and `mixture`, and without privacy, "
+        "basis, emulated devices and a start that lacks a label bias; otherwise `cross-entropy`",
         before=CROSS_ENTROPY,
         page="reference/python.md#own-code",
     )
@@ -346,8 +351,8 @@ class RunConfig(Settings):
     def given(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate a user's settings.
 
-        If ``out`` names a run to continue, unset `adapter.layers` and `differences` get the
-        values that the run has recorded.
+        If ``out`` names a run to continue, unset `adapter.layers`, `differences` and `objective`
+        get the values that the run has recorded.
 
         Raises:
             ConfigError: as in `Settings.given`.
@@ -359,13 +364,17 @@ class RunConfig(Settings):
             for key in ("adapter.layers", "differences"):
                 if flat.get(key, AUTO) == AUTO:
                     flat[key] = recorded.get(key, AUTO)
+            if recorded and flat.get(OBJECTIVE, AUTO) == AUTO:
+                flat[OBJECTIVE] = recorded.get(OBJECTIVE, CROSS_ENTROPY)
+                flat.setdefault(LABEL_BIAS, recorded.get(LABEL_BIAS, False))
         return super().given(flat, source)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate settings, nested or dotted.
 
-        If ``adapter.layers`` is not set, but a start is, the layers are those of the start.
+        If ``adapter.layers`` is not set, but a start is, the layers are those of the start. If
+        `objective` is not set either, so is the label bias.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.
@@ -378,13 +387,19 @@ class RunConfig(Settings):
         """
         flat = flattened(settings)
         start = flat.get("adapter.start")
-        if start and isinstance(start, str) and flat.get("adapter.layers", AUTO) == AUTO:
+        is_open = flat.get("adapter.layers", AUTO) == AUTO
+        has_bias = LABEL_BIAS in flat or flat.get(OBJECTIVE, AUTO) != AUTO
+        is_read = is_open or not has_bias
+        if is_read and isinstance(start, str) and start and (is_open or Path(start).exists()):
             # imported here because most runs have no start
             from samara.shared.protocol.start import read_start
 
-            if layers := read_start(start).layers:
-                flat["adapter.layers"] = layers
-            elif choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
+            read = read_start(start)
+            if read.layout and not has_bias:
+                flat[LABEL_BIAS] = bool(read.layout.group(LABEL_BIAS_GROUP))
+            if is_open and read.layers:
+                flat["adapter.layers"] = read.layers
+            elif is_open and choose(flat)["adapter.layers"].value == READOUT_AT_A_DEPTH:
                 # a start that names no layers was made for a readout after all blocks
                 flat["adapter.layers"] = READOUT
         return super().of(flat, source)
@@ -396,12 +411,14 @@ class RunConfig(Settings):
         is the default and means the behaviour of versions without the setting.
         """
         described = describe(type(self))
-        defaults = type(self)().flat()
+        flat = self.flat()
+        defaults = type(self)().flat() | {OBJECTIVE: choose(flat)[OBJECTIVE].value}
+        always = OPEN.keys() - {OBJECTIVE}
         return {
             key: value
-            for key, value in self.flat().items()
+            for key, value in flat.items()
             if key not in OF_SIMULATIONS
-            and (key in OPEN or not described[key].before == defaults[key] == value)
+            and (key in always or not described[key].before == defaults[key] == value)
         }
 
     def among(self, clients: int) -> Self:
@@ -433,7 +450,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _the_features_go_together(self) -> Self:
-        rounds = reporting_rounds(self.method, self.rounds, self.personal.rounds)
+        rounds = reporting_rounds(self.flat())
         scalars = self.steps * self.queries
         privacy = self.privacy.mistakes(rounds, self.cohort.minimum, scalars, self.evaluate.best)
         if messages := [*refusals(self.features), *privacy]:

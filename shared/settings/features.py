@@ -76,7 +76,7 @@ class Exclusion:
         return all(combination.get(name) in values for name, values in self.values.items())
 
 
-_WITHOUT_INTERCEPT = tuple(name for name in DIMENSIONS["method"] if name != "readout")
+_WITHOUT_SHIFTS = ("local", "partial", "cluster")
 _PRIVATE = ("central", "local", "distributed", "measured", "masked")
 _WITHOUT_READOUT = ("lora", "dora", "vera", "prefix", "head", "full", "linear")
 
@@ -342,10 +342,10 @@ FURTHER_EXCLUSIONS = (
         "cross-entropy",
     ),
     Exclusion(
-        {"objective": (_PROFILED,), "label bias": ("trained",), "method": _WITHOUT_INTERCEPT},
-        "a profiled loss fits a new bias at every step, so a trained label bias learns nothing; "
-        "set method to readout, which fits the bias after the last round, adapter.label-bias to "
-        "false, or objective to cross-entropy",
+        {"objective": (_PROFILED,), "label bias": ("trained",), "method": _WITHOUT_SHIFTS},
+        "a profiled loss fits a new bias at every step, so a label bias needs one common round "
+        "after the last, which this method does not have; set adapter.label-bias to false, or "
+        "objective to cross-entropy",
     ),
     Exclusion(
         {"prior": ("common",), "clients": ("phone",)},

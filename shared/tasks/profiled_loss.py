@@ -47,7 +47,7 @@ def shift_penalty(shift: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
     return penalty
 
 
-def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+def fitted_shift(scores: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the best shift b of each perturbation. A shift's numbers sum to 0.
 
     The function takes Newton steps δ from b = 0, multiplied by log(1 + ρ)/ρ, where ρ is the largest
@@ -56,7 +56,7 @@ def fitted_shift(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDAr
     functions", 2019).
 
     Args:
-        scores: float32 [P, rows, labels].
+        scores: float32 or float64 [P, rows, labels].
         labels: int64 [rows].
 
     Returns:

@@ -49,6 +49,11 @@ def describe_terms(terms: RunTerms) -> list[str]:
             + (f"and {losses} held-out losses, " if losses else "")
             + "for the mean over all clients"
         )
+    if terms.reports_shifts:
+        lines.append(
+            "after the last round each client sends the shift that fits the scores to its training "
+            "labels, one number fewer than labels, for the mean over all clients"
+        )
     if terms.clusters:
         steps, batch = terms.clustering_steps_and_batch()
         lines.append(

@@ -1,4 +1,4 @@
-"""The instruction of the intercept round, which follows the last round of the method `readout`."""
+"""The instruction of the round of intercepts, which follows the last round of training."""
 
 from samara.shared.protocol.directions import round_root
 from samara.shared.protocol.frames.instructions import INTERCEPT_TRACK, SeedPolicy, TrainInstruction
@@ -19,9 +19,9 @@ def intercept_instruction(
     labels: int,
     joint_clip: float = 0.0,
 ) -> TrainInstruction:
-    """Return the instruction with which clients report their private intercepts.
+    """Return the instruction with which clients report their intercepts or shifts.
 
-    The round's projected gradients are the coordinates of a client's private intercept along the
+    The round's projected gradients are the coordinates of a client's intercept along the
     contrasts of the labels, −H·b·q/η, followed by zeros. Under differential privacy there are as
     many numbers as in any other round, because the noise depends on their count. η is chosen so
     that an intercept of norm `INTERCEPT_LIMIT` has the norm of the clip. With a common prior, the

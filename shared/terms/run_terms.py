@@ -64,20 +64,32 @@ def federated_rounds(method: str, rounds: int, private_rounds: int) -> int:
     return rounds + private_rounds if everything else rounds
 
 
-def reporting_rounds(method: str, rounds: int, private_rounds: int) -> int:
+def reporting_rounds(settings: Mapping[str, Any]) -> int:
     """Return the number of rounds in which a client reports, including the intercept round.
 
     Args:
-        method: method of the run.
-        rounds: ``rounds`` of the settings.
-        private_rounds: ``personal.rounds`` of the settings.
+        settings: settings of the run by dotted key.
     """
-    return federated_rounds(method, rounds, private_rounds) + (method == "readout")
+    method = read_text(settings, "method")
+    rounds, private = read_whole(settings, "rounds"), read_whole(settings, "personal.rounds")
+    has_intercepts = method == "readout" or leaves_a_shift(settings)
+    return federated_rounds(method, rounds, private) + has_intercepts
 
 
 def fits_private_part(method: str) -> bool:
     """Return whether a method makes the private part by a fit, and not in private rounds."""
     return method == "readout" or is_extension(method)
+
+
+def leaves_a_shift(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run's profiled loss leaves the label bias to the round of intercepts.
+
+    Args:
+        settings: settings of the run by dotted key.
+    """
+    is_profiled = read_text(settings, "objective") == PROFILED
+    has_bias = is_profiled and read_flag(settings, "adapter.label-bias")
+    return has_bias and not fits_private_part(read_text(settings, "method"))
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ class RunTerms:
         retrieves: whether the base model is also evaluated with a client's examples in context.
         has_own_words: whether a client's own words are mixed into its personal model.
         has_common_prior: whether clients choose the deviation of their private intercepts together.
+        reports_shifts: whether clients without private intercepts report the shift that their
+            profiled losses leave out, in the round of intercepts.
     """
 
     method: str
@@ -148,6 +162,7 @@ class RunTerms:
     retrieves: bool = False
     has_own_words: bool = False
     has_common_prior: bool = False
+    reports_shifts: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -192,14 +207,13 @@ class RunTerms:
             returns_to_best=(
                 settings.get("evaluate.best") == "loss" or read_flag(settings, "evaluate.best")
             ),
-            privacy=PrivacyTerms.of(
-                settings, reporting_rounds(method, rounds, private), steps * queries
-            ),
+            privacy=PrivacyTerms.of(settings, reporting_rounds(settings), steps * queries),
             retrieves=read_whole(settings, "evaluate.retrieved") != 0,
             has_own_words=read_flag(settings, "personal.own-words"),
             has_common_prior=(
                 method == "readout" and read_text(settings, "personal.prior") == "common"
             ),
+            reports_shifts=leaves_a_shift(settings),
         )
 
     @property
@@ -376,7 +390,7 @@ class RunTerms:
 
         It follows the round that may return to the best round, if the run has such a round.
         """
-        if self.method != "readout":
+        if self.method != "readout" and not self.reports_shifts:
             return 0
         return self.rounds_of_federation + self.returns_to_best + 1
 
@@ -477,8 +491,8 @@ class RunTerms:
         """The largest number of scalars about its examples that a client sends in the run.
 
         Scalars are projected gradients, losses and curvatures in reports, and losses in
-        evaluations. Confusion counts are not scalars. The private intercept of ``readout``, labels
-        − 1 numbers, is not counted either.
+        evaluations. Confusion counts are not scalars. A private intercept or a shift, labels − 1
+        numbers, is not counted either.
         """
         return self.projected_gradients + self.report_losses + self.evaluated_columns
 

@@ -86,6 +86,7 @@ TERMS: dict[str, Term] = {
     "personal.learning-rate": Term(default="auto"),
     "personal.pull": Term(most=0.5, above=True, default=0.0625),
     "personal.part": Term(default=LABEL_BIAS_GROUP),
+    "adapter.label-bias": Term(default=False),
     "privacy.mode": Term(default="none", words=("none", "central", "local", "distributed")),
     "privacy.clip": Term(most=1e6, above=True, default=1.0),
     "privacy.adaptive-clip": Term(default=False),

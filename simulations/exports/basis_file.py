@@ -17,6 +17,7 @@ from samara.shared.settings.features import check_features, kind_of
 from samara.shared.storage.files import write_durably
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
+from samara.shared.tasks.objectives import CROSS_ENTROPY
 
 RANDOM_TOKENS = "random-tokens"
 
@@ -38,6 +39,7 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
     check_features({"task": kind_of(task)} | adapter, f"task {task.name!r}")
     assert not isinstance(task, GenerationTask)
     inner = {"adapter.layers": config.adapter.inner_layers, "adapter.label-bias": False}
+    inner["objective"] = CROSS_ENTROPY
     exact = config.with_values(inner | {"adapter.basis": "", "gradients": "exact"})
     runtime = load_run(exact, lambda clients: []).runtime
     count = (TEXTS + PROBE_TEXTS) * len(task.source_fields)

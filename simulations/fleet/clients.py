@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import groupby
 
-import numpy as np
 from flwr.app import Message
-from numpy.typing import NDArray
 
 from samara.client.app import task_of
+from samara.client.personal.columns import global_column
 from samara.client.personal.components import train_for_a_round
 from samara.client.personal.learner import State
-from samara.client.personal.methods import composition
+from samara.client.personal.methods import Composition, composition
+from samara.client.personal.private_fit import report_intercept
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.client import Client, make_refusal
 from samara.client.protocol.session import Session, decode_instruction, session_at
@@ -29,6 +29,7 @@ from samara.shared.errors import SamaraError
 from samara.shared.proto.trainer_pb2 import Task, TaskKind
 from samara.shared.protocol.frames.evaluation import Evaluation
 from samara.shared.protocol.frames.instructions import (
+    INTERCEPT_TRACK,
     EvaluateInstruction,
     TrainInstruction,
     token_of,
@@ -37,8 +38,7 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.ledger.records import CatchUp
 from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.tasks.label_scores import evaluation_column
-from samara.shared.terms.columns import GLOBAL
+from samara.shared.terms.run_terms import RunTerms
 from samara.simulations.fleet.device import Device
 
 MOST_ROWS = 512
@@ -160,9 +160,10 @@ class Clients:
             runtime = self._runtime(numbers[0])
             data = [self._data_of(one) for one in numbers]
             results: list[Report | SamaraError]
-            if instruction.asks_for_components:
+            if instruction.asks_for_components or instruction.track == INTERCEPT_TRACK:
                 results = [
-                    _own_update(runtime, own, instruction, model, parts.shared) for own in data
+                    _report_alone(runtime, own, self._config.terms, instruction, model, parts)
+                    for own in data
                 ]
             else:
                 try:
@@ -229,7 +230,8 @@ class Clients:
                 runtime.scores(state, examples.prompts) if scores is None else scores[start:end]
             )
             tokens = examples.token_counts if is_text else None
-            columns = (evaluation_column(GLOBAL, client_scores, examples.labels, tokens),)
+            terms, split = self._config.terms, instruction.split
+            columns = (global_column(terms, split, client_scores, examples.labels, tokens),)
             frames.append(Evaluation(token, number, columns).encode())
             start = end
         return frames
@@ -256,23 +258,28 @@ class Clients:
         return copies[id(first)]
 
 
-def _own_update(
+def _report_alone(
     runtime: ModelRuntime,
     data: ClientData,
+    terms: RunTerms,
     instruction: TrainInstruction,
     model: State,
-    mask: NDArray[np.bool_] | None,
+    parts: Composition,
 ) -> Report | SamaraError:
-    """Return a report of the components of a client's local update, or the error of its training.
+    """Return a client's components or intercept, or the error of its training.
 
     Args:
         runtime: model of the client.
         data: examples of the client.
+        terms: terms of the run.
         instruction: instruction of the round.
         model: int64 [d], the state at the start of the round.
-        mask: bool [d], true for trained numbers; None to train all numbers.
+        parts: division of the trained numbers.
     """
+    learner = RuntimeLearner(runtime, data)
     try:
-        return train_for_a_round(RuntimeLearner(runtime, data), instruction, model, mask)
+        if instruction.track == INTERCEPT_TRACK:
+            return report_intercept(learner, terms, instruction, model)
+        return train_for_a_round(learner, instruction, model, parts.shared)
     except SamaraError as error:
         return error

@@ -43,7 +43,9 @@ def run_size(config: RunConfig, runtime: ModelRuntime, shares: Sequence[ClientDa
     )
     test *= config.evaluate.test
     rounds = terms.rounds_of_federation
-    reports = (rounds + bool(terms.intercept_round)) * math.ceil(config.cohort.fraction * clients)
+    # the round of shifts takes no steps, and one short pass over the training rows
+    with_steps = rounds + bool(terms.intercept_round and not terms.reports_shifts)
+    reports = with_steps * math.ceil(config.cohort.fraction * clients)
     validations, tests = (
         sum(terms.is_evaluated(number, split) for number in range(rounds + 1))
         for split in (Split.VALIDATION, Split.TEST)

@@ -148,7 +148,7 @@ def plan_of_scenario(file: Path, assignments: Iterable[str] = ()) -> PlannedRun:
     clients = range(config.data.clients - cohort.newcomers)
     asked = sample_cohort(config.seed, 1, clients, cohort.fraction, cohort.minimum)
     run = PlannedRun(
-        reporting_rounds(config.method, config.rounds, config.personal.rounds),
+        reporting_rounds(config.flat()),
         len(asked),
         config.steps * config.queries,
         minimum=cohort.minimum,

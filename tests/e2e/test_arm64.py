@@ -52,6 +52,7 @@ queries = 2
 batch = 8
 learning-rate = 0.1
 adapter.layers = "top:1"
+objective = "cross-entropy"
 data.clients = 2
 personal.rounds = 1
 evaluate.every = 0

@@ -99,6 +99,7 @@ def joined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Joined]:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     own = {"model.path": str(model), "task": TASK, "data.path": str(data), "threads": 1}
     own |= {"rounds": 2, "personal.rounds": 2, "evaluate.best": False}
+    own |= {"objective": "cross-entropy"}
     config = RunConfig.of(own | request.param, "test")
     program = tmp_path / "model.onnx"
     ready = prepare_model(config, "none")

@@ -47,6 +47,7 @@ def test_clients_and_phones_take_part_in_a_run_of_another_version(
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("v")  # short: sockets lie in it
     settings = {**ONE_SMALL_STEP, "rounds": ROUNDS, "cohort.available": 2, "cohort.minimum": 2}
+    settings["adapter.layers"] = "readout"  # earlier versions have no depth
     data = write_messages(folder, 0)
     then = Place(environment={"PYTHONPATH": str(before)})
     places = {name: then if name in earlier else Place() for name in (BOARD, GATEWAY, PHONE)}
@@ -69,5 +70,5 @@ def test_clients_and_phones_take_part_in_a_run_of_another_version(
         assert live.check() == ROUNDS
         assert set(live.positions()) == {BOARD, PHONE}
         assert [len(live.rounds[n]["clients"]) for n in range(1, ROUNDS + 1)] == [2] * ROUNDS
-        says_so = "the server's version of Samara differs from this one" in live.said(BOARD)
+        says_so = "the server's version of Samara" in live.said(BOARD)
         assert says_so == (("server" in earlier) != (BOARD in earlier))

@@ -24,7 +24,12 @@ from samara.simulations.simulate import simulate as simulate_config
 def run(tmp_path_factory: pytest.TempPathFactory) -> samara.Run:
     """A finished run of three clients on generated messages, with adapters inside the model."""
     return samara.simulate(
-        {"rounds": 1, "adapter": {"layers": "top:1"}, "data.clients": 3, "batch": 8},
+        {
+            "rounds": 1,
+            "adapter": {"layers": "top:1", "label-bias": False},
+            "data.clients": 3,
+            "batch": 8,
+        },
         personal={"rounds": 1, "learning_rate": 0.1},
         evaluate={"limit": 20},
         learning_rate=0.1,
@@ -193,8 +198,14 @@ def test_models_answer_and_are_peft_models(run: samara.Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("trained", "advice"),
     [
-        ({"adapter.layers": "readout"}, "adapter.layers = top:1"),
-        ({"adapter.layers": "readout,top:2"}, "adapter.layers = top:2"),
+        (
+            {"adapter.layers": "readout"},
+            "adapter.layers = top:1 and adapter.label-bias = false",
+        ),
+        (
+            {"adapter.layers": "readout,top:2"},
+            "adapter.layers = top:2 and adapter.label-bias = false",
+        ),
         (
             {"adapter.layers": "readout", "adapter.label-bias": True, "method": "readout"},
             "adapter.layers = top:1 and adapter.label-bias = false and method = finetune",

@@ -10,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from samara.client.forward.grouping import Schedule
+from samara.client.forward.streamed import make_forward_engine
 from samara.client.tuning.tuning_setup import ScoresAndAnswers, TaskSplit, TuningSetup
 from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.lora_fa import empty_adapter
@@ -84,8 +86,7 @@ class InContext:
         """Return the scores of a split's prompts, with shared demonstrations read only once.
 
         Returns:
-            float32 [n, width]; None if the model cannot continue a prefix, is streamed or cut, or
-            has to write answers.
+            float32 [n, width]; None if the model is streamed or cut, or has to write answers.
         """
         setup = self._setup
         if setup.stream is not None or setup.base.depth or split.open_prompts:
@@ -95,12 +96,12 @@ class InContext:
             by_prefix.setdefault(self.prefix(prompt), []).append(index)
         width = setup.scorer.width(split.prompts)
         scores = np.full((len(split.prompts), width), -np.inf, np.float32)
-        engine, _ = setup.base_engine()
+        adapter, no_adapters = empty_adapter()
+        schedule = Schedule(micro_batch=PROMPTS_IN_PASS)
         for prefix, chosen in by_prefix.items():
             prompts = [self.extend(split.prompts[index]) for index in chosen]
-            own = engine.scores_after(empty_adapter()[1], prefix, prompts, PROMPTS_IN_PASS)
-            if own is None:
-                return None
+            engine = make_forward_engine(setup.base, adapter, setup.scorer, False, prefix=prefix)
+            (own,) = engine.scores(no_adapters, prompts, schedule, whole=True)
             scores[chosen, : own.shape[1]] = own
         return scores
 

@@ -89,7 +89,7 @@ def test_every_method_is_measured_once(
     level = Level("messages", False, adapter, rounds=2, long_rounds=long_rounds)
     monkeypatch.setattr(bytes_to_accuracy, "LEVELS", {"small": level})
     monkeypatch.setattr(bytes_to_accuracy, "CLIENTS", 2)
-    monkeypatch.setattr(bytes_to_accuracy, "EXAMPLES", 24)
+    monkeypatch.setitem(bytes_to_accuracy.DIVISION, "data.limit", 24)
     monkeypatch.setattr(bytes_to_accuracy, "RATES", (0.1,))
     given_ = argparse.Namespace(
         data=tmp_path, model="embedded", out=tmp_path, levels=["small"], seeds=[0]

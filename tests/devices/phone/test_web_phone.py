@@ -40,6 +40,8 @@ from samara.shared.protocol.signing import SigningKey
 from samara.shared.protocol.step_size import Observation, StepSize
 from samara.shared.protocol.wire import Kind, kind_of
 from samara.shared.tasks.profiled_loss import PROFILED
+from samara.shared.terms.intercept_round import intercept_instruction
+from samara.shared.terms.run_terms import RunTerms
 from samara.shared.terms.signed_scenario import SignedScenario
 
 
@@ -70,6 +72,26 @@ def test_a_report_is_the_reference_phones(
     )
     assert_same_report(Report.decode(bytes.fromhex(first)), Report.decode(expected))
     np.testing.assert_array_equal(np.array(result["w"], np.int64), run.history.states[2])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"method": "readout"}, {"method": "global", "objective": PROFILED}], ids=str
+)
+def test_an_intercept_is_the_reference_phones(
+    page_run: Callable[..., PageRun], run_page: RunCore, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    run = page_run(adapter__label_bias=True, personal__rounds=0, **changes)
+    terms, layout = RunTerms.decode(run.settings), run.history.layout
+    start, tail = run.history.digests[4], run.history.tail(0, 4)
+    asked = intercept_instruction(terms, run.run_id, layout.hash, start, labels=2).encode()
+    (result,) = run_page([run.case([run.task(TaskKind.TRAIN, asked, tail)])])
+    expected = run.reference(tmp_path / "home").answer(
+        train_task(asked, CatchUp(tail=tail), run.settings)
+    )
+    mine, theirs = Report.decode(bytes.fromhex(result["answers"][0])), Report.decode(expected)
+    assert mine.gradients.shape == (1, 1)
+    assert np.abs(theirs.gradients).max() > 0.01
+    assert_same_report(mine, theirs)
 
 
 COMPONENTS = {"differences": "components", "steps": 0}
@@ -111,6 +133,7 @@ def test_components_are_the_reference_phones(
         {"personal__learning_rate": 0.3, "adapter__label_bias": True},
         {"method": "ditto"},
         {"objective": PROFILED},
+        {"objective": PROFILED, "adapter__label_bias": True},
         {"method": "mixture", "personal__learning_rate": 0.3},
         {"method": "readout", "adapter__label_bias": True},
         {"method": "local", "personal__rounds": 0},
@@ -124,8 +147,9 @@ def test_personal_models_are_the_reference_phones(
     run = page_run(**changes)
     last = 0 if changes.get("method") == "local" else 4
     last += 3 if changes.get("method") == "readout" else 0
-    if last > 4:  # its private rounds are the federation's
-        deltas = [delta_of(number) for number in range(1, 8)]
+    last += RunTerms.decode(run.settings).reports_shifts
+    if last > 4:  # its private rounds are the federation's, or its last round is that of shifts
+        deltas = [delta_of(number) for number in range(1, last + 1)]
         run = run._replace(history=history_of(deltas, run.history.layout, run.run_id))
     home, settings = tmp_path / "home", run.settings
     reference, asked, expected = run.reference(home), [], []

@@ -353,6 +353,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, model_folder: Any, data_f
         "data.path": str(data_file),
         "data.clients": 2,
         "task": "sst2",
+        "objective": "cross-entropy",
         "adapter.layers": "top:1",
         "personal.rounds": 0,
         "rounds": 3,

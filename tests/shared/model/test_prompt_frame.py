@@ -2,6 +2,8 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import WORDS
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from samara.client.forward.body import PerturbedBody
 from samara.shared.errors import ModelError, TaskError
 from samara.shared.model.loading import BaseModel, load_base_model
-from samara.shared.model.prompt_frame import first_tokens, frame_of, split_question
+from samara.shared.model.prompt_frame import (
+    PromptFrame,
+    first_tokens,
+    frame_of,
+    split_question,
+)
 from samara.shared.model.scorers import Scorer, scorer_for
 from samara.shared.settings.sections import EMBEDDED_MODEL
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Form, Task
@@ -178,3 +187,35 @@ def test_a_model_without_a_template_and_one_that_does_not_answer_are_refused(
         TaskError, match=r"has the form of a chat, but .* is not a causal LM; set `form`"
     ):
         asked(load_base_model(str(folder)), FILMS, "chat")
+
+
+ODD_TEXTS = ("", " ", "\n", "  a", "a", "!", ".\n", "1", "'s", "r b", "é", "好", "\u200b", "\x1f")
+
+
+@given(st.sampled_from(ODD_TEXTS) | st.text(max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_every_prompt_of_a_chat_begins_with_the_prefix(text: str) -> None:
+    scorer = asked(embedded_chat(), FILMS, "chat")
+    assert scorer.prefix == scorer.base.token_ids("<s>")
+    assert scorer.prompt(text).sequences[0][: len(scorer.prefix)] == scorer.prefix
+
+
+@cache
+def embedded_chat() -> BaseModel:
+    embedded = load_base_model(EMBEDDED_MODEL)
+    embedded.tokenizer.chat_template = TEMPLATE
+    return embedded
+
+
+def test_tokens_that_a_text_can_merge_with_are_not_in_the_prefix(base: BaseModel) -> None:
+    vocabulary = {token: i for i, token in enumerate(["[UNK]", "<u>", "u", ":", "a", ":a"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(":", "a")], unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[UNK]", "<u>"])
+    merging = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    frame = PromptFrame((), "u<u>xu:", "u", is_chat=True)
+    joined = replace(base, tokenizer=merging)
+    (u, special, unknown, _, colon), prefix = joined.token_ids(frame.before), frame.prefix(joined)
+    assert prefix == (u, special)
+    assert frame.ids(joined, "a", 9, None)[:5] == (u, special, unknown, u, vocabulary[":a"])
+    assert frame.ids(joined, "", 9, None)[:5] == (u, special, unknown, u, colon)
+    assert replace(frame, is_chat=False).prefix(joined) == ()

@@ -8,7 +8,9 @@ from samara.client.tuning.settings import TuneSettings
 from samara.shared.errors import ConfigError
 from samara.shared.settings.choices import OPEN, automatic_values, choose, with_overrides
 from samara.shared.settings.config import RunConfig
+from samara.shared.settings.run_settings import record_settings
 from samara.shared.settings.sections import AdapterSettings
+from samara.shared.tasks.profiled_loss import PROFILED
 
 
 def of(**settings: object) -> RunConfig:
@@ -75,7 +77,7 @@ def test_what_is_set_is_kept() -> None:
     kept = of(adapter__layers="readout", learning_rate_schedule="constant")
     assert kept.learning_rate_schedule == "constant"
     chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.every", "evaluate.best"}
-    chosen |= {"differences", "seed-policy"}
+    chosen |= {"differences", "seed-policy", "objective"}
     assert set(automatic_values(config.flat())) == chosen
 
 
@@ -223,3 +225,54 @@ def test_open_and_explicit_settings_are_the_same_run() -> None:
 def test_tune_trains_adapters_inside_the_model() -> None:
     assert TuneSettings().adapter.layers == "top:1"
     assert TuneSettings.of({"adapter.layers": "all"}, "test").adapter.layers == "all"
+
+
+@pytest.mark.parametrize(
+    ("changes", "profiled"),
+    [
+        ({}, True),
+        ({"method": "global"}, True),
+        ({"adapter.label-bias": True}, True),
+        ({"adapter.label-bias": False}, False),
+        ({"objective": "cross-entropy"}, False),
+        ({"method": "local"}, False),
+        ({"method": "readout", "adapter.label-bias": True}, False),
+        ({"adapter.layers": "readout,top:1"}, False),
+        ({"adapter.basis": "basis"}, False),
+        ({"adapter.start": "start"}, False),
+        ({"privacy.mode": "central", "privacy.epsilon": 8.0, "seed-policy": "shared"}, False),
+        ({"task": "texts", "data.path": "data", "model.path": "model"}, False),
+        ({"fleet.devices": '[{"device": "laptop", "share": 1}]'}, False),
+    ],
+    ids=str,
+)
+def test_labels_inside_the_model_train_the_profiled_loss(
+    changes: dict[str, object], profiled: bool
+) -> None:
+    given = {"adapter.layers": "top:1", "aggregation.rule": "mean", **changes}
+    config = RunConfig.of(given, "test")
+    assert (config.objective == PROFILED) == profiled
+    assert config.terms.reports_shifts == profiled
+    assert RunConfig.of(config.flat(), "test") == config
+    received = RunConfig.of(config.sent(), "test")
+    assert (received.objective, received.adapter) == (config.objective, config.adapter)
+    assert ("objective" in automatic_values(config.flat())) == (
+        not {"objective", "adapter.label-bias"} & changes.keys() or profiled or "method" in changes
+    )
+
+
+def test_an_override_chooses_objective_and_label_bias_again() -> None:
+    inside = {"adapter.layers": "top:1"}
+    for before, after in ((inside, {"method": "local"}), (inside, {"adapter.layers": "readout"})):
+        other = RunConfig.of(with_overrides(of(adapter__layers="top:1").flat(), after), "test")
+        assert (other.objective, other.adapter.label_bias) == ("cross-entropy", False)
+        back = RunConfig.of(with_overrides(other.flat(), before | {"method": "global"}), "test")
+        assert (back.objective, back.adapter.label_bias) == (PROFILED, True)
+
+
+def test_a_run_from_before_keeps_its_objective(tmp_path: Path) -> None:
+    given = {"adapter.layers": "top:1", "out": str(tmp_path)}
+    before = RunConfig.of(given | {"objective": "cross-entropy"}, "test")
+    assert "objective" not in before.identity()
+    record_settings(tmp_path, before)
+    assert RunConfig.given(given, "test") == before

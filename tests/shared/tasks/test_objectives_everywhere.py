@@ -19,6 +19,7 @@ from samara.devices.live.settings import ClientSettings, resolve_device_settings
 from samara.server.app import serve
 from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
+from samara.shared.tasks.profiled_loss import PROFILED
 from samara.simulations.comparison.columns import client_columns
 from samara.simulations.simulate import simulate
 
@@ -102,8 +103,8 @@ def serve_live(config: RunConfig, clients: Sequence[ClientSettings]) -> Path:
         ("cross-entropy", "answers", "int8"),
         ("summed-cross-entropy", "texts", "nf4"),
         ("metric", "answers", "int8"),
-        ("profiled-cross-entropy", "sst2", "int8"),
-        ("profiled-cross-entropy", "sst2", "nf4"),
+        (PROFILED, "sst2", "int8"),
+        (PROFILED, "sst2", "nf4"),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
@@ -111,7 +112,7 @@ def serve_live(config: RunConfig, clients: Sequence[ClientSettings]) -> Path:
                 ("summed-cross-entropy", "texts", "none"),
                 ("summed-cross-entropy", "answers", "int8"),
                 ("metric", "answers", "none"),
-                ("profiled-cross-entropy", "sst2", "none"),
+                (PROFILED, "sst2", "none"),
             )
         ),
     ],
@@ -128,9 +129,11 @@ def test_live_and_streamed_clients_compute_what_resident_ones_in_process_do(
     place = tmp_path_factory.mktemp("t")  # short: sockets lie in it
     clients = settings_of_clients(settings, place, kind, quantization)
     asked = FEW | {"objective": objective, "task": "responses" if kind == "answers" else kind}
+    asked["adapter.label-bias"] = (objective, quantization) == (PROFILED, "nf4")
     config = config_of(settings | SERVERS | asked, cohort__available=2, evaluate__every=0)
     folder = serve_live(config, clients)
     live = RunResult.read(folder)
+    assert live.final_round == config.federated_rounds + asked["adapter.label-bias"]
     assert not any(event.refused for event in live.rounds)
     for own in clients:
         resident = own.device_settings | {"model.stream": "off"}

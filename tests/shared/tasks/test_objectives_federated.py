@@ -64,6 +64,7 @@ def instruction_for(run: LoadedRun, state: NDArray[np.int64], batch: int) -> Tra
         queries=QUERIES,
         batch=batch,
         epsilon=EPSILON,
+        is_profiled=run.runtime.config.objective == PROFILED,
     )
 
 
@@ -185,7 +186,7 @@ def test_the_common_intercept_is_the_shift_that_a_profiled_loss_leaves_out(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"adapter.label-bias": True}, "fits a new bias at every step"),
+        ({"adapter.label-bias": True, "method": "cluster"}, "one common round after the last"),
         ({"differences": "components", "adapter.layers": "readout"}, "own update minimizes"),
     ],
 )

@@ -33,6 +33,7 @@ def folder(
         "data.clients": 2,
         "data.partition": "iid",
         "task": "sst2",
+        "objective": "cross-entropy",
         "adapter.layers": "top:2",
         "rounds": 2,
         "steps": STEPS,

@@ -13,6 +13,7 @@ import {
   type Learner,
   type PrivateProgress,
 } from "./private-rounds.ts";
+import { profiledLoss } from "./profiled-loss.ts";
 import type { Represented } from "./readout.ts";
 import { replay, zeroState, type State } from "./replay.ts";
 import { replayed } from "./round-delta.ts";
@@ -29,7 +30,7 @@ export async function globalColumns(
   examples: Represented,
   common: State | null,
 ): Promise<EvaluationColumn[]> {
-  const columns = [await columnOf(learner, "global", w, examples)];
+  const columns = [await globalColumn(learner, terms, w, split, examples)];
   if (terms.method === "readout" && terms.returnsToBest && split === SPLIT.validation)
     columns.push(
       await columnOf(
@@ -40,6 +41,21 @@ export async function globalColumns(
       ),
     );
   return columns;
+}
+
+/** Evaluates the federation's model; a run with shifts is validated by the profiled loss. */
+async function globalColumn(
+  { training }: Learner,
+  terms: RunTerms,
+  w: State,
+  split: number,
+  examples: Represented,
+): Promise<EvaluationColumn> {
+  const { labels } = training.readout;
+  const { scores } = await scoredUnder(training, w, examples);
+  const column = evaluationColumn("global", scores, examples.labels, labels);
+  if (!terms.reportsShifts || split !== SPLIT.validation || !examples.labels.length) return column;
+  return { ...column, meanLoss: profiledLoss(scores, examples.labels, labels) };
 }
 
 /**

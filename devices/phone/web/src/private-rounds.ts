@@ -22,6 +22,7 @@ import {
   type Training,
 } from "./local-steps.ts";
 import { orthogonalRoot, roundRoot } from "./philox.ts";
+import { fittedShift } from "./profiled-loss.ts";
 import { batchLosses, type Represented } from "./readout.ts";
 import {
   checkFits,
@@ -119,7 +120,7 @@ export function subtraction(round: number, common: State, layout: Layout): Round
 }
 
 /**
- * Returns the report on the intercept round: the client's intercept, by contrasts.
+ * Returns the report on the intercept round: the client's intercept or shift, by contrasts.
  *
  * @throws FrameError if the run has no such round, or the instruction has no room for the
  *   intercept.
@@ -139,7 +140,9 @@ export async function interceptReport(
   if (!interceptRound(terms) || !hasRoom || isPadded)
     throw new FrameError("there is no intercept round, or the instruction has no room for an intercept");
   const examples = await scoredUnder(training, w, training.examples);
-  const { intercept } = fitPrivatePart(examples, training.readout, false);
+  const intercept = terms.reportsShifts
+    ? fittedShift(examples.scores, examples.labels, labels)
+    : fitPrivatePart(examples, training.readout, false).intercept;
   const scale = learningRate ? queries / learningRate : 0;
   for (let contrast = 0; contrast < labels - 1; contrast++) {
     const row = contrasts.subarray(contrast * labels, (contrast + 1) * labels);
@@ -254,7 +257,7 @@ async function privateInstruction(
     curvatureEvery: size.curvatureEvery(terms.queries, differences),
     differences,
     jointClip: 0,
-    isProfiled: terms.isProfiled,
+    isProfiled: terms.isProfiled && !terms.reportsShifts,
   };
 }
 

@@ -29,6 +29,8 @@ export interface RunTerms {
   readonly differences: Differences;
   /** Whether the steps train the profiled cross-entropy. */
   readonly isProfiled: boolean;
+  /** Whether clients report the shift of the profiled loss in the round of intercepts. */
+  readonly reportsShifts: boolean;
   readonly learningRate: number | null;
   readonly clip: number;
   readonly seedPolicy: number;
@@ -66,6 +68,9 @@ export function readTerms(settings: Bytes): RunTerms {
   if (seedPolicy === undefined) throw new SettingsError("seed-policy is unknown here");
   const hasClusters = method === "cluster";
   const [steps, queries] = [read.whole("steps"), read.whole("queries")];
+  const isProfiled = objective === PROFILED;
+  const reportsShifts = isProfiled && method !== "readout" && read.flag("adapter.label-bias");
+  const reports = federated + (method === "readout" || reportsShifts ? 1 : 0);
   return {
     method,
     seed: read.seed(),
@@ -80,7 +85,8 @@ export function readTerms(settings: Bytes): RunTerms {
     batch: read.whole("batch"),
     epsilon: read.number("epsilon"),
     differences: read.text("differences") as Differences,
-    isProfiled: objective === PROFILED,
+    isProfiled,
+    reportsShifts,
     learningRate: read.rate("learning-rate"),
     clip: read.number("clip"),
     seedPolicy,
@@ -91,7 +97,7 @@ export function readTerms(settings: Bytes): RunTerms {
     validationEvery: read.whole("evaluate.every"),
     hasTest: read.flag("evaluate.test"),
     returnsToBest: read.value("evaluate.best") === "loss" || read.flag("evaluate.best"),
-    privacy: readPrivacy(read, federated + (method === "readout" ? 1 : 0), steps * queries),
+    privacy: readPrivacy(read, reports, steps * queries),
   };
 }
 
@@ -121,7 +127,7 @@ export function roundsOfFederation(terms: RunTerms): number {
 
 /** Returns the round after the last one, which adds the common intercept; 0 if there is none. */
 export function interceptRound(terms: RunTerms): number {
-  if (terms.method !== "readout") return 0;
+  if (terms.method !== "readout" && !terms.reportsShifts) return 0;
   return roundsOfFederation(terms) + (terms.returnsToBest ? 2 : 1);
 }
 

@@ -39,6 +39,7 @@ export const TERMS = {
   "personal.learning-rate": { default: "auto" },
   "personal.pull": { most: 0.5, above: true, default: 0.0625 },
   "personal.part": { default: "label bias" },
+  "adapter.label-bias": { default: false },
   "privacy.mode": { default: "none", words: ["none", "central", "local", "distributed"] },
   "privacy.clip": { most: 1000000.0, above: true, default: 1.0 },
   "privacy.adaptive-clip": { default: false },

@@ -1,0 +1,191 @@
+"""The first tokens of a task's prompts run once; the results are those of whole passes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from tiny_models import ARCHITECTURES, SIZES, save_tokenizer
+
+from samara.client.forward.body import PerturbedBody
+from samara.client.forward.readout import make_base_engine, run_base
+from samara.client.forward.resident import ResidentForward
+from samara.client.forward.setup import make_forward, make_scorer
+from samara.client.streaming.loading import load_model
+from samara.client.streaming.stream import BlockStream
+from samara.shared.model.cache_key import scorer_inputs
+from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.lora_fa import inject
+from samara.shared.model.scorers import Prompt, Scorer
+from samara.shared.settings.sections import AdapterSettings, ModelSettings
+from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask
+
+TEMPLATE = (
+    "<s> the day was very good [SEP]{% for m in messages %} [CLS] the {{ m['role'] }} was "
+    "{{ m['content'] }} .{% endfor %}{% if add_generation_prompt %} [CLS] the assistant was "
+    "{% endif %}"
+)
+PREFIX = 8
+FILMS = ClassificationTask(
+    name="films",
+    text="{text}",
+    question=" it was {word} .",
+    words=("bad", "good"),
+    labels=(("0",), ("1",)),
+    form="chat",
+)
+LONG_WORDS = FILMS.model_copy(update={"words": ("bad", "very good")})
+THINGS = ChoiceTask(
+    kind="choice",
+    name="things",
+    text="the {text} was {candidate}",
+    candidates=("{one}", "{other}"),
+    form="chat",
+)
+TEXTS = ("a warm film", "", "  . ! it was a day", "walk", "not the meal . a very very kind walk")
+OTHERS: dict[str, Callable[[int], Any]] = {
+    "sliding window": lambda v: transformers.MistralForCausalLM(
+        transformers.MistralConfig(vocab_size=v, num_key_value_heads=2, sliding_window=4, **SIZES)
+    ),
+    "recurrent": lambda v: transformers.MambaForCausalLM(
+        transformers.MambaConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, state_size=4)
+    ),
+}
+
+
+def with_template(base: BaseModel) -> BaseModel:
+    base.tokenizer.chat_template = TEMPLATE
+    return base
+
+
+def saved(folder: Path, build: Callable[[int], Any]) -> BaseModel:
+    torch.manual_seed(0)
+    build(save_tokenizer(folder, "causal")).save_pretrained(folder)
+    return with_template(load_base_model(str(folder)))
+
+
+def prompts_of(scorer: Scorer) -> list[Prompt]:
+    return [scorer.prompt(text, ("bad", "very good")) for text in TEXTS]
+
+
+def without_prefix(engine: ResidentForward) -> ResidentForward:
+    engine._body._prefix = ()
+    return engine
+
+
+@contextmanager
+def counted(base: BaseModel) -> Iterator[list[int]]:
+    """Record the number of tokens of every pass of the body."""
+    found: list[int] = []
+
+    def record(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        found.append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+    handle = base.body.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def both(base: BaseModel, task: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], list[int]]:
+    """Scores and representations after the prefix, those of whole passes, and the tokens read."""
+    scorer = make_scorer(base, task, 40)
+    prompts = prompts_of(scorer)
+    engine = make_base_engine(base, scorer, False)
+    run_base(engine, prompts, 2)
+    with counted(base) as tokens:
+        found = run_base(engine, prompts, 2)
+    return (
+        found,
+        run_base(without_prefix(make_base_engine(base, scorer, False)), prompts, 2),
+        tokens,
+    )
+
+
+@pytest.mark.parametrize("task", [FILMS, LONG_WORDS, THINGS], ids=lambda task: task.name)
+@pytest.mark.parametrize("name", [*(n for n, a in ARCHITECTURES.items() if a[0] == "causal")])
+def test_tokens_after_the_prefix_alone_run(name: str, task: Any, tmp_path: Path) -> None:
+    base = saved(tmp_path, ARCHITECTURES[name][1])
+    found, wanted, tokens = both(base, task)
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    longest = max(len(ids) for p in prompts_of(make_scorer(base, task, 40)) for ids in p.sequences)
+    assert max(tokens) == longest - PREFIX
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
+@pytest.mark.parametrize("task", [FILMS, LONG_WORDS], ids=["one token", "more tokens"])
+def test_streamed_blocks_give_the_same_bits(
+    quantization: Any,
+    task: Any,
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = str(model_folder("causal"))
+    found = []
+    for stream in ("off", "disk"):
+        loaded = load_model(ModelSettings(path=folder, stream=stream, quantization=quantization))
+        base = with_template(loaded.base)
+        kept = loaded.store and BlockStream(base, loaded.store)
+        scorer = make_scorer(base, task, 40)
+        engine = make_base_engine(base, scorer, kept is not None)
+        found.append(run_base(engine, prompts_of(scorer), 2))
+        assert engine._body._prefix_read is not None
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_with_another_cache_stays_whole(name: str, tmp_path: Path) -> None:
+    found, wanted, tokens = both(saved(tmp_path, OTHERS[name]), FILMS)
+    np.testing.assert_array_equal(found, wanted)
+    assert max(tokens) > PREFIX + 10
+
+
+@pytest.mark.parametrize("family", ["masked", "encoder"])
+def test_a_model_that_reads_both_ways_stays_whole(
+    family: str, model_folder: Callable[[str], Path]
+) -> None:
+    base = load_base_model(str(model_folder(family)))
+    sequences, read = [(2, 6, 7, 8, 3), (2, 6, 7, 3)], [(3,), (3,)]
+    with torch.inference_mode():
+        found = PerturbedBody(base, 0, prefix=(2, 6))(sequences, 1, read)
+        wanted = PerturbedBody(base, 0)(sequences, 1, read)
+    torch.testing.assert_close(found[:, 3], wanted[:, 3], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", ["plain", "chat"])
+def test_prompts_without_a_prefix_stay_whole(
+    form: str, model_folder: Callable[[str], Path]
+) -> None:
+    base = with_template(load_base_model(str(model_folder("causal"))))
+    for special in ("<s> ", "[SEP]", "[CLS]"):
+        base.tokenizer.chat_template = base.tokenizer.chat_template.replace(special, "")
+    found, wanted, _ = both(base, FILMS.model_copy(update={"form": form}))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_adapters_inside_the_model_need_whole_passes(model_folder: Callable[[str], Path]) -> None:
+    base = with_template(load_base_model(str(model_folder("causal"))))
+    scorer = make_scorer(base, FILMS, 40)
+    adapter = inject(base, AdapterSettings(layers="top:1", rank=2), 2)
+    engine = make_forward(
+        base, FILMS, scorer, lambda example: scorer.prompt(example.text), adapter, "none"
+    )
+    assert isinstance(engine, ResidentForward)
+    assert engine._body._prefix == ()
+
+
+def test_stored_representations_of_whole_passes_are_not_used(
+    model_folder: Callable[[str], Path],
+) -> None:
+    base = with_template(load_base_model(str(model_folder("causal"))))
+    scorer = make_scorer(base, FILMS, 40)
+    assert scorer_inputs(scorer)["prefix"] == scorer.prefix
+    assert len(scorer.prefix) == PREFIX
