@@ -61,6 +61,7 @@ from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.scenarios import read_scenario, scenario_file
 from samara.shared.settings.setting import flattened
+from samara.shared.tasks.objectives import CROSS_ENTROPY
 from samara.simulations.planning.prompt_form import choose_form
 from samara.simulations.simulate import simulate
 
@@ -114,12 +115,12 @@ class Level(NamedTuple):
 
 
 _READOUT = {"adapter.layers": "readout:auto"}
-_INSIDE = {"adapter.layers": "top:1", "objective": "cross-entropy"}
 
 
 def _inside(rank: int) -> dict[str, Any]:
     """Return settings of adapters of 3,456 · rank numbers in all linear layers of MiniLM's top."""
-    return _INSIDE | {"adapter.rank": rank, "adapter.projections": "query,key,value,dense"}
+    projections = {"adapter.projections": "query,key,value,dense"}
+    return {"adapter.layers": "top:1", "adapter.rank": rank, **projections}
 
 
 LEVELS = {
@@ -132,7 +133,7 @@ LEVELS = {
     "1e6": Level("trec6", False, _inside(290), 5, 0),
     "sst2-1e4": Level("sst2", False, _inside(3), 15, 0),
     "sst2-1e5": Level("sst2", False, _inside(29), 6, 0),
-    "lm-inside": Level("trec6", True, _INSIDE | {"adapter.rank": 16}, 8, 0),
+    "lm-inside": Level("trec6", True, {"adapter.layers": "top:1", "adapter.rank": 16}, 8, 0),
 }
 
 
@@ -464,6 +465,7 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
                 **({"data.seed": seed} if level == "demo" else DIVISION),
                 "model.path": model,
                 "seed": seed,
+                "objective": CROSS_ENTROPY,
                 "data.clients": CLIENTS,
                 "evaluate.every": 0,
                 "evaluate.test": False,

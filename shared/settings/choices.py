@@ -15,6 +15,7 @@ from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, Generation
 from samara.shared.tasks.messages import EMBEDDED_DATA
 from samara.shared.tasks.objectives import CROSS_ENTROPY
 from samara.shared.tasks.profiled_loss import PROFILED
+from samara.shared.terms.run_terms import fits_private_part
 
 AUTO = "auto"
 READOUT = "readout"
@@ -47,6 +48,7 @@ OPEN: dict[str, str | int] = {
     EVERY: -1,
     BEST: AUTO,
     OBJECTIVE: AUTO,
+    LABEL_BIAS: AUTO,
 }
 """Settings that can be unset, each with the default value that marks it as unset."""
 _OF_STEPS: dict[str, str | int | float] = {
@@ -73,11 +75,11 @@ _AGAINST_SHIFTS: dict[str, tuple[tuple[str | bool, ...], str]] = {
         ("finetune", "global", "ditto", "mixture"),
         "the round of shifts was measured for one global model without private intercepts",
     ),
-    LABEL_BIAS: ((True,), "without a label bias no shift can be added"),
     "privacy.mode": (("none",), "a profiled loss was not measured under noise"),
     "adapter.basis": (("",), "a basis already weakens the direction that shifts all scores"),
+    BEST: ((AUTO, False, "loss"), "validations compare accuracies without the shift"),
 }
-"""For each setting: the values that allow the profiled loss by default, and why others do not."""
+"""For each setting: the values that allow a round of shifts by default, and why others do not."""
 
 
 class Choice(NamedTuple):
@@ -114,19 +116,24 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
     given = flat.get("adapter.layers", AUTO)
     if flat.get("adapter.start") and given != AUTO:
         layers = Choice(given, "the adapter begins with a start, which has these layers")
-    is_readout = adapter_kind(str(layers.value if given == AUTO else given)) == READOUT
+    kind = adapter_kind(str(layers.value if given == AUTO else given))
+    is_readout = kind == READOUT
     differences = _differences(flat, is_readout)
     if flat.get(DIFFERENCES, AUTO) == AUTO:
         flat = {**flat, DIFFERENCES: differences.value}
-    directions = {
+    objective = _objective(flat, kind)
+    if flat.get(OBJECTIVE, AUTO) == AUTO:
+        flat = {**flat, OBJECTIVE: objective.value}
+    for_all = {
+        "adapter.layers": layers,
         DIFFERENCES: differences,
         SEED_POLICY: _seed_policy(flat),
-        OBJECTIVE: _objective(flat, adapter_kind(str(layers.value if given == AUTO else given))),
+        OBJECTIVE: objective,
+        LABEL_BIAS: _label_bias(flat),
     }
     if is_readout:
         return {
-            "adapter.layers": layers,
-            **directions,
+            **for_all,
             "steps": _readout_steps(flat),
             "queries": _readout_queries(flat),
             "batch": Choice(
@@ -143,8 +150,7 @@ def choose(flat: Mapping[str, Any]) -> dict[str, Choice]:
         "steps"
     )
     return {
-        "adapter.layers": layers,
-        **directions,
+        **for_all,
         "steps": Choice(
             INNER_STEPS,
             f"{divided}; rounds of two steps need half the messages of rounds of one step",
@@ -184,26 +190,40 @@ def _differences(flat: Mapping[str, Any], is_readout: bool) -> Choice:
 
 def _objective(flat: Mapping[str, Any], kind: str) -> Choice:
     """Return the automatic objective: the profiled loss if the last round can add the shift."""
-    task = _task(flat)
     if kind != "inner":
         return Choice(CROSS_ENTROPY, "the profiled loss was measured for adapters inside the model")
-    if not (
-        isinstance(task, ClassificationTask)
-        or (isinstance(task, ChoiceTask) and not task.list_names)
-    ):
-        return Choice(CROSS_ENTROPY, "the rows have no common labels whose scores could be shifted")
-    if flat.get("adapter.start") and LABEL_BIAS not in flat:
-        return Choice(CROSS_ENTROPY, "the start may have no label bias, to which a shift is added")
-    if flat.get("fleet.devices"):
-        return Choice(CROSS_ENTROPY, "the round of shifts was not measured on emulated devices")
-    for key, (allowed, reason) in _AGAINST_SHIFTS.items():
-        if flat.get(key, allowed[0]) not in allowed:
-            return Choice(CROSS_ENTROPY, f"{key} is {flat[key]}, and {reason}")
+    if reason := _reason_against_shifts(flat):
+        return Choice(CROSS_ENTROPY, reason)
+    if flat.get(LABEL_BIAS, AUTO) not in (AUTO, True):
+        return Choice(CROSS_ENTROPY, "without a label bias no shift can be added")
     return Choice(
         PROFILED,
         "in measurements with equal passes inside the model it was more accurate than the "
         "cross-entropy, with the clients' mean shift added after the last round",
     )
+
+
+def _label_bias(flat: Mapping[str, Any]) -> Choice:
+    """Return the automatic `adapter.label-bias`: whether a last round adds numbers per label."""
+    if fits_private_part(str(flat.get("method"))) and _has_common_labels(_task(flat)):
+        return Choice(True, "the method fits a private label bias")
+    if flat.get(OBJECTIVE) == PROFILED and not _reason_against_shifts(flat):
+        return Choice(True, "the last round adds the shift that the profiled loss leaves out")
+    return Choice(False, "no round after training adds numbers per label")
+
+
+def _reason_against_shifts(flat: Mapping[str, Any]) -> str:
+    """Return why a run has no round of shifts by default; empty if it has such a round."""
+    if not _has_common_labels(_task(flat)):
+        return "the rows have no common labels whose scores could be shifted"
+    if flat.get("adapter.start") and flat.get(LABEL_BIAS, AUTO) == AUTO:
+        return "the start may have no label bias, to which a shift is added"
+    if flat.get("fleet.devices"):
+        return "the round of shifts was not measured on emulated devices"
+    for key, (allowed, reason) in _AGAINST_SHIFTS.items():
+        if flat.get(key, allowed[0]) not in allowed:
+            return f"{key} is {flat[key]}, and {reason}"
+    return ""
 
 
 def _seed_policy(flat: Mapping[str, Any]) -> Choice:
@@ -288,6 +308,12 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
     return Choice(queries, reason)
 
 
+def _has_common_labels(task: Task | None) -> bool:
+    """Return whether the rows of a task have the same labels."""
+    is_choice = isinstance(task, ChoiceTask) and not task.list_names
+    return is_choice or isinstance(task, ClassificationTask)
+
+
 def _task(flat: Mapping[str, Any]) -> Task | None:
     """Return the task, or None if it cannot be read; loading it later raises the error."""
     try:
@@ -303,8 +329,6 @@ def with_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
         for key, choice in choose(flat).items()
         if _is_open(flat.get(key, OPEN[key]), OPEN[key])
     }
-    if chosen.get(OBJECTIVE) == PROFILED:
-        chosen[LABEL_BIAS] = True
     directions = {}
     if chosen.get(DIFFERENCES, flat.get(DIFFERENCES)) == COMPONENTS:
         directions = {DISTRIBUTION: ORTHOGONAL}
@@ -330,19 +354,16 @@ def describe_choices(keys: Iterable[str], flat: Mapping[str, Any]) -> str:
 
 def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
     """Return the reason for each setting whose value equals the automatic one, by dotted key."""
-    choices = choose(_with_open_bias(flat))
+    pair = {OBJECTIVE: AUTO, LABEL_BIAS: AUTO}
+    choices = choose({**flat, **pair})
     others = {key: choice for key, choice in choices.items() if flat[key] == choice.value}
+    if not pair.keys() <= others.keys():  # either follows from the other
+        others = {key: choice for key, choice in others.items() if key not in pair}
     others.pop(DIFFERENCES, None)
     form = choose(_reopened(flat, [DIFFERENCES, *others]))[DIFFERENCES]
     if form.value == flat[DIFFERENCES]:
         others[DIFFERENCES] = form
     return {key: choice.reason for key, choice in others.items()}
-
-
-def _with_open_bias(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without a label bias that an automatic objective would set again."""
-    is_automatic = flat[LABEL_BIAS] == (flat[OBJECTIVE] == PROFILED)
-    return {key: value for key, value in flat.items() if key != LABEL_BIAS or not is_automatic}
 
 
 def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,9 +378,7 @@ def with_overrides(flat: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 
 def _reopened(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Return settings after marking some of them as unset again."""
-    keys = list(keys)
-    opened = dict(_with_open_bias(flat) if OBJECTIVE in keys else flat)
-    opened |= {key: OPEN[key] for key in keys}
+    opened = dict(flat) | {key: OPEN[key] for key in keys}
     if opened[DIFFERENCES] == AUTO and opened[DISTRIBUTION] == ORTHOGONAL:
         del opened[DISTRIBUTION]
     return opened

@@ -351,8 +351,8 @@ class RunConfig(Settings):
     def given(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate a user's settings.
 
-        If ``out`` names a run to continue, unset `adapter.layers`, `differences` and `objective`
-        get the values that the run has recorded.
+        If ``out`` names a run to continue, unset `adapter.layers`, `differences`, `objective` and
+        `adapter.label-bias` get the values that the run has recorded.
 
         Raises:
             ConfigError: as in `Settings.given`.
@@ -361,20 +361,17 @@ class RunConfig(Settings):
         out = flat.get("out")
         if isinstance(out, str) and out:
             recorded = cls.recorded(Path(out))
-            for key in ("adapter.layers", "differences"):
-                if flat.get(key, AUTO) == AUTO:
-                    flat[key] = recorded.get(key, AUTO)
-            if recorded and flat.get(OBJECTIVE, AUTO) == AUTO:
-                flat[OBJECTIVE] = recorded.get(OBJECTIVE, CROSS_ENTROPY)
-                flat.setdefault(LABEL_BIAS, recorded.get(LABEL_BIAS, False))
+            before = {"adapter.layers": AUTO, "differences": AUTO, OBJECTIVE: CROSS_ENTROPY}
+            for key, value in (before | {LABEL_BIAS: False}).items():
+                if recorded and flat.get(key, AUTO) == AUTO:
+                    flat[key] = recorded.get(key, value)
         return super().given(flat, source)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate settings, nested or dotted.
 
-        If ``adapter.layers`` is not set, but a start is, the layers are those of the start. If
-        `objective` is not set either, so is the label bias.
+        If a start is set, an unset `adapter.layers` or `adapter.label-bias` is that of the start.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.
@@ -382,13 +379,13 @@ class RunConfig(Settings):
 
         Raises:
             ConfigError: listing every mistake.
-            ModelError: if `adapter.layers` is unset and the start cannot be read.
+            ModelError: if such a setting is unset and the start cannot be read.
             MissingBlobError: if the start is not in this machine's store.
         """
         flat = flattened(settings)
         start = flat.get("adapter.start")
         is_open = flat.get("adapter.layers", AUTO) == AUTO
-        has_bias = LABEL_BIAS in flat or flat.get(OBJECTIVE, AUTO) != AUTO
+        has_bias = flat.get(LABEL_BIAS, AUTO) != AUTO
         is_read = is_open or not has_bias
         if is_read and isinstance(start, str) and start and (is_open or Path(start).exists()):
             # imported here because most runs have no start

@@ -140,7 +140,11 @@ class AdapterSettings(Section):
         "distribution of the directions",
         retired="directions are normally distributed, or orthogonal with components",
     )
-    label_bias: bool = setting(False, "also train one number per label")
+    label_bias: bool = setting(
+        False,
+        "also train one number per label. `auto` means `true` with `method = readout`, and with a "
+        "profiled `objective` whose shift a last round adds; otherwise `false`",
+    )
     basis: Text = setting(
         "",
         "informed basis: a file written by `samara adapter basis` for this model, adapter and "

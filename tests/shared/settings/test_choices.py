@@ -77,7 +77,7 @@ def test_what_is_set_is_kept() -> None:
     kept = of(adapter__layers="readout", learning_rate_schedule="constant")
     assert kept.learning_rate_schedule == "constant"
     chosen = {"adapter.layers", "learning-rate-schedule", "evaluate.every", "evaluate.best"}
-    chosen |= {"differences", "seed-policy", "objective"}
+    chosen |= {"differences", "seed-policy", "objective", "adapter.label-bias"}
     assert set(automatic_values(config.flat())) == chosen
 
 
@@ -233,7 +233,11 @@ def test_tune_trains_adapters_inside_the_model() -> None:
         ({}, True),
         ({"method": "global"}, True),
         ({"adapter.label-bias": True}, True),
+        ({"adapter.label-bias": "auto"}, True),
         ({"adapter.label-bias": False}, False),
+        ({"objective": PROFILED}, True),
+        ({"evaluate.best": "loss"}, True),
+        ({"evaluate.best": True}, False),
         ({"objective": "cross-entropy"}, False),
         ({"method": "local"}, False),
         ({"method": "readout", "adapter.label-bias": True}, False),
@@ -268,6 +272,28 @@ def test_an_override_chooses_objective_and_label_bias_again() -> None:
         assert (other.objective, other.adapter.label_bias) == ("cross-entropy", False)
         back = RunConfig.of(with_overrides(other.flat(), before | {"method": "global"}), "test")
         assert (back.objective, back.adapter.label_bias) == (PROFILED, True)
+
+
+def test_an_override_keeps_a_label_bias_that_is_needed() -> None:
+    given = {"adapter.layers": "top:1", "adapter.label-bias": True}
+    base = RunConfig.of(given, "test").flat()
+    for after in ({"method": "readout"}, {"objective": PROFILED}, {"rounds": 3}):
+        assert RunConfig.of(with_overrides(base, after), "test").adapter.label_bias
+    plain = RunConfig.of(given | {"objective": "cross-entropy"}, "test").flat()
+    assert RunConfig.of(with_overrides(plain, {"rounds": 3}), "test").adapter.label_bias
+
+
+def test_an_override_keeps_a_label_bias_that_is_off() -> None:
+    given = {"adapter.layers": "top:1", "adapter.label-bias": False, "objective": PROFILED}
+    base = RunConfig.of(given, "test")
+    other = RunConfig.of(with_overrides(base.flat(), {"rounds": 3}), "test")
+    assert (other.objective, other.adapter.label_bias) == (PROFILED, False)
+
+
+def test_private_intercepts_are_label_biases() -> None:
+    assert of(method="readout").adapter.label_bias
+    with pytest.raises(ConfigError, match=r"set adapter\.label-bias to true"):
+        of(method="readout", adapter__label_bias=False)
 
 
 def test_a_run_from_before_keeps_its_objective(tmp_path: Path) -> None:
