@@ -340,7 +340,7 @@ def automatic_values(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_open_bias(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without a label bias that an automatic objective would set again."""
+    """Return settings, without the label bias if an automatic objective would choose it."""
     is_automatic = flat[LABEL_BIAS] == (flat[OBJECTIVE] == PROFILED)
     return {key: value for key, value in flat.items() if key != LABEL_BIAS or not is_automatic}
 
