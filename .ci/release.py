@@ -108,7 +108,8 @@ def pack(folder: Path, file: Path, epoch: int) -> None:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar archive into a folder, without the rights and links that Python refuses.
 
-    Python below 3.11.4 has no filters, and unpacks every member of these archives of our own.
+    Python below 3.11.4 has no filters and unpacks every member. This is safe, because the archives
+    are Samara's own.
     """
     with tarfile.open(archive) as tar:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)

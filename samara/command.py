@@ -38,7 +38,7 @@ _OF_READING = {
     errno.ENOENT: "correct the path, or restore the file",
     errno.EISDIR: "give a file",
 }
-"""Remedies after system errors that only a `SamaraError` reports, by errno."""
+"""Further remedies by errno, for system errors whose message is a `SamaraError`'s."""
 
 _DEVICES = "Devices, phones, and rehearsals with them"
 """Name of the help panel for commands about devices."""

@@ -104,7 +104,7 @@ class Model:
             return peft.PeftModel.from_pretrained(base.network, folder)
 
     def _settings_for_peft(self) -> str:
-        """Return the changed settings of a run that trains weights inside the layers alone."""
+        """Return the settings to change so that a run trains only weights inside the layers."""
         config = self._config
         changed = {}
         if config.adapter.has_readout:

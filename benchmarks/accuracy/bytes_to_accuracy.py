@@ -23,9 +23,9 @@ together. `demo` has the writers of `samara demo` and needs `--model embedded`.
 
 Both compressions add the omitted part to the next update, on clients and server. Frames of FedAvg
 are counted without a header. Frames of the federations of scalars are counted with their headers,
-by Samara's own counts. A model's bytes are the bytes after which all clients have the model; the
-first model has none. Federations of scalars inside a model report z·∇L (`gradients=exact`), the
-limit of the differences of losses. The frames are the same, but need fewer passes.
+by Samara's own counts. The bytes of a model are counted until all clients have it; the first model
+has none. Federations of scalars inside a model report z·∇L (`gradients=exact`), the limit of the
+differences of losses. The frames are the same, but need fewer passes.
 
 Accuracy is the mean over clients of the accuracy on their test examples. The target of a level is
 midway between the accuracies of its start and of FedAvg's last model. FOLDER/cells.jsonl has a line

@@ -66,7 +66,7 @@ def groups(found: Curves) -> dict[int, dict[str, NDArray[np.float64]]]:
 
 
 def curve_table(found: Curves, title: str) -> Table:
-    """Return a table of mean accuracies, with the rows of each group of users from `groups`."""
+    """Return a table of mean accuracies, with several rows for each group in `groups`."""
     table = Table("users with at least", "users", "own examples", *METHODS, title=title)
     for most, by_method in groups(found).items():
         for index, count in enumerate(COUNTS[: COUNTS.index(most) + 1]):

@@ -114,7 +114,7 @@ def candidate_micro_batches(largest: int) -> Iterator[int]:
 def choose_fastest(
     candidates: Iterable[Schedule], seconds: Callable[[Schedule], float]
 ) -> tuple[Schedule, dict[Schedule, float]]:
-    """Choose the fastest schedule, and time schedules with close times several times in turn.
+    """Choose the fastest schedule; schedules of similar speed are timed repeatedly, in turn.
 
     Args:
         candidates: schedules to time, at least one.

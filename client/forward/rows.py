@@ -115,7 +115,7 @@ class Rows:
 
     @classmethod
     def after(cls, base: BaseModel, prefix: Prefix, sequences: Sequence[Ids]) -> "Rows":
-        """Put the tokens after a prefix of all sequences into rows.
+        """Put the tokens that follow a common prefix into rows.
 
         Args:
             base: model that reads the rows.

@@ -81,8 +81,8 @@ def global_column(
 ) -> EvaluationColumn:
     """Return the column of the federation's model.
 
-    If clients report shifts after training, the loss of a validation is the profiled loss. A run
-    then returns to a round by the same loss that its steps minimize.
+    If clients report shifts after training, the loss of a validation is the profiled loss. The run
+    then chooses its best round by the loss that the steps minimize.
     """
     column = evaluation_column(GLOBAL, scores, labels, tokens)
     if terms.reports_shifts and split is Split.VALIDATION and len(labels):

@@ -228,7 +228,7 @@ def _softmax(logits: NDArray[np.float32]) -> Floats:
 
 
 def _own_weight(k: int, ratios: Any, share: float, trust: float) -> Any:
-    """Return the weight of the counts after k tokens, for the `ratios` of `Evidence`."""
+    """Return the weight of the counts after a context of k tokens; `ratios` is as in `Evidence`."""
     return share * (ratios > 0) if k == 0 else trust * ratios / (1 + trust * ratios)
 
 

@@ -65,7 +65,7 @@ class CommonPrior(NamedTuple):
 
 
 NO_PRIOR = CommonPrior()
-"""The common prior of a run whose clients share none."""
+"""The value for a run without a common prior."""
 
 
 def intercept_for_training(learner: Learner, state: State) -> State:
@@ -260,7 +260,7 @@ def _intercept_alone(
 
 
 def _shift_alone(learner: Learner, state: State) -> tuple[Floats, Examples]:
-    """Return the shift of a client's profiled loss, float64 [labels], and its training examples."""
+    """Return the shift of a client's profiled loss, float64 [labels], and the training examples."""
     examples = learner.training_examples(state, with_features=False)
     check_finite(examples)
     (shift,) = fitted_shift(examples.offsets[None], examples.labels)

@@ -1,6 +1,6 @@
 """The folder of a client's signed scenarios, and the operator whose signature it accepts.
 
-FOLDER/operator.pem   public key of the first scenario's operator, who must sign all later ones
+FOLDER/operator.pem   public key of the first scenario's operator, who must sign all later scenarios
 FOLDER/NAME.signed    a signed scenario
 FOLDER/refused.json   the number of requests that no scenario allows, and the last such request
 

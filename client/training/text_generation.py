@@ -114,7 +114,7 @@ class TextPieces:
         return self._give(text, certain - held), False
 
     def rest(self) -> str:
-        """Return the text that was held back as a possible start of a stop text or character."""
+        """Return the text that was held back, because it could begin a stop text or a character."""
         text = self._text()
         return self._give(text, len(text))
 

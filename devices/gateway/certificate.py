@@ -72,6 +72,6 @@ def _load(settings: GatewaySettings) -> tuple[bytes, bytes]:
         ) from error
     except (OSError, ssl.SSLError) as error:
         raise DeviceError(
-            f"{certificate} and {key} are not a certificate and its private key in PEM, without a "
-            f"passphrase: {error}; check --cert and --cert-key"
+            f"{certificate} and {key} are not a certificate and its private key: {error}; "
+            "give --cert and --cert-key in PEM, without a passphrase"
         ) from error

@@ -78,7 +78,7 @@ class Stopwatch:
 
     @torch.inference_mode()
     def sweep(self, works: Mapping[Microbenchmark, Callable[[], object]]) -> None:
-        """Time every microbenchmark once more; repeat the short ones for at least 2 ms."""
+        """Time every microbenchmark once more; repeat short microbenchmarks for at least 2 ms."""
         for piece, work in works.items():
             if piece not in self._times:
                 self._seconds(work, 1)

@@ -43,8 +43,8 @@ class Tokenization(_Strict):
 
     Attributes:
         special: whether the tokenizer adds its special tokens.
-        before: token ids before the example's text. In a chat, a string before the example's text,
-            whose leading and trailing white space is removed.
+        before: token ids before the example's text. In a chat, a string. White space around the
+            example's text is then removed.
         after: text after the example's text.
         limit: maximum tokens of the example's text, without special tokens.
         answers: tokens of each label word if any has several; otherwise empty.

@@ -335,8 +335,9 @@ def _clients_of(total: VectorSum, multiplier: float, expected: int) -> float:
 
     The divisor is the number of clients that the round waited for, unless the noised count is lower
     by more than `_SURE` standard deviations of the noise. Noise alone makes the count that low
-    about once in 700 rounds. The divisor is then the noised count, but at least `_SURE` standard
-    deviations, because division by a count near 0 would give a very long update of pure noise.
+    about once in 700 rounds. If it is that low, the divisor is the noised count, but at least
+    `_SURE` standard deviations, because division by a count near 0 would give a very long update of
+    pure noise.
 
     Args:
         total: the sum, with the noised count.

@@ -20,12 +20,11 @@ class ReadoutStrategy(ScalarStrategy):
     def add_common_intercept(self, grid: Grid) -> None:
         """Add the mean of the clients' intercepts to the global model after its last round.
 
-        During training private intercepts, or the shifts of a profiled loss, represent the labels'
+        During training, private intercepts or the shifts of a profiled loss represent the labels'
         base rates. The global model therefore does not learn these base rates, even if all clients
-        share them. The reports of
-        this round are aggregated like all reports. A failed round is recorded and does not change
-        the model. The round is omitted if an earlier version of Samara has already compared the
-        run's personal models.
+        share them. The reports of this round are aggregated like all reports. A failed round is
+        recorded and does not change the model. The round is omitted if an earlier version of Samara
+        has already compared the run's personal models.
 
         Raises:
             LedgerError: if the round cannot be written.

@@ -352,7 +352,7 @@ class ReplyValidator:
             if answer.client != client:
                 raise ReportError(f"its answer names client {answer.client}")
             if answer.token != token:
-                raise ReportError("it answers an instruction that it did not receive")
+                raise ReportError("it answers an instruction that was not sent to it")
             entry.round = entry.round if round_number is None else round_number
             entry.follows = True
             check(answer)

@@ -63,7 +63,7 @@ def load_quantized(
         folder: folder with ``model.safetensors``, or with shards and their index.
         quantization: nf4 or int8.
         device: torch device of the network.
-        is_cut: whether the checkpoint has more blocks than the network. These are skipped.
+        is_cut: whether the checkpoint has further blocks, which are skipped.
 
     Raises:
         ModelError: if a tensor is missing, is not finite, or has a different shape than in the
@@ -114,7 +114,7 @@ def load_outside_blocks(
         blocks: transformer blocks of the network; their parameters stay on the meta device.
         folder: folder with ``model.safetensors``, or with shards and their index.
         device: torch device of the tensors outside the blocks.
-        is_cut: whether the checkpoint has more blocks than the network. These are skipped.
+        is_cut: whether the checkpoint has further blocks, which are skipped.
 
     Returns:
         For each block, a dictionary from a parameter's name in the block to its checkpoint entry.

@@ -240,7 +240,7 @@ def _is_foreign(network: nn.Module, body: nn.Module, prefix: str, name: str) -> 
 
 
 def shown(names: Collection[str]) -> str:
-    """List the first of some names for a message, in natural order."""
+    """List the first few names for a message, in natural order."""
     in_order = sorted(names, key=_natural)
     return ", ".join(in_order[:_SHOWN]) + " and more" * (len(names) > _SHOWN)
 

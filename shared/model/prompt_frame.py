@@ -44,7 +44,7 @@ class PromptFrame:
     def prefix(self, base: BaseModel) -> Ids:
         """Return tokens with which every prompt of a chat begins; empty without a chat.
 
-        A text may merge with ordinary tokens before it. Therefore the last token is a special one.
+        The last of them is special, because a text may merge with ordinary tokens before it.
         """
         ids = self.start + base.token_ids(self.before) if self.is_chat else ()
         added = base.tokenizer.added_tokens_decoder.items()

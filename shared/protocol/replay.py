@@ -119,13 +119,13 @@ class DenseValues:
         """Convert numbers, float64 [n], to values, rounded half to even.
 
         Raises:
-            ReplayError: if a number is not finite or beyond ±1,024.
+            ReplayError: if a number is not finite, or is beyond ±1,024.
         """
         scaled = np.rint(np.ldexp(numbers, STATE_BITS))
         if not np.all(np.abs(scaled) <= MAX_DENSE_VALUE):
             raise ReplayError(
-                f"a private value of {_widest(numbers):g} cannot be stored: it is not finite or "
-                f"beyond ±{MAX_DENSE_VALUE >> STATE_BITS:,}"
+                f"a private value of {_widest(numbers):g} cannot be stored: it is not finite, "
+                f"or is beyond ±{MAX_DENSE_VALUE >> STATE_BITS:,}"
             )
         return cls(first, scaled.astype(np.int64))
 
@@ -173,7 +173,7 @@ def quantize(coefficients: NDArray[np.float64]) -> list[CoefficientBlock]:
         Usually one block; several if a coefficient is beyond ±2; none without coefficients.
 
     Raises:
-        ReplayError: if a coefficient is not finite or beyond ±1,024.
+        ReplayError: if a coefficient is not finite, or is beyond ±1,024.
     """
     if len(coefficients) == 0:
         return []

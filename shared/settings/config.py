@@ -191,7 +191,7 @@ class RunConfig(Settings):
         "`central`: g = (L₊ − L₋)/2ε, 2·q losses per step. `forward`: g = (L₊ − L₀)/ε, q + 1 "
         "losses. `components`, only with a readout alone: the components of a client's own update "
         "along the round's q orthogonal directions. `auto` means `components` for a readout alone "
-        "without privacy and settings of steps, otherwise `central`",
+        "without privacy or settings of steps, otherwise `central`",
         page="concepts/readout.md#components",
     )
     gradients: Annotated[str, choice("estimator", ("differences", "exact"))] = setting(
@@ -209,7 +209,7 @@ class RunConfig(Settings):
         "page](../concepts/profiled-loss.md)); minus the task's `metric`; or a registered "
         "function. `auto` means `profiled-cross-entropy` with a label bias for labels inside the "
         "model, with the methods `global`, `finetune`, `ditto` and `mixture`, and without privacy, "
-        "basis, emulated devices and a start that lacks a label bias; otherwise `cross-entropy`",
+        "a basis, emulated devices or a start that lacks a label bias; otherwise `cross-entropy`",
         before=CROSS_ENTROPY,
         page="reference/python.md#own-code",
     )

@@ -288,7 +288,10 @@ class _ExampleReader:
             return 0
 
     def _find_label(self, candidates: Sequence[str]) -> tuple[int, list[str]]:
-        """Return the first right candidate's index, and the candidates without other right ones."""
+        """Return the label's index in the candidates, and the candidates.
+
+        The label is the first right candidate. Other right candidates are left out.
+        """
         right = self._texts(self._task.label_names)
         indices = [index for index, candidate in enumerate(candidates) if candidate in right]
         if not indices:

@@ -54,7 +54,7 @@ def split_by_hash(digest: bytes, missing: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """Counts of test examples: all, and the ones whose text another client trains on.
+    """Counts of all test examples, and of test examples whose text another client trains on.
 
     Attributes:
         test: number of test examples of all clients.
@@ -67,7 +67,7 @@ class SharedTexts:
 
     @classmethod
     def among(cls, shares: Sequence[Sequence[Example]]) -> "SharedTexts":
-        """Count the clients' test examples, and the ones whose text another client trains on.
+        """Count the clients' test examples, and the examples whose text another client trains on.
 
         Args:
             shares: examples of all splits, one sequence per client.

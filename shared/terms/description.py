@@ -44,15 +44,15 @@ def describe_terms(terms: RunTerms) -> list[str]:
     if terms.method == "readout":
         losses = terms.held_out_losses
         lines.append(
-            "after the last round each client sends its private intercept, one number fewer than "
-            "labels, "
-            + (f"and {losses} held-out losses, " if losses else "")
+            "after the last round each client sends its private intercept (one number fewer than "
+            "there are labels) "
+            + (f"and {losses} held-out losses " if losses else "")
             + "for the mean over all clients"
         )
     if terms.reports_shifts:
         lines.append(
             "after the last round each client sends the shift that fits the scores to its training "
-            "labels, one number fewer than labels, for the mean over all clients"
+            "labels (one number fewer than there are labels), for the mean over all clients"
         )
     if terms.clusters:
         steps, batch = terms.clustering_steps_and_batch()

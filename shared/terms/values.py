@@ -104,7 +104,7 @@ def read_text(settings: Mapping[str, Any], key: str) -> str:
     """Return the value of a text setting.
 
     Raises:
-        ScenarioError: if it is missing, no text, or a word that this version does not know.
+        ScenarioError: if it is missing, not a text, or a word that this version does not know.
     """
     term = TERMS[key]
     value = settings.get(key, term.default)

@@ -103,7 +103,7 @@ class FinishedRun:
             raise LedgerError(
                 f"{folder / RESULT_FILE}: ends with digest {self.result.final_digest[:16]}, but "
                 f"the ledger ends with {end[:16]}; rounds are missing or belong to another run: "
-                "restore a copy of the folder, or repeat the run in another one"
+                "restore a copy of the folder, or repeat the run in a new folder"
             )
         return state
 

@@ -67,7 +67,8 @@ def check_faults(faults: Sequence[Fault], clients: int) -> None:
     """Check that faults name existing clients, and that a client's faults of a kind do not overlap.
 
     Raises:
-        ConfigError: if a fault does not; the message names all such faults.
+        ConfigError: if a fault names a missing client or overlaps another; the message names all
+            such faults.
     """
     mistakes = [
         f"rehearsal.faults.{number}: client {fault.client} does not exist; clients are 0 to "

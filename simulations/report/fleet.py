@@ -46,7 +46,7 @@ class Kind:
 
     @property
     def failures(self) -> str:
-        """The outcomes of rounds without a timely report of a device, with their counts."""
+        """The outcomes of a device's rounds without a timely report, with their counts."""
         outcomes = [f"{count} {what}" for what, count in sorted(self.outcomes.items())]
         return ", ".join(text for text in outcomes if not text.endswith(" reported"))
 
@@ -93,7 +93,7 @@ HOUR = Unit("hour", "h", 3600.0)
 
 
 def unit_for(seconds: float) -> Unit:
-    """Return the unit for a time: hours or minutes from two of them on, otherwise seconds."""
+    """Return the unit for a time: hours from 2 h, minutes from 2 min, otherwise seconds."""
     return next((unit for unit in (HOUR, MINUTE) if seconds >= 2 * unit.seconds), SECOND)
 
 

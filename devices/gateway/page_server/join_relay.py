@@ -1,4 +1,4 @@
-"""Relay that passes a browser's requests to join on to the server.
+"""Relay of a browser's join requests to the server.
 
 A browser cannot send such requests to the server itself: the page may only use the gateway's
 origin, and the browser does not know the server's certificate authority.

@@ -1,4 +1,4 @@
-"""A board behind a gateway, whose resident trainer answers the tasks of a stream."""
+"""A board behind a gateway; the board's resident trainer answers the tasks of a stream."""
 
 import json
 import logging

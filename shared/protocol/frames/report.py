@@ -102,11 +102,11 @@ class Report:
         check_client_index(client)
         if not (abs(mean_loss) <= MAX_GRADIENT and np.all(np.abs(gradients) <= MAX_GRADIENT)):
             raise FrameError(
-                f"a projected gradient or the loss of client {client} is not finite or "
-                f"over {MAX_GRADIENT:g}"
+                f"a projected gradient or the loss of client {client} is not finite, or "
+                f"is over {MAX_GRADIENT:g}"
             )
         if curvature is not None and not abs(curvature) <= MAX_CURVATURE:
             raise FrameError(
-                f"the curvature of client {client} is not finite or over {MAX_CURVATURE:g}"
+                f"the curvature of client {client} is not finite, or is over {MAX_CURVATURE:g}"
             )
         return cls(token, client, examples, mean_loss, gradients, summed_steps, curvature)

@@ -97,7 +97,7 @@ def test_clients_with_one_label_report_finite_shifts(settings: Settings, tmp_pat
 def test_a_fleet_adds_the_same_shift(
     settings: Settings, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each device alone in its passes."""
+    """Each device computes its passes alone."""
     monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
     fleet = {"fleet.devices": '[{"device": "laptop", "share": 1}]'}
     plain, emulated = (

@@ -105,7 +105,7 @@ def test_of_one_client_the_last_round_that_may_be_as_good_counts() -> None:
 
 
 def test_a_loss_must_be_lower_by_more_than_the_clients_differ_in_it() -> None:
-    """Both rounds are better by 0.03 in the mean, one of them for every client."""
+    """Both rounds are better by 0.03 on average, one of them for every client."""
     last = [0.5, 0.9, 1.7]
     unsure = losses_by_round({10: [0.4, 0.8, 1.81], 40: last})
     assert find_lowest_loss(unsure, []) == 40

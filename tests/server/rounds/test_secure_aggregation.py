@@ -203,7 +203,7 @@ FORGERIES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "too short": ("report", "reports 6 numbers, but the instruction asks for 7", shorter),
     "another round": (
         "report",
-        "it answers an instruction that it did not receive",
+        "it answers an instruction that was not sent to it",
         lambda f: change(f, token=bytes(8)),
     ),
 }

@@ -371,7 +371,7 @@ def test_a_curvature_that_was_told_by_its_root_is_known_sooner() -> None:
 
 
 def spent_by_noise(loss_noise: float, curvature_noise: float, falls_by: float) -> float:
-    """The loss that 40 rounds add by noise in truth, in the mean of 60 runs.
+    """The loss that the noise of 40 rounds in truth adds, on average over 60 runs.
 
     The loss of 0.55 falls in the first half of the rounds; the curvature is 0.72.
     """

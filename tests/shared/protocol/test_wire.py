@@ -181,7 +181,7 @@ def test_the_kind_of_differences_is_what_may_follow_the_curvature(every: int) ->
 @pytest.mark.parametrize("curvature", [np.nan, np.inf, -2e12])
 def test_a_curvature_out_of_range_is_refused(curvature: float) -> None:
     frame = replace(FRAMES[Kind.REPORT], curvature=curvature).encode()
-    with pytest.raises(FrameError, match="curvature of client 0 is not finite or over"):
+    with pytest.raises(FrameError, match="curvature of client 0 is not finite, or is over"):
         Report.decode(frame)
 
 
@@ -232,7 +232,7 @@ def test_a_gradient_that_is_not_finite_or_over_the_limit_is_refused(bad: float) 
     report.gradients[1, 2] = MAX_GRADIENT
     assert Report.decode(report.encode()).gradients[1, 2] == MAX_GRADIENT
     report.gradients[1, 2] = bad
-    with pytest.raises(FrameError, match="not finite or over"):
+    with pytest.raises(FrameError, match="not finite, or is over"):
         Report.decode(report.encode())
 
 

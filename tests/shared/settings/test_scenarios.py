@@ -8,7 +8,7 @@ from samara.shared.settings.scenarios import read_scenario, scenario_file
 
 
 def test_a_reader_of_popquorn_gets_fewer_bytes_a_round_than_the_weights_have() -> None:
-    """A record with directions of each of 110 readers has 14 kB; 386 weights have 1,544 bytes."""
+    """A record with directions of each of 110 readers takes 14 kB; 386 weights have 1,544 bytes."""
     config = load_scenario(scenario_file(Path("popquorn")))
     sources = 1 if config.seed_policy == "shared" else config.data.clients
     assert 4 * sources * config.steps * config.queries < 4 * 386

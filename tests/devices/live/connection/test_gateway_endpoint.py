@@ -59,7 +59,7 @@ class _LongMessage(GatewayServicer):  # type: ignore[misc]
 
 
 def test_a_message_longer_than_any_may_be_breaks_the_stream() -> None:
-    """A state of a million numbers has 8 MB, one of a thousand less than the least limit."""
+    """A million numbers take 8 MB; a thousand take less than the least limit."""
     server = grpc.server(ThreadPoolExecutor(2))
     add_GatewayServicer_to_server(_LongMessage(), server)
     port = server.add_insecure_port("127.0.0.1:0")
