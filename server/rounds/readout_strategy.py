@@ -22,10 +22,9 @@ class ReadoutStrategy(ScalarStrategy):
 
         During training private intercepts, or the shifts of a profiled loss, represent the labels'
         base rates. The global model therefore does not learn these base rates, even if all clients
-        share them. The reports of
-        this round are aggregated like all reports. A failed round is recorded and does not change
-        the model. The round is omitted if an earlier version of Samara has already compared the
-        run's personal models.
+        share them. The reports of this round are aggregated like all reports. A failed round is
+        recorded and does not change the model. The round is omitted if an earlier version of Samara
+        has already compared the run's personal models.
 
         Raises:
             LedgerError: if the round cannot be written.
