@@ -1,8 +1,8 @@
 """Counters of the rows that went through the model, by client.
 
 A row is an example under one perturbation. Rows of evaluations and of backward passes do not count.
-The first pass of a readout counts even if an earlier run has stored its output. A resumed run does
-not count it again.
+The first pass of a readout counts even if an earlier run has stored its output. A resumed run whose
+clients are in this process does not count it again.
 """
 
 from collections import Counter

@@ -55,6 +55,7 @@ interface PhoneCase extends GivenPhone {
   readonly tasks: (
     | GivenTask
     | "private rounds"
+    | "one private round"
     | "restart"
     | "no room"
     | "room"
@@ -127,7 +128,10 @@ const functions = {
       else if (task === "no room") store.write = () => Promise.reject(new StorageError("full"));
       else if (task === "room") store.write = write;
       else if (task === "private rounds") await phone.takePrivateRounds(() => false);
-      else if ("limit" in task) await limitEpsilon(store, task.limit);
+      else if (task === "one private round") {
+        let taken = 0;
+        await phone.takePrivateRounds(() => taken++ > 0);
+      } else if ("limit" in task) await limitEpsilon(store, task.limit);
       else answers.push(toHex(await phone.answer(taskOf(task))));
     }
     const models = await phone.models();

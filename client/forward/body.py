@@ -179,6 +179,7 @@ class PerturbedBody(ProvenBody):
             or any(sequence[:count] != self._prefix for sequence in sequences)
             or min(map(min, supervised)) < count
             or max(map(len, sequences)) > self._base.context
+            or self._rotates_by_length
             or not self._find_once("prefix", self._continuing_is_exact)
         ):
             return None
@@ -186,6 +187,18 @@ class PerturbedBody(ProvenBody):
         if self._prefix_read is None or self._prefix_read[0] != threads:
             self._prefix_read = threads, read_prefix(self._base, self._prefix)
         return self._prefix_read[1]
+
+    @property
+    def _rotates_by_length(self) -> bool:
+        """True if the rotary frequencies depend on the number of tokens in a pass.
+
+        The prefix alone would then have other keys than in a pass over all tokens.
+        """
+        config = self._base.network.config.get_text_config()
+        parameters = getattr(config, "rope_parameters", None) or {}
+        by_kind_of_layer = [one for one in parameters.values() if isinstance(one, dict)]
+        types = [str(one.get("rope_type")) for one in by_kind_of_layer or [parameters]]
+        return any("dynamic" in one or one == "longrope" for one in types)
 
     def _continuing_is_exact(self) -> bool:
         """Return whether tokens after a prefix have the same states as in a pass over all tokens.

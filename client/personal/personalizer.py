@@ -49,7 +49,8 @@ class Personalizer:
             None disables its reuse.
         prior: common prior of the private intercepts. Private parts are fitted to the federation's
             state without the common intercept. The intercept is then subtracted from them, so that
-            it changes no personal model.
+            it changes no personal model. Private rounds start from the state as it is. The
+            intercept is subtracted only from a private part that is older.
     """
 
     def __init__(
@@ -119,11 +120,12 @@ class Personalizer:
         """
         if not self.is_due or not self._learner.data_hash(Split.TRAIN):
             return False
+        self._subtract_common()
         with closing(self._open_ledger()) as ledger:
             if (start := self._files.begun or self._begin(ledger)) is None:
                 return False
             private = self._train(start, ledger)
-            common = self._prior.intercept
+            common = self._prior.intercept if fits_private_part(self._terms.method) else None
             self._label_biases.keep(private if common is None else private + common)
             after = self._score(start.state, private)
             self.own_words(start.state, private)
@@ -188,7 +190,8 @@ class Personalizer:
     def _subtract_common(self) -> None:
         """Subtract the common intercept from a private part that is older than the intercept.
 
-        This happens only if the fit is the last record. The subtraction is one more record.
+        This happens only if the private part is the last record. The subtraction is one more
+        record. Unfinished private rounds are finished before it.
 
         Raises:
             ReplayError, LedgerError: if the subtraction cannot be recorded.
@@ -200,7 +203,8 @@ class Personalizer:
             last = ledger.position.round
             if begun and self._is_earlier(begun.round) and last < begun.first:
                 self._files.drop_begun()
-            elif begun and self._is_earlier(begun.round):  # a crash before the end
+            elif begun and self._is_earlier(begun.round) and fits_private_part(self._terms.method):
+                # a crash before the end
                 self._files.finish(begun, last, ledger.digest, None)
             finished = self._files.finished
             if finished and self._is_earlier(finished.global_round) and finished.last == last:

@@ -238,7 +238,7 @@ class Session:
     def common_prior(self, terms: RunTerms) -> CommonPrior:
         """Return the common prior of the private intercepts in a run with these terms."""
         intercept = deviation = None
-        if self.common and not terms.reports_shifts:
+        if self.common:
             intercept = replay(zero_state(len(self.state)), (self.common,), "gaussian")
         if self.deviation and terms.has_common_prior:
             deviation = self.deviation.deviation

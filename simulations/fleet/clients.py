@@ -16,7 +16,7 @@ from samara.client.app import task_of
 from samara.client.personal.columns import global_column
 from samara.client.personal.components import train_for_a_round
 from samara.client.personal.learner import State
-from samara.client.personal.methods import Composition, composition
+from samara.client.personal.methods import composition
 from samara.client.personal.private_fit import report_intercept
 from samara.client.personal.runtime_learner import RuntimeLearner
 from samara.client.protocol.client import Client, make_refusal
@@ -38,7 +38,6 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.ledger.records import CatchUp
 from samara.shared.settings.config import RunConfig
 from samara.shared.tasks.kinds import GenerationTask
-from samara.shared.terms.run_terms import RunTerms
 from samara.simulations.fleet.device import Device
 
 MOST_ROWS = 512
@@ -162,7 +161,7 @@ class Clients:
             results: list[Report | SamaraError]
             if instruction.asks_for_components or instruction.track == INTERCEPT_TRACK:
                 results = [
-                    _report_alone(runtime, own, self._config.terms, instruction, model, parts)
+                    self._report_alone(RuntimeLearner(runtime, own), instruction, model)
                     for own in data
                 ]
             else:
@@ -185,6 +184,25 @@ class Clients:
             for numbers, frames in zip(groups, frames_of_groups, strict=True)
             for number, frame in zip(numbers, frames, strict=True)
         }
+
+    def _report_alone(
+        self, learner: RuntimeLearner, instruction: TrainInstruction, model: State
+    ) -> Report | SamaraError:
+        """Return a client's components or intercept, or the error of its training.
+
+        Args:
+            learner: model and examples of the client.
+            instruction: instruction of the round.
+            model: int64 [d], the state at the start of the round.
+        """
+        terms = self._config.terms
+        try:
+            if instruction.track == INTERCEPT_TRACK:
+                return report_intercept(learner, terms, instruction, model)
+            parts = composition(terms, learner.layout)
+            return train_for_a_round(learner, instruction, model, parts.shared)
+        except SamaraError as error:
+            return error
 
     def evaluations(self, task: Task, numbers: Sequence[int]) -> list[bytes]:
         """Return the frames of clients' evaluations or refusals.
@@ -256,30 +274,3 @@ class Clients:
         if id(first) not in copies:
             copies[id(first)] = first.copy_sharing_weights()
         return copies[id(first)]
-
-
-def _report_alone(
-    runtime: ModelRuntime,
-    data: ClientData,
-    terms: RunTerms,
-    instruction: TrainInstruction,
-    model: State,
-    parts: Composition,
-) -> Report | SamaraError:
-    """Return a client's components or intercept, or the error of its training.
-
-    Args:
-        runtime: model of the client.
-        data: examples of the client.
-        terms: terms of the run.
-        instruction: instruction of the round.
-        model: int64 [d], the state at the start of the round.
-        parts: division of the trained numbers.
-    """
-    learner = RuntimeLearner(runtime, data)
-    try:
-        if instruction.track == INTERCEPT_TRACK:
-            return report_intercept(learner, terms, instruction, model)
-        return train_for_a_round(learner, instruction, model, parts.shared)
-    except SamaraError as error:
-        return error

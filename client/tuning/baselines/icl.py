@@ -70,27 +70,25 @@ class InContext:
     def scores(self, split: TaskSplit) -> ScoresAndAnswers:
         """Return the base model's scores and decoded answers of a split, after demonstrations.
 
-        If the model can continue a prefix, it reads demonstrations shared by several prompts only
-        once.
+        A whole model in memory that writes no answers reads demonstrations shared by several
+        prompts only once, if it can continue a prefix.
         """
-        if (scores := self._scores_behind(split)) is not None:
-            return scores, []
+        setup = self._setup
+        if setup.stream is None and not setup.base.depth and not split.open_prompts:
+            return self._scores_behind(split), []
         extended = replace(
             split,
             prompts=tuple(map(self.extend, split.prompts)),
             open_prompts=tuple(map(self.extend, split.open_prompts)),
         )
-        return self._setup.base_scores(extended)
+        return setup.base_scores(extended)
 
-    def _scores_behind(self, split: TaskSplit) -> NDArray[np.float32] | None:
-        """Return the scores of a split's prompts, with shared demonstrations read only once.
+    def _scores_behind(self, split: TaskSplit) -> NDArray[np.float32]:
+        """Return the scores of a split's prompts, float32 [n, width].
 
-        Returns:
-            float32 [n, width]; None if the model is streamed or cut, or has to write answers.
+        Demonstrations shared by several prompts are read only once.
         """
         setup = self._setup
-        if setup.stream is not None or setup.base.depth or split.open_prompts:
-            return None
         by_prefix: dict[Ids, list[int]] = {}
         for index, prompt in enumerate(split.prompts):
             by_prefix.setdefault(self.prefix(prompt), []).append(index)

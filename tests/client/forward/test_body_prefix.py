@@ -55,7 +55,24 @@ OTHERS: dict[str, Callable[[int], Any]] = {
     "recurrent": lambda v: transformers.MambaForCausalLM(
         transformers.MambaConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, state_size=4)
     ),
+    "dynamic rotation": lambda v: rotating(v, rope_type="dynamic", factor=2.0),
+    "long rotation": lambda v: rotating(
+        v,
+        rope_type="longrope",
+        factor=8.0,
+        short_factor=[1.0] * 4,
+        long_factor=[1.0, 2.0, 4.0, 8.0],
+        original_max_position_embeddings=PREFIX,
+    ),
 }
+
+
+def rotating(vocabulary: int, **parameters: Any) -> Any:
+    """A Llama whose rotary frequencies depend on the number of tokens in a pass."""
+    parameters |= {"rope_theta": 10000.0}
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=vocabulary, rope_parameters=parameters, **SIZES)
+    )
 
 
 def with_template(base: BaseModel) -> BaseModel:
@@ -142,7 +159,7 @@ def test_streamed_blocks_give_the_same_bits(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_model_with_another_cache_stays_whole(name: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_continue_a_prefix_stays_whole(name: str, tmp_path: Path) -> None:
     found, wanted, tokens = both(saved(tmp_path, OTHERS[name]), FILMS)
     np.testing.assert_array_equal(found, wanted)
     assert max(tokens) > PREFIX + 10

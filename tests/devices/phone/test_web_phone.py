@@ -35,7 +35,8 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.protocol.ledger.records import CatchUp, LedgerHeader, read_records
 from samara.shared.protocol.ledger.verification import verify_ledger
-from samara.shared.protocol.replay import to_float32
+from samara.shared.protocol.replay import DenseValues, to_float32
+from samara.shared.protocol.round_delta import RoundDelta
 from samara.shared.protocol.signing import SigningKey
 from samara.shared.protocol.step_size import Observation, StepSize
 from samara.shared.protocol.wire import Kind, kind_of
@@ -187,6 +188,43 @@ def test_personal_models_are_the_reference_phones(
     expected_state = to_float32(verified.state)
     difference = np.linalg.norm(to_float32(private) - expected_state)
     assert difference < 2e-3 * np.linalg.norm(expected_state)
+
+
+@pytest.mark.parametrize("method", ["finetune", "mixture"])
+@pytest.mark.parametrize("between", ["private rounds", "one private round"])
+def test_private_parts_from_before_the_shift_are_that_much_less(
+    page_run: Callable[..., PageRun], run_page: RunCore, tmp_path: Path, method: str, between: str
+) -> None:
+    own = {"method": method, "personal__when": "always", "personal__learning_rate": 0.3}
+    run = page_run(objective=PROFILED, adapter__label_bias=True, **own)
+    layout, settings = run.history.layout, run.settings
+    assert layout.label_bias is not None
+    first, shift = layout.label_bias.start, np.array([2**40, -(2**40)])
+    last = RoundDelta(5, 0, bytes(8), (), (DenseValues.of(first, shift),))
+    deltas = [*map(delta_of, range(1, 5)), last]
+    run = run._replace(history=history_of(deltas, layout, run.run_id))
+    home, asked = tmp_path / "home", []
+    reference = run.reference(home)
+    for number, then in ((2, between), (5, "private rounds")):
+        frame, tail = run.evaluate(number, Split.VALIDATION), run.history.tail(0, number)
+        asked += [run.task(TaskKind.EVALUATE, frame, tail), then]
+        reference.answer(evaluate_task(frame, CatchUp(tail=tail), settings, False))
+        reference.take_private_rounds()
+    (result,) = run_page([run.case([run.task(TaskKind.HELLO, bytes(32)), *asked])])
+    ledger = personal_ledger(home / "runs" / run.run_id.hex() / "clients" / str(CLIENT))
+    whole = io.BytesIO(bytes.fromhex("".join(result["records"])))
+    start = LedgerHeader(PERSONAL_TRACK, run.run_id, layout.hash).start
+    for records in (read_ledger(ledger), read_records(whole, start, PERSONAL_TRACK)):
+        entries = [record.delta.entries for record in records]
+        dense = {n: one for n, (one, *_) in enumerate(entries, 1) if isinstance(one, DenseValues)}
+        ((number, values),) = dense.items()
+        assert number == 4 + (method == "mixture")
+        assert len(entries) == 2 * number - 1
+        assert (values.first, values.values.tolist()) == (first, (-shift).tolist())
+    *_, verified = verify_ledger(ledger, layout)
+    expected = to_float32(verified.state)
+    difference = np.linalg.norm(to_float32(np.array(result["p"], np.int64)) - expected)
+    assert difference < 2e-3 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("given", [None, 0.3])

@@ -3,13 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from federations import Settings, config_of, loaded
 from helpers import instruction_with
 from numpy.typing import NDArray
+from personalizers import runtime_personalizer
 
+from samara.client.personal import private_rounds
+from samara.client.personal.kept_label_bias import LABEL_BIAS_FILE
+from samara.client.personal.personalizations import read_personalizations
+from samara.client.personal.personalizer import Personalizer
+from samara.client.personal.private_fit import NO_PRIOR, CommonPrior
 from samara.client.personal.private_rounds import _private_instruction
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
@@ -21,6 +28,7 @@ from samara.shared.protocol.replay import digest, to_float32, zero_state
 from samara.shared.protocol.step_size import StepSize
 from samara.shared.results.result import RunResult
 from samara.shared.settings.config import RunConfig
+from samara.shared.settings.runs import client_folder
 from samara.shared.tasks.objectives import CROSS_ENTROPY
 from samara.shared.tasks.profiled_loss import PROFILED, fitted_shift, profiled_cross_entropy
 from samara.simulations.exports.adapter import FinishedRun, export
@@ -167,6 +175,64 @@ def test_private_rounds_minimize_the_plain_loss(settings: Settings) -> None:
         assert one.instruction(
             *(bytes(8), 1, layout.hash, bytes(32)), learning_rate=0.1, clip=0.0, curvature_every=0
         ).is_profiled
+
+
+@pytest.mark.parametrize("method", ["finetune", "ditto", "mixture"])
+def test_private_parts_from_before_are_that_much_less(settings: Settings, method: str) -> None:
+    config = config_of(settings | OWN, method=method, personal__rounds=1, personal__when="always")
+    folder = simulate(config)
+    layout = FinishedRun.at(folder).layout
+    *_, trained, corrected = (s.state for s in verify_ledger(folder / LEDGER_FOLDER, layout))
+    common = corrected - trained
+    for client in range(config.data.clients):
+        own = folder / "clients" / str(client)
+        *_, before, last = read_personalizations(own)
+        assert (before.global_round, last.global_round) == (2, config.terms.intercept_round)
+        states = [one.state for one in verify_ledger(own / "personal.ledger", layout)]
+        np.testing.assert_array_equal(states[before.last + 1], states[before.last] - common)
+        assert last.first == before.last + 2
+        assert last.before == before.after  # the same model
+
+
+def test_unfinished_private_rounds_end_before_the_shift_is_subtracted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(
+        settings | OWN, method="finetune", personal__rounds=3, personal__when="always"
+    )
+    runtime, source = load_run(config)
+    layout, data = runtime.layout, source.share_of(0, 3)
+    folder = client_folder(config, bytes(8), 0)
+    before = zero_state(layout.size)
+    shift = before.copy()
+    assert layout.label_bias is not None
+    shift[layout.label_bias] = 2**40, -(2**40)
+
+    def note(prior: CommonPrior, number: int, state: NDArray[np.int64]) -> Personalizer:
+        runs = folder.parent  # for the label bias to be kept
+        personalizer = runtime_personalizer(runtime, data, config, bytes(8), runs, prior)
+        assert personalizer.note(number, state, digest(layout.hash, state))
+        return personalizer
+
+    with monkeypatch.context() as patch:
+        plain, taken = private_rounds.train_for_a_round, [0]
+
+        def stop(*arguments: Any) -> Any:
+            taken[0] += 1
+            if taken[0] == 2:
+                raise KeyboardInterrupt
+            return plain(*arguments)
+
+        patch.setattr(private_rounds, "train_for_a_round", stop)
+        with pytest.raises(KeyboardInterrupt):
+            note(NO_PRIOR, 2, before).take()
+    note(CommonPrior(shift), config.terms.intercept_round, before + shift).take()
+    found = [(one.first, one.last) for one in read_personalizations(folder)]
+    assert found == [(1, 3), (5, 7)]
+    states = [one.state for one in verify_ledger(folder / "personal.ledger", layout)]
+    np.testing.assert_array_equal(states[4], states[3] - shift)
+    kept = json.loads((folder / LABEL_BIAS_FILE).read_text())
+    assert kept["values"] == states[-1][layout.label_bias].tolist()
 
 
 @pytest.mark.parametrize("method", ["local", "partial", "cluster"])

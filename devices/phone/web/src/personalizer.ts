@@ -20,7 +20,7 @@ import {
 } from "./private-rounds.ts";
 import type { State } from "./replay.ts";
 import { PERSONAL_TRACK } from "./round-delta.ts";
-import { isLast, makesPersonalModels, type RunTerms } from "./run-terms.ts";
+import { interceptRound, isLast, makesPersonalModels, type RunTerms } from "./run-terms.ts";
 import { accuracy } from "./softmax.ts";
 import type { Store } from "./store.ts";
 
@@ -99,7 +99,8 @@ export class Personalizer {
     for (;;) {
       let personal = await this.#read();
       if (!this.#run.dataHash || !(personal.next || personal.begun)) return;
-      if (!personal.begun) personal = await this.#begin(personal, personal.next!);
+      if (!personal.begun) personal = await this.#readWithoutCommon();
+      if (!personal.begun && personal.next) personal = await this.#begin(personal, personal.next);
       while (personal.begun) {
         if (await shouldStop()) return;
         personal = await this.#takeOne(personal, personal.begun);
@@ -121,14 +122,22 @@ export class Personalizer {
   /**
    * Returns the private rounds, after subtracting the common intercept if that is due.
    *
-   * Rounds begun from a state without it are dropped; they start again from the latest state.
+   * A fit begun from a state without it is dropped; it starts again from the latest state.
+   * Unfinished private rounds are finished before the subtraction.
    */
   async #readWithoutCommon(): Promise<Personal> {
     const personal = await this.#read();
-    const { common } = this.#run;
+    const { common, terms } = this.#run;
     if (!common || personal.isWithoutCommon) return personal;
-    const changed = { ...personal, next: null, begun: null, isWithoutCommon: true };
-    if (!personal.ledger.round) return this.#write(changed);
+    const { begun, finished } = personal;
+    const isOlder = (one: { readonly round: number } | null): boolean =>
+      one !== null && one.round < interceptRound(terms);
+    const hasOlder = isOlder(begun ? begun.start : finished);
+    if (hasOlder && begun?.progress.deltas.length && terms.method !== "readout") return personal;
+    const next = isOlder(personal.next) ? null : personal.next;
+    const kept = hasOlder ? null : begun;
+    const changed = { ...personal, next, begun: kept, isWithoutCommon: true };
+    if (!hasOlder || !personal.ledger.round) return this.#write(changed);
     const { layout } = this.#learner;
     const delta = subtraction(personal.ledger.round + 1, common, layout);
     const { session, record } = await append(personal.ledger, delta, layout);

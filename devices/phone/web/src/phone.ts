@@ -336,7 +336,7 @@ export class Phone {
     for (const { labels } of used)
       if (labels.length > 0 && labels.length < LEAST_BATCH)
         throw new BatchLimitError(labels.length, LEAST_BATCH);
-    const common = terms.reportsShifts ? null : commonState(session, learner.layout);
+    const common = commonState(session, learner.layout);
     const w = session.state;
     if (!isPersonal) return rounded(globalColumns(learner, terms, w, split, evaluated, common));
     const personalizer = await this.#personalizer(runId, terms, session);
@@ -418,7 +418,7 @@ export class Phone {
   ): Promise<Personalizer> {
     const learner = await this.learner(); // from here on, the refused examples are known
     const dataHash = await this.#parts.examples.hash(SPLIT.train);
-    const common = terms.reportsShifts ? null : commonState(session, learner.layout);
+    const common = commonState(session, learner.layout);
     return new Personalizer(this.#parts.store, learner, { runId, terms, dataHash, common });
   }
 
