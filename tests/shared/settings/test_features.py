@@ -38,9 +38,8 @@ def settings_of(combination: Combination) -> dict[str, Any]:
     """Flat settings that have a combination's values, as far as settings decide them."""
     own: dict[str, Any] = {"personal.part": "*" if combination.get("method") == "partial" else "x"}
     own["objective"] = "cross-entropy"
-    by_default = "trained" if combination.get("method") == "readout" else "none"
-    if combination.get("label bias", by_default) == "trained":
-        own["adapter.label-bias"] = True
+    if "label bias" in combination:
+        own["adapter.label-bias"] = combination["label bias"] == "trained"
     if combination.get("basis") == "informed":
         own["adapter.basis"] = "basis.safetensors"
     if combination.get("start") == "given":
