@@ -371,7 +371,8 @@ class RunConfig(Settings):
     def of(cls, settings: Mapping[str, Any], source: str) -> Self:
         """Validate settings, nested or dotted.
 
-        If a start is set, an unset `adapter.layers` or `adapter.label-bias` is that of the start.
+        If a start is set, an unset `adapter.layers` is that of the start. If `objective` is unset
+        too, an unset `adapter.label-bias` is also that of the start.
 
         Args:
             settings: settings from a TOML file, ``--set`` or Flower.
@@ -385,7 +386,7 @@ class RunConfig(Settings):
         flat = flattened(settings)
         start = flat.get("adapter.start")
         is_open = flat.get("adapter.layers", AUTO) == AUTO
-        has_bias = flat.get(LABEL_BIAS, AUTO) != AUTO
+        has_bias = any(flat.get(key, AUTO) != AUTO for key in (LABEL_BIAS, OBJECTIVE))
         is_read = is_open or not has_bias
         if is_read and isinstance(start, str) and start and (is_open or Path(start).exists()):
             # imported here because most runs have no start

@@ -133,7 +133,7 @@ def test_components_are_the_reference_phones(
         COMPONENTS | {"method": "readout", "adapter__label_bias": True},
         {"personal__learning_rate": 0.3, "adapter__label_bias": True},
         {"method": "ditto"},
-        {"objective": PROFILED},
+        {"objective": PROFILED, "adapter__label_bias": False},
         {"objective": PROFILED, "adapter__label_bias": True},
         {"method": "mixture", "personal__learning_rate": 0.3},
         {"method": "readout", "adapter__label_bias": True},

@@ -136,6 +136,7 @@ def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
         "cohort.late-rounds": 0,
         "cohort.oversample": 1.0,
         "objective": objective,
+        "adapter.label-bias": False,  # its default depends on the emulated devices
     }
     devices = simulate(config_of(calm))
     alone = simulate(config_of(calm, fleet__devices="", out=str(tmp_path / "alone")))
