@@ -146,7 +146,7 @@ def test_a_phone_scores_trains_and_personalizes_as_an_ordinary_client(
 def test_a_phone_trains_the_profiled_loss_inside_the_model(
     made: Callable[..., RunConfig], program_of: Callable[..., Path], tmp_path: Path
 ) -> None:
-    config = made("words", "top:2", objective=PROFILED, adapter__label_bias=False)
+    config = made("words", "top:2", objective=PROFILED, **{"adapter.label-bias": False})
     runtime, data, phone, _ = pair_of(config, program_of(config), tmp_path)
     values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
     state = (values * 2.0**STATE_BITS).astype(np.int64)
