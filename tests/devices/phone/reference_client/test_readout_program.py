@@ -160,7 +160,9 @@ def test_a_phone_trains_the_profiled_loss_of_an_ordinary_client(
 ) -> None:
     monkeypatch.setattr(readout_calls, "EXAMPLES_AT_ONCE", 5)  # fewer than the batch
     settings, file = made()
-    runtime, data, phone = pair_of(settings | {"objective": PROFILED, "adapter.label-bias": False}, file, tmp_path)
+    runtime, data, phone = pair_of(
+        settings | {"objective": PROFILED, "adapter.label-bias": False}, file, tmp_path
+    )
     state = state_of(runtime)
     asked = {"steps": 2, "queries": 19, "batch": batch, "curvature_every": 2}
     instruction = instruction_with(layout_hash=runtime.layout.hash, is_profiled=True, **asked)
