@@ -109,7 +109,7 @@ class Model:
         changed = {}
         if config.adapter.has_readout:
             changed["adapter.layers"] = config.adapter.inner_layers or "top:1"
-        if config.adapter.label_bias or config.adapter.has_readout:  # top:1 alone chooses one
+        if config.adapter.label_bias or config.adapter.has_readout:  # by default top:1 has one
             changed["adapter.label-bias"] = "false"
         if config.method == "readout":
             changed["method"] = "finetune"

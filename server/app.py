@@ -24,8 +24,8 @@ from samara.server.rounds.clustered_strategy import ClusteredStrategy
 from samara.server.rounds.clusters import cluster_folder
 from samara.server.rounds.cohort_sampling import draw_cohort_secrets
 from samara.server.rounds.event_log import Meter, count_scalars
+from samara.server.rounds.intercept_strategy import InterceptStrategy
 from samara.server.rounds.missing_gain import describe_missing_gain
-from samara.server.rounds.readout_strategy import ReadoutStrategy
 from samara.server.rounds.recorded_cohorts import RecordedCohorts
 from samara.server.rounds.strategy import ScalarStrategy
 from samara.server.store import LEDGER_FOLDER, METRICS_FILE, RunStore, read_layout, write_result
@@ -140,7 +140,7 @@ def serve(
     else:
         header = LedgerHeader(GLOBAL_TRACK, run_id, layout.hash)
         store = RunStore(folder, layout, header, config.ledger.snapshot_every)
-        kind = ReadoutStrategy if config.terms.intercept_round else ScalarStrategy
+        kind = InterceptStrategy if config.terms.intercept_round else ScalarStrategy
         strategy = kind(config, store, roster, cohorts, meters)
     try:
         record_settings(folder, config)
@@ -179,7 +179,7 @@ def _run(
     strategy.evaluate_missing(grid, splits)
     if (rounds := strategy.rounds - strategy.round) > 0:
         strategy.start(grid, ArrayRecord(), num_rounds=rounds, timeout=config.cohort.timeout)
-    if isinstance(strategy, ReadoutStrategy):
+    if isinstance(strategy, InterceptStrategy):
         if config.evaluate.best:
             strategy.evaluate(grid, Split.VALIDATION)
             strategy.return_to_best(always=True)

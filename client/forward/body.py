@@ -179,7 +179,6 @@ class PerturbedBody(ProvenBody):
             or any(sequence[:count] != self._prefix for sequence in sequences)
             or min(map(min, supervised)) < count
             or max(map(len, sequences)) > self._base.context
-            or self._rotates_by_length
             or not self._find_once("prefix", self._continuing_is_exact)
         ):
             return None
@@ -205,6 +204,8 @@ class PerturbedBody(ProvenBody):
 
         Some models have blocks of several kinds, so one block of each kind is tried.
         """
+        if self._rotates_by_length:
+            return False
         length = min(PROBE_TOKENS, self._base.context)
         middle = length // 2
         whole = tuple(range(1, 1 + length))

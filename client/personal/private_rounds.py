@@ -255,7 +255,7 @@ def _private_instruction(
         start_digest=digest(layout.hash, state),
         curvature_every=size.curvature_every(terms.queries, terms.differences),
         differences=terms.differences,
-        # no round after the private ones would add the shift that a profiled loss leaves out
+        # no later round would add a shift to the private part
         is_profiled=terms.is_profiled and not terms.reports_shifts,
     )
 

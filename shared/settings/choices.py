@@ -51,6 +51,7 @@ OPEN: dict[str, str | int] = {
     LABEL_BIAS: AUTO,
 }
 """Settings that can be unset, each with the default value that marks it as unset."""
+_Against = Mapping[str, tuple[tuple[str | int, ...], str]]
 _OF_STEPS: dict[str, str | int | float] = {
     "steps": 0,
     "batch": 0,
@@ -61,7 +62,7 @@ _OF_STEPS: dict[str, str | int | float] = {
     "personal.learning-rate": AUTO,
 }
 """Settings of local steps, with their defaults. A client that reports components takes no steps."""
-_AGAINST_COMPONENTS: dict[str, tuple[tuple[str | int, ...], str]] = {
+_AGAINST_COMPONENTS: _Against = {
     "privacy.mode": (("none",), "under noise components were less accurate"),
     "gradients": (("differences",), "a client's own update uses no projected gradients"),
     OBJECTIVE: ((AUTO, CROSS_ENTROPY), "a client's own update minimizes the cross-entropy"),
@@ -70,7 +71,7 @@ _AGAINST_COMPONENTS: dict[str, tuple[tuple[str | int, ...], str]] = {
     DISTRIBUTION: ((GAUSSIAN, ORTHOGONAL), "components need orthogonal directions"),
 }
 """For each setting: the values that allow components by default, and why other values do not."""
-_AGAINST_SHIFTS: dict[str, tuple[tuple[str | bool, ...], str]] = {
+_AGAINST_SHIFTS: _Against = {
     "method": (
         ("finetune", "global", "ditto", "mixture"),
         "the round of shifts was measured for one global model without private intercepts",
@@ -175,9 +176,8 @@ def _differences(flat: Mapping[str, Any], is_readout: bool) -> Choice:
         return Choice(CENTRAL, "adapters inside the model are trained by losses of perturbations")
     if flat.get("method") == "cluster":
         return Choice(CENTRAL, "clusters are found by projected gradients")
-    for key, (allowed, reason) in _AGAINST_COMPONENTS.items():
-        if flat.get(key, allowed[0]) not in allowed:
-            return Choice(CENTRAL, f"{key} is {flat[key]}, and {reason}")
+    if reason := _reason_against(flat, _AGAINST_COMPONENTS):
+        return Choice(CENTRAL, reason)
     for key, usual in _OF_STEPS.items():
         if flat.get(key, usual) != usual:
             return Choice(CENTRAL, f"{key} is set, and components have no such steps")
@@ -205,7 +205,7 @@ def _objective(flat: Mapping[str, Any], kind: str) -> Choice:
 
 def _label_bias(flat: Mapping[str, Any]) -> Choice:
     """Return the automatic `adapter.label-bias`: whether a last round adds numbers per label."""
-    if fits_private_part(str(flat.get("method"))) and _has_common_labels(_task(flat)):
+    if fits_private_part(str(flat.get("method"))) and _common_labels(flat):
         return Choice(True, "the method fits a private label bias")
     if flat.get(OBJECTIVE) == PROFILED and not _reason_against_shifts(flat):
         return Choice(True, "the last round adds the shift that the profiled loss leaves out")
@@ -214,13 +214,18 @@ def _label_bias(flat: Mapping[str, Any]) -> Choice:
 
 def _reason_against_shifts(flat: Mapping[str, Any]) -> str:
     """Return why a run has no round of shifts by default; empty if it has such a round."""
-    if not _has_common_labels(_task(flat)):
+    if not _common_labels(flat):
         return "the rows have no common labels whose scores could be shifted"
     if flat.get("adapter.start") and flat.get(LABEL_BIAS, AUTO) == AUTO:
         return "the start may have no label bias, to which a shift is added"
     if flat.get("fleet.devices"):
         return "the round of shifts was not measured on emulated devices"
-    for key, (allowed, reason) in _AGAINST_SHIFTS.items():
+    return _reason_against(flat, _AGAINST_SHIFTS)
+
+
+def _reason_against(flat: Mapping[str, Any], table: _Against) -> str:
+    """Return the reason of the first setting whose value a table does not allow; empty if none."""
+    for key, (allowed, reason) in table.items():
         if flat.get(key, allowed[0]) not in allowed:
             return f"{key} is {flat[key]}, and {reason}"
     return ""
@@ -292,11 +297,7 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
 
     A task that cannot be read counts as a task of two labels.
     """
-    labels, task = 2, _task(flat)
-    if isinstance(task, ClassificationTask):
-        labels = len(task.words)
-    elif isinstance(task, ChoiceTask) and not task.list_names:
-        labels = len(task.candidates)
+    labels = _common_labels(flat) or 2
     each, most = QUERIES, MOST_QUERIES
     if flat.get(DIFFERENCES) == COMPONENTS:
         each, most = COMPONENT_QUERIES, MOST_COMPONENT_QUERIES
@@ -308,10 +309,12 @@ def _readout_queries(flat: Mapping[str, Any]) -> Choice:
     return Choice(queries, reason)
 
 
-def _has_common_labels(task: Task | None) -> bool:
-    """Return whether the rows of a task have the same labels."""
-    is_choice = isinstance(task, ChoiceTask) and not task.list_names
-    return is_choice or isinstance(task, ClassificationTask)
+def _common_labels(flat: Mapping[str, Any]) -> int:
+    """Return the number of labels that all rows of the task share; 0 if they share none."""
+    task = _task(flat)
+    if isinstance(task, ClassificationTask):
+        return len(task.words)
+    return len(task.candidates) if isinstance(task, ChoiceTask) and not task.list_names else 0
 
 
 def _task(flat: Mapping[str, Any]) -> Task | None:

@@ -14,7 +14,7 @@ from samara.shared.protocol.replay import to_float32
 from samara.shared.protocol.round_delta import RoundDelta
 
 
-class ReadoutStrategy(ScalarStrategy):
+class InterceptStrategy(ScalarStrategy):
     """A `ScalarStrategy` whose clients report an intercept after the last round."""
 
     def add_common_intercept(self, grid: Grid) -> None:
