@@ -295,6 +295,8 @@ def _labels(
             raise ConfigError(
                 f"--words: {', '.join(repeated)} occurs more than once; give different words"
             )
+        if words and {text.strip() for text in texts} == set(words):
+            return tuple(words)  # the labels' own names, in whatever order
         return tuple(texts)
 
     return values, answers.several("words", question, words, as_many)

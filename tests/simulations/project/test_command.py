@@ -116,6 +116,20 @@ def test_users_that_are_named_can_be_left_out(
     assert 'partition = "dirichlet"' in (tmp_path / "mine" / "scenario.toml").read_text()
 
 
+def test_words_that_name_the_labels_keep_their_labels(
+    run: Run, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"text": f"the day was long {i}", "label": ("good", "bad")[i % 2]} for i in range(60)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--data", file, "--model", model_folder("encoder"), "--words", "good,bad")
+    status, _, errors = run("new", tmp_path / "mine", *options)
+    assert (status, errors) == (0, "")
+    task = load_task(str(tmp_path / "mine" / "task.toml"))
+    assert task.words == ("bad", "good")
+    assert task.labels == (("bad",), ("good",))
+
+
 def test_generated_messages_need_nothing(run: Run, tmp_path: Path) -> None:
     status, printed, errors = run("new", tmp_path / "mine", "--data", "messages")
     assert (status, errors) == (0, "")
