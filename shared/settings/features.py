@@ -128,7 +128,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"method": ("local",), "private rounds": ("earlier",)},
-        "the method has no common rounds between which a client could take private rounds; set "
+        "the method has no common rounds between which a client could run private rounds; set "
         "personal.when to end",
     ),
     Exclusion(
