@@ -97,7 +97,7 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
         for name in NAMES:
             refused = ScenarioFolder(live.home(name)).read_refused()
             assert refused is not None
-            assert refused.reason == "other settings than those signed: batch = 1 and not 4"
+            assert refused.reason == "settings other than the signed ones: batch = 1 and not 4"
             assert refused.reason in live.said(name)
         assert not (live.run / "ledger").exists()
         shown = samara(

@@ -239,7 +239,7 @@ def test_no_settings_are_not_the_devices_own(
     trainer = resident(settings, CLIENT, short)
     with pytest.raises(ConfigError, match="run config"):
         trainer.client_for(b"")
-    with pytest.raises(ScenarioError, match="other settings than those signed"):
+    with pytest.raises(ScenarioError, match="settings other than the signed ones"):
         trainer.client_for(b"{}")
 
 
