@@ -138,7 +138,7 @@ def fixed_table() -> str:
             found.setdefault((key, _shown(fixed.value), fixed.instead, other), []).append(name)
     for (key, value, now, other), names in found.items():
         both = "both" if len(names) == len(of) else names[0]
-        lines.append(f"| `{key}` | {value} | {both} | {now or 'the value'} | {other} |")
+        lines.append(f"| `{key}` | {value} | {both} | {now or 'this value'} | {other} |")
     return "\n".join(lines)
 
 

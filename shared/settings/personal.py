@@ -11,7 +11,7 @@ class PersonalSettings(Section):
 
     rounds: int = term(
         "personal.rounds",
-        "private rounds that each client takes after the last round, and whenever `personal.when` "
+        "private rounds that each client runs after the last round, and whenever `personal.when` "
         "requires them; 0 means no personal model",
         5,
     )
