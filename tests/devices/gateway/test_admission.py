@@ -1,4 +1,4 @@
-"""Who gets into a gateway of phones: proofs of keys, limits, certificates."""
+"""Admission to a gateway of phones: proofs of keys, limits, certificates."""
 
 import asyncio
 import re
@@ -125,14 +125,14 @@ def test_the_oldest_connection_without_a_proof_makes_room(
 
 
 def channel_to(served: Served) -> Any:
-    """A connection of its own to a gateway."""
+    """A separate connection to a gateway."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     return grpc.insecure_channel(served.endpoint.address, options)
 
 
 @contextmanager
 def silent_stream(served: Served) -> Iterator[Any]:
-    """A stream with a connection of its own, which was challenged and gives no proof."""
+    """A stream on a separate connection, which has been challenged and gives no proof."""
     silent = threading.Event()
 
     def says() -> Iterator[FromPhone]:
@@ -166,7 +166,7 @@ def test_a_connection_opens_few_streams_without_a_proof(
 
 
 class Mute:
-    """A stream of a stranger who hangs up, or proves a key."""
+    """The stream of a stranger who hangs up, or who proves a key."""
 
     def __init__(self, host: str, key: SigningKey | None = None) -> None:
         self.host, self._key, self._nonce = host, key, b""
@@ -327,7 +327,7 @@ def test_gateway_settings_are_checked_before_anything_runs(
 
 
 class Once(threading.Event):
-    """Tells a phone to end when it begins to wait for its next try."""
+    """Makes a phone end as soon as it begins to wait for its next try."""
 
     def wait(self, timeout: float | None = None) -> bool:
         self.set()

@@ -19,7 +19,7 @@ from samara.shared.protocol.signing import SigningKey
 
 PHONES = 6
 SECONDS = 10.0
-"""Time in which all phones attach."""
+"""Seconds within which all phones must attach."""
 ELSEWHERE, SAME = "127.0.1.1", "127.0.0.1"
 """An address of another network than the phones' own, and theirs."""
 
