@@ -1,4 +1,4 @@
-"""Clients with a signed scenario over TLS: the same run as without one, and no other."""
+"""Clients with a signed scenario over TLS take part in the same run as without, and in no other."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def start(live: LiveRun, *options: str) -> None:
 
 
 def finish(live: LiveRun) -> str:
-    """The digest at the end of a run, of which the clients hear."""
+    """Wait for the end of a run and of its clients; return the final digest."""
     live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
     assert live.server is not None
     assert live.server.returncode == 0, live.said()[-2000:]

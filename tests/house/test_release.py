@@ -1,4 +1,4 @@
-"""`make release`: what keeps a version from being released, and archives that can be made again."""
+"""`make release`: reasons not to release a version, and reproducible archives."""
 
 import hashlib
 import importlib.util
