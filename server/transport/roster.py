@@ -308,7 +308,7 @@ class Roster:
                 "another node already has this client index; give each node a different index"
             )
         identity = RunIdentity(layout, hello.model_id, client_count)
-        if self._quorum and self.layout is None:
+        if self._quorum:
             self._quorum.check(identity)
         entry = RosterEntry(node, hello.client, hello.examples, hello.round, facts, public_key)
         return entry, identity

@@ -54,6 +54,16 @@ def plan_of(config: RunConfig, folder: Path) -> list[str]:
     return describe_plan(config, runtime, shares, folder)
 
 
+def test_the_plan_of_empty_settings_says_that_the_texts_are_generated(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    lines = plan_of(RunConfig(), tmp_path)
+    assert any(line.startswith("model: embedded, ") for line in lines)
+    [note] = [line for line in lines if line.startswith("note: the texts are generated ")]
+    assert "samara new DIR --data FILE --model MODEL" in note
+    assert not any("generated" in line for line in plan_of(config, tmp_path))
+
+
 def test_the_plan_says_what_is_trained_and_why(
     config: RunConfig, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
