@@ -59,7 +59,7 @@ def limit_half(run: BrowserRun, board: str) -> float:
 
 
 def stopped(run: BrowserRun) -> str:
-    """Return what the last browser's page shows once its limit is reached."""
+    """Return the text on the last browser's page after its limit is reached."""
     tab = run.tabs[run.browsers[-1]]
     return str(tab.until(f"{SHOWN.format('stopped')}.trim()", SECONDS))
 

@@ -94,7 +94,7 @@ SMALLER = {
 
 
 def elsewhere(command: Command) -> str:
-    """Return why a command is not run here; empty if it is."""
+    """Return the reason why this file does not run a command; empty if it runs it."""
     pages = [why for page, why in PAGES_ELSEWHERE.items() if command.page.startswith(page)]
     words = [why for words, why in ELSEWHERE.items() if command.words[: len(words)] == words]
     return next(iter(pages + words), "")
