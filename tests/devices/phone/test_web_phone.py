@@ -1,4 +1,4 @@
-"""The phone page's client, in Node, answers the same tasks like the reference phone.
+"""The phone page's client, in Node, answers tasks like the reference phone.
 
 Python computes the model's results once, for both clients. The tests compare everything else.
 """

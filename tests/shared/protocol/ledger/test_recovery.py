@@ -1,4 +1,4 @@
-"""Opening a ledger after a crash, a power cut, or damage of the disk."""
+"""Opening a ledger after a crash, a power cut, or disk damage."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
