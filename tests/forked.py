@@ -102,7 +102,7 @@ def scripts() -> dict[str, str]:
 
 
 class Zygote:
-    """The other end of a zygote.
+    """A zygote, as seen from the process that requests forks.
 
     Args:
         channel: a connected socket to it.
