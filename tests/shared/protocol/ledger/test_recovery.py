@@ -253,7 +253,7 @@ def test_damage_before_the_newest_snapshot_is_said_and_does_no_harm(tmp_path: Pa
     [
         ([LAST, NEWEST], ""),
         ([LAST, THIRD], "0000000006.snap: the records end before this snapshot, at round 4"),
-        ([THIRD, NEWEST], "0000000005.seg: round 5|no records lead|missing before it"),
+        ([THIRD, NEWEST], "0000000005.seg: round 5|no records lead|before it, is missing"),
         ([FIRST, OLDER, NEWEST, "0000000002.snap"], "no records lead"),
     ],
 )
