@@ -393,9 +393,11 @@ def measure(
             ]
             numbers = np.mean(ends, axis=0)
         done = rounds
-        yield {"scalars/d": rounds * per_round / d, "public loss": public.loss(numbers)} | figures(
-            record.observations(), known, truth
-        )
+        yield {
+            "scalars/d": rounds * per_round / d,
+            "public loss": public.loss(numbers),
+            "accuracy": public.confusion(numbers).accuracy,
+        } | figures(record.observations(), known, truth)
 
 
 def figures(observations: Observations, public: Public, truth: Floats) -> dict[str, float]:
