@@ -1,4 +1,4 @@
-"""The column of the methods page that shows where a row's tests run, read from the tests."""
+"""The column of the methods page that shows which tests need more than a CPU."""
 
 import ast
 import re
@@ -24,7 +24,8 @@ def _with_places(line: str) -> str:
     if (row := _ROW.match(line)) is None:
         return line
     cells = [cell.strip() for cell in row[1].split("|")]
-    cells[4:] = [places(_TEST.findall(cells[3]))]
+    place = places(_TEST.findall(cells[3]))
+    cells[4:] = ["" if place == "CPU" else place]
     return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 

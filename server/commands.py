@@ -78,16 +78,22 @@ def up(
     from samara.server.live.certificates import check_certificates
     from samara.server.live.keys import KEYS_FOLDER, ClientKeys
     from samara.server.live.live_config import (
+        SCENARIO_FILE,
         describe_early_start,
         read_live_config,
         write_scenario,
     )
     from samara.server.live.run_display import WARNING_STYLE, RunDisplay
-    from samara.server.live.run_lock import check_not_moved, check_not_served
+    from samara.server.live.run_lock import (
+        check_not_moved,
+        check_not_served,
+        lock_run,
+        new_files_deleted,
+    )
     from samara.server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from samara.server.live.superlink import max_reply_bytes
-    from samara.server.live.superlink_process import SuperLinkProcess
-    from samara.server.watch.dashboard import Dashboard
+    from samara.server.live.superlink_process import SUPERLINK_LOG, SuperLinkProcess
+    from samara.server.watch.dashboard import TOKEN_FILE, Dashboard
     from samara.shared.network.addresses import check_host
     from samara.shared.network.certificates import (
         CERTIFICATES_FOLDER,
@@ -104,35 +110,38 @@ def up(
     check_not_served(run)
     config = read_live_config(scenario, [*(settings or []), f"out={run}"], "server up")
     check_settings(run, config)
-    make_private_folder(run)
-    write_scenario(run, config)
     console = Console()
-    renewal = None
-    if insecure:
-        tls = None
-    elif certificate:
-        tls = check_certificates(certificate, key, authority)
-    else:
-        renewal = partial(make_certificates, run / CERTIFICATES_FOLDER, names or [])
-        tls = renewal()
-    keys_folder = run / KEYS_FOLDER if tls else None
-    client_keys = ClientKeys(keys_folder) if keys_folder else None
-    max_bytes = 2 * max_reply_bytes(config)  # room for a frame and for Flower's message around it
-    superlink = SuperLinkProcess(run / FLOWER_FOLDER, host, port, tls, max_bytes, keys_folder)
-    dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
-    with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:
-        if dashboard:
-            # a log must not contain the token
-            page = dashboard.login_address if console.is_terminal else dashboard.address
-            display.show(f"dashboard: {page} (token in {dashboard.token_file})")
-        if tls:
-            display.show(f"clients verify this server with {tls.authority}")
-            display.show(
-                f"the server's certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}"
-            )
-        if warning := describe_early_start(config):
-            display.show(warning, WARNING_STYLE)
-        is_finished = serve_run(config, superlink, client_keys, display, renewal)
+    own = (SCENARIO_FILE, CERTIFICATES_FOLDER, FLOWER_FOLDER, TOKEN_FILE)
+    with new_files_deleted(run, own, run / FLOWER_FOLDER / SUPERLINK_LOG), lock_run(run):
+        make_private_folder(run)
+        write_scenario(run, config)
+        renewal = None
+        if insecure:
+            tls = None
+        elif certificate:
+            tls = check_certificates(certificate, key, authority)
+        else:
+            renewal = partial(make_certificates, run / CERTIFICATES_FOLDER, names or [])
+            tls = renewal()
+        keys_folder = run / KEYS_FOLDER if tls else None
+        client_keys = ClientKeys(keys_folder) if keys_folder else None
+        # room for a frame and for Flower's message around it
+        max_bytes = 2 * max_reply_bytes(config)
+        superlink = SuperLinkProcess(run / FLOWER_FOLDER, host, port, tls, max_bytes, keys_folder)
+        dashboard = Dashboard(run, dashboard_port) if has_dashboard else None
+        with dashboard or nullcontext(), RunDisplay(run, console, as_json) as display:
+            if dashboard:
+                # a log must not contain the token
+                page = dashboard.login_address if console.is_terminal else dashboard.address
+                display.show(f"dashboard: {page} (token in {dashboard.token_file})")
+            if tls:
+                display.show(f"clients verify this server with {tls.authority}")
+                display.show(
+                    f"the server's certificate ends on {certificate_end(tls.certificate):%Y-%m-%d}"
+                )
+            if warning := describe_early_start(config):
+                display.show(warning, WARNING_STYLE)
+            is_finished = serve_run(config, superlink, client_keys, display, renewal)
     end = "finished" if is_finished else "stopped; the same command resumes it"
     display.show_end(f"{run}: {end}")
 
@@ -209,7 +218,9 @@ def _show_rounds(run: Path, console: "Console") -> None:
 
     console.print(*make_rounds_tables(run))
     if spent := describe_spent(run):
-        console.print(f"{spent}; private rounds do not name their clients", highlight=False)
+        console.print(
+            f"{spent}; rounds with differential privacy do not name their clients", highlight=False
+        )
 
 
 def _show_keys(run: Path, console: "Console") -> None:

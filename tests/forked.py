@@ -1,15 +1,14 @@
-"""Subprocesses of tests that begin with the libraries loaded, in place of importing them anew.
+"""Subprocesses of tests that start with the libraries loaded, instead of importing them.
 
-A process that imported the libraries and did nothing else, a `zygote`, forks itself for every
-command that is a module or a script of this environment. The fork has the command's arguments,
-environment, folder and streams, and is a child of the process that asked for it. It has a zygote of
-its own, so that its subprocesses begin in the same way. The project's own modules are not loaded
-beforehand.
+A process that has only imported the libraries, a `zygote`, forks itself for every command that is a
+module or a script of this environment. The fork has the command's arguments, environment, folder
+and streams, and is a child of the requesting process. It has its own zygote, so that its
+subprocesses start in the same way. The project's own modules are not loaded beforehand.
 
-Commands that read their environment before `main`, or that have interpreter options, are started
-as usual, and so are programs of `-c`, except for those that begin with `LOADED`. A shell
-forks its commands where it is given the words of `command_server` in place of Python. The workers
-of pytest-xdist are forked, too, each with its zygote.
+Some commands are started as usual: commands that read their environment before `main`, commands
+with interpreter options, and `-c` programs that do not begin with `LOADED`. A shell forks its
+commands if it uses the words of `command_server` in place of Python. The workers of pytest-xdist
+are forked too, each with its own zygote.
 """
 
 import atexit
@@ -59,15 +58,15 @@ _READ_WHILE_IMPORTING = (
     *("PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "TRITON_"),
     *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
 )
-"""Beginnings of the names of variables that libraries read while they are imported."""
+"""Beginnings of the names of variables that libraries read during their import."""
 _SET_ANYWAY = "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY"
-"""Such variables that a fork takes over, or that libraries set while they are imported."""
+"""Variables of this kind that a fork takes over, or that libraries set during their import."""
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
 _ROOM = 16384
-"""Bytes of the command line that a fork has room for."""
+"""Room for a fork's command line, in bytes."""
 _LONGEST_COMMAND = 2**17
-"""Most bytes of a command with its environment."""
+"""Largest size in bytes of a command with its environment."""
 
 
 LOADED = "# begins with the libraries loaded\n"
@@ -80,7 +79,7 @@ class Request(NamedTuple):
     Attributes:
         words: the arguments; `-m` and a module, `-c` and a program, or the path of a script comes
             first.
-        ignored: numbers of the signals that it ignores.
+        ignored: numbers of the signals that the process ignores.
         umask: its file mode creation mask.
     """
 
@@ -107,7 +106,7 @@ class Zygote:
 
     Args:
         channel: a connected socket to it.
-        variables: its variables that libraries read.
+        variables: variables of its environment that libraries read.
     """
 
     def __init__(self, channel: socket.socket, variables: dict[str, str]) -> None:
@@ -147,7 +146,7 @@ class Zygote:
 
 
 def import_variables(environment: Any) -> dict[str, str]:
-    """The variables that libraries read while they are imported, but for the module path."""
+    """The variables that libraries read during their import, except the module path."""
     return {
         name: value
         for name, value in environment.items()
@@ -168,7 +167,7 @@ def _zygote_of_this_process() -> Zygote:
 
 
 def _forkable_words(args: Any, environment: Any) -> list[str] | None:
-    """The arguments of a command that can be forked, from `-m`, `-c` or the script's path on."""
+    """The arguments of a forkable command, starting with `-m`, `-c` or the script's path."""
     words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
     if words[0] == sys.executable:
         if words[1:] == _PYTEST_WORKER:
@@ -184,14 +183,14 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
 
 
 def _umask() -> int:
-    """The file mode creation mask of this process; `os.umask` would set it."""
+    """The file mode creation mask of this process, read without `os.umask`, which would set it."""
     found = re.search(r"^Umask:\t(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1], 8)
 
 
 class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
-    """`subprocess.Popen` whose process is forked from the zygote where that is possible."""
+    """`subprocess.Popen` whose process is forked from the zygote if possible."""
 
     def _execute_child(self, *arguments: Any) -> None:
         args, executable, preexec_fn, _, pass_fds, cwd, env = arguments[:7]
@@ -224,7 +223,7 @@ class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
 
 @contextmanager
 def command_server(folder: Path) -> Iterator[list[str]]:
-    """Fork processes for shells; yield the words that stand for Python in their commands.
+    """Fork processes for shells; yield the words that replace Python in their commands.
 
     Args:
         folder: folder of the socket; its path must be short.
@@ -253,7 +252,7 @@ def _serve_commands(listener: socket.socket) -> None:
 
 
 def _run_command(channel: socket.socket) -> None:
-    """Start the process that a command asks for, pass signals on to it, and report its end."""
+    """Start the process of a command, pass signals on to it, and report its end."""
     data, streams, _, _ = socket.recv_fds(channel, _LONGEST_COMMAND, 3)
     words, folder, environment = json.loads(data)
     stdin, stdout, stderr = streams
@@ -282,7 +281,7 @@ def _run_command(channel: socket.socket) -> None:
 
 
 def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
-    """Fork a process for every request; return in those processes alone."""
+    """Fork a process for every request; only the forked processes return."""
     while True:
         header, streams, _, _ = socket.recv_fds(channel, 4, 3)
         if not header:
@@ -309,7 +308,7 @@ def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _write_command_line(words: list[str]) -> None:
-    """Give this process a command line, as `ps` shows it."""
+    """Give this process a command line, which `ps` then shows."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(stat[45]), int(stat[46])
     data = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin - 1]
@@ -317,7 +316,7 @@ def _write_command_line(words: list[str]) -> None:
 
 
 def _become(request: Request, streams: list[int]) -> None:
-    """Take over the streams, the folder, the environment and the module path of a command."""
+    """Take over the streams, environment, folder and module path of a command."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     for stream in set(streams) - {0, 1, 2}:
@@ -356,7 +355,7 @@ def _run(words: list[str]) -> None:
 
 
 def _run_to_the_end(words: list[str]) -> NoReturn:
-    """Run a program and end as the interpreter does, but for freeing the libraries' memory."""
+    """Run a program and end like the interpreter, but without freeing the libraries' memory."""
     status = 0
     try:
         _run(words)
@@ -380,7 +379,7 @@ def _run_to_the_end(words: list[str]) -> NoReturn:
 
 
 def _prepare_numba() -> None:
-    """Have numba register its functions, as its first call of a compiled one does."""
+    """Make numba register its functions, like the first call of a compiled function."""
     from numba.core.registry import cpu_target
 
     cpu_target.typing_context.refresh()
@@ -388,14 +387,14 @@ def _prepare_numba() -> None:
 
 
 def share_sources_of_nodes() -> None:
-    """Have torch share the recorded origins of graph nodes, which each pass of an export copies."""
+    """Make torch share the recorded origins of graph nodes, which each pass of an export copies."""
     from torch.fx.traceback import NodeSource
 
     NodeSource.__deepcopy__ = lambda source, _: source  # type: ignore[attr-defined]
 
 
 def _take_huge_pages() -> None:
-    """Put this process's memory on huge pages if the kernel can: a fork copies fewer entries."""
+    """Put this process's memory on huge pages if possible, so that a fork copies fewer entries."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, _, _, inode = line.split()[:5]
@@ -405,7 +404,7 @@ def _take_huge_pages() -> None:
 
 
 def main() -> None:
-    """Import the libraries, and fork until the process that started this one ends."""
+    """Import the libraries, and fork processes until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     variables = import_variables(os.environ)
     del sys.path[0]  # the folder of this file

@@ -246,7 +246,7 @@ def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[
         return "a run, but no scenario is signed"
     keys = min(differing, key=len)
     signed = scenarios[differing.index(keys)].settings
-    return "other settings than those signed: " + _listed(
+    return "settings other than the signed ones: " + _listed(
         f"{key} = {settings.get(key)!r} and not {signed.get(key)!r}" for key in sorted(keys)
     )
 

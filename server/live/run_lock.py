@@ -1,8 +1,12 @@
-"""The lock of a run's folder: at most one server serves the run, and none after it has moved."""
+"""The lock of a run's folder: at most one server serves the run, and none after it has moved.
+
+A server that fails before it serves takes its new files away again.
+"""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,6 +35,35 @@ def lock_run(folder: Path) -> Iterator[None]:
         raise SamaraError(_SERVED.format(folder=folder)) from None
     with lock:
         yield
+
+
+@contextmanager
+def new_files_deleted(folder: Path, own: Collection[str], started: Path) -> Iterator[None]:
+    """Delete the new files of a run's folder if the block fails before a server process started.
+
+    A new folder is deleted too, with its new parents. If another command has written a file
+    meanwhile, for example an invitation, or another server holds the lock, nothing is deleted.
+
+    Args:
+        folder: folder of a run; it may be missing.
+        own: names that the block writes into the folder.
+        started: file that exists as soon as a server process has started.
+    """
+    kept = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
+    new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        new = {file.name for file in folder.iterdir()} - kept if folder.is_dir() else set[str]()
+        unused = new <= {*own, SERVER_LOCK} and not started.exists()
+        if unused and not is_locked(folder / SERVER_LOCK):
+            for name in new:
+                file = folder / name
+                shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+            with suppress(OSError):  # if another process has written into a folder
+                for each in new_folders:
+                    each.rmdir()
+        raise
 
 
 def check_not_served(folder: Path) -> None:

@@ -13,7 +13,6 @@ from samara.server.live.connections import CONNECTIONS_FILE, write_connections
 from samara.server.live.farewell import count_untold, describe_names, find_untold
 from samara.server.live.keys import ClientKeys
 from samara.server.live.run_display import RunDisplay
-from samara.server.live.run_lock import lock_run
 from samara.server.live.server_log import LOG_FILE, limit_log
 from samara.server.live.superlink import RUN_ERROR
 from samara.server.live.superlink_process import SuperLinkProcess
@@ -67,7 +66,8 @@ def serve_run(
     away at the end has been informed.
 
     Args:
-        config: settings of the run; ``out`` is the absolute path of its folder.
+        config: settings of the run; ``out`` is the absolute path of its folder, which the caller
+            has locked.
         superlink: Flower's SuperLink, not yet started.
         keys: client keys of the run; None lets any client join.
         display: display for progress and problems.
@@ -85,7 +85,7 @@ def serve_run(
         display.show("this run is already finished; to begin another run, give another --run")
         if keys is None:  # without keys, absent clients cannot be distinguished from strangers
             return True
-    with lock_run(folder), _stop_on_signals():
+    with _stop_on_signals():
         upkeep = _Upkeep(superlink, display, renew_certificate)
         pause = 1.0
         try:

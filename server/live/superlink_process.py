@@ -46,6 +46,8 @@ from samara.shared.storage.files import make_private_folder, write_secret
 if TYPE_CHECKING:
     from samara.shared.flower_compat import ControlHttpClient
 
+SUPERLINK_LOG = "superlink.log"
+"""File with the output of the SuperLink, which exists once a SuperLink has been started."""
 _START_SECONDS = 180.0
 """Start-up time limit of a SuperLink, in seconds; imports take a minute on a small machine."""
 _POLL_SECONDS = 0.1
@@ -102,7 +104,7 @@ class SuperLinkProcess:
     @property
     def log_file(self) -> Path:
         """The file with the output of the SuperLink and its processes."""
-        return self.folder / "superlink.log"
+        return self.folder / SUPERLINK_LOG
 
     @property
     def address(self) -> str:

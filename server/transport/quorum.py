@@ -70,6 +70,13 @@ class Quorum:
                 f"its layout has {layout.element_count} trained numbers, more than "
                 f"{MOST_ELEMENTS}; adapt fewer layers (adapter.layers), or lower adapter.rank"
             )
+        if (bias := self._config.adapter.label_bias) != (layout.label_bias is not None):
+            raise LayoutError(
+                f"its layout has {'no' if bias else 'a'} label bias, but adapter.label-bias is "
+                f"{str(bias).lower()} in this run; use the run's adapter settings on this client. "
+                "If it runs an exported program, export it again: samara phone export … --set "
+                f"adapter.label-bias={str(bias).lower()}"
+            )
         for setting, expected, value, kind in (
             ("layout-hash", cohort.layout_hash, layout.hash, LayoutError),
             ("model-id", cohort.model_id, identity.model_id, ModelError),

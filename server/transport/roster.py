@@ -300,13 +300,15 @@ class Roster:
         facts = decode_foreign(_parse_facts, hello.facts)
         client_count = facts.get("clients")
         if type(client_count) is not int or client_count < 0:
-            raise SamaraError(f"the number of clients in its hello is {client_count!r}")
+            raise SamaraError(
+                f"the number of clients in its hello, {client_count!r}, is not a count"
+            )
         if hello.client in taken:
             raise TakenIndexError(
                 "another node already has this client index; give each node a different index"
             )
         identity = RunIdentity(layout, hello.model_id, client_count)
-        if self._quorum and self.layout is None:
+        if self._quorum:
             self._quorum.check(identity)
         entry = RosterEntry(node, hello.client, hello.examples, hello.round, facts, public_key)
         return entry, identity

@@ -114,6 +114,12 @@ def _lines(
         *([SENDS_UPDATE] if sends_update(config.flat(), runtime.layout.size) else []),
         f"evaluations: {_evaluations(config)}",
     ]
+    if generated:
+        lines.append(
+            f"note: the texts are generated (data.path = {EMBEDDED_DATA}), and none are yours. For "
+            "your own, run `samara new DIR --data FILE --model MODEL`, or set data.path, task and "
+            "model.path"
+        )
     if shared := _shared_texts(shares).describe(config.data.split):
         lines.append(f"note: {shared}")
     if chosen := automatic_values(config.flat()):

@@ -1,7 +1,7 @@
-"""The commands of the guides, run as they are written: with small data, a tiny model, few rounds.
+"""The guides' commands run as written, with small data, a tiny model and few rounds.
 
 Commands that need other machines, a network or hours are in `ELSEWHERE`, each with the reason and
-with what runs them instead.
+with the test that runs them instead.
 """
 
 import csv
@@ -34,7 +34,7 @@ SMALL = {
         *("--set", "data.validation=8", "--set", "data.test=8", "--set", "threads=1"),
     ),
 }
-"""What is added to a command so that it takes seconds; the last value of an option counts."""
+"""Options added to a command so that it takes seconds; the last value of an option counts."""
 DATA = re.compile(r"\b(DATA|PUBLIC)$")
 RUN = (
     "README.md",
@@ -78,7 +78,7 @@ ELSEWHERE = {
         "a GGUF file of the reader's own: tests/simulations/exports/test_tuned_export_gguf.py"
     ),
 }
-"""Beginnings of commands that are not run here, and why."""
+"""Beginnings of commands that are not run here, with the reason."""
 PAGES_ELSEWHERE = {
     "docs/measurements/": "minutes to days of measuring; what was measured is on the page",
     "docs/guides/phone.md": "a run with a phone: tests/e2e/test_documented_phone.py",
@@ -90,7 +90,7 @@ SMALLER = {
         *("simulate", "style", "--set", "data.clients=3", "--set", "personal.rounds=2"),
     ),
 }
-"""Commands that take long all the same, and what stands for them."""
+"""Commands that take long even so, and their replacements."""
 
 
 def elsewhere(command: Command) -> str:
@@ -115,7 +115,7 @@ def write_rows(file: Path, names: tuple[str, str, str], labels: tuple[str, ...])
 
 
 def save_with_words(model: Path, words: tuple[str, ...], folder: Path) -> None:
-    """Save a model under another path, with more words in its vocabulary."""
+    """Save a model under another path, with additional words in its vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModelForCausalLM.from_pretrained(model)
     tokenizer.add_tokens(list(words))
@@ -128,7 +128,7 @@ def save_with_words(model: Path, words: tuple[str, ...], folder: Path) -> None:
 def folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
 ) -> Path:
-    """A folder with the files that the pages speak of, as the current one."""
+    """A folder with the files that the pages mention, as the current folder."""
     write_rows(tmp_path / "reviews.csv", ("text", "label", "user"), ("0", "1"))
     write_rows(tmp_path / "public.csv", ("text", "label", "user"), ("1", "0"))
     (tmp_path / "public.toml").write_text(

@@ -1,4 +1,4 @@
-"""A gateway in a live run that answers for a phone whose private key is gone."""
+"""A hostile gateway in a live run that forges answers of a phone; the phone's key is gone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A handful of what the scripts in benchmarks/ do to live runs at length."""
+"""A few of the tests that the scripts in benchmarks/ run on live servers at length."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""`samara new` in a terminal: what is asked, what a wrong answer gets, and the end of the input."""
+"""`samara new` in a terminal: its questions, its replies to wrong answers, the end of the input."""
 
 import os
 import pty

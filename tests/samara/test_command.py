@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that every mistake is one clear message."""
+"""The command line: its output; every mistake gives one clear message."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def test_compare_averages_seeds_and_writes_every_client(
 def test_compare_refuses_the_same_counts_of_other_examples(
     run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Another data.seed deals as many examples to every client, and not the same ones."""
+    """Another data.seed gives every client as many examples, but different ones."""
     folders = [tmp_path / name for name in ("a", "b")]
     for seed, out in enumerate(folders):
         settings |= {"data.seed": seed, "rounds": 1}

@@ -1,4 +1,4 @@
-"""Old forms of commands: each means a command of today, with one line of warning."""
+"""Old forms of commands: each is converted to a current command, with a one-line warning."""
 
 from pathlib import Path
 

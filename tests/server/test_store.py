@@ -1,4 +1,4 @@
-"""The folder of a run, and the command that proves it."""
+"""The folder of a run, and the command that verifies it."""
 
 import json
 import sys
@@ -122,7 +122,7 @@ def test_a_missing_result_is_refused(tmp_path: Path) -> None:
 def verify(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Path], tuple[int, str]]:
-    """Run ``samara server check --replay``: its exit status, and what it said."""
+    """Run ``samara server check --replay``; return its exit status and its output."""
 
     def run(folder: Path) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["samara", "server", "check", "--replay", str(folder)])

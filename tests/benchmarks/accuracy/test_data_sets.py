@@ -1,4 +1,4 @@
-"""The readers of data sets that no default was chosen on."""
+"""The readers of data sets on which no default was chosen."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""The first tokens of a task's prompts run once; the results are those of whole passes."""
+"""The first tokens of a task's prompts run once; the results equal those of whole passes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +14,12 @@ from tiny_models import ARCHITECTURES, SIZES, save_tokenizer
 
 from samara.client.forward.body import PerturbedBody
 from samara.client.forward.readout import make_base_engine, run_base
+from samara.client.forward.representation_store import make_representation_store
 from samara.client.forward.resident import ResidentForward
 from samara.client.forward.setup import make_forward, make_scorer
+from samara.client.forward.trunk_cache import TrunkCache
 from samara.client.streaming.loading import load_model
 from samara.client.streaming.stream import BlockStream
-from samara.shared.model.cache_key import scorer_inputs
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.scorers import Prompt, Scorer
@@ -111,7 +112,7 @@ def counted(base: BaseModel) -> Iterator[list[int]]:
 
 
 def both(base: BaseModel, task: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], list[int]]:
-    """Scores and representations after the prefix, those of whole passes, and the tokens read."""
+    """Scores and representations after the prefix and of whole passes, and the tokens read."""
     scorer = make_scorer(base, task, 40)
     prompts = prompts_of(scorer)
     engine = make_base_engine(base, scorer, False)
@@ -200,9 +201,20 @@ def test_adapters_inside_the_model_need_whole_passes(model_folder: Callable[[str
 
 
 def test_stored_representations_of_whole_passes_are_not_used(
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = with_template(load_base_model(str(model_folder("causal"))))
     scorer = make_scorer(base, FILMS, 40)
-    assert scorer_inputs(scorer)["prefix"] == scorer.prefix
+    whole = make_scorer(base, FILMS, 40)
+    whole.prefix = ()
+
+    def disk(own: Scorer) -> TrunkCache:
+        store = make_representation_store(base, own, 2**20, tmp_path)
+        assert store.disk is not None
+        return store.disk
+
+    stored = torch.ones(1, scorer.labels + base.features)
+    disk(whole).put((1, 2), stored)
+    assert disk(whole).get((1, 2)) is not None
     assert len(scorer.prefix) == PREFIX
+    assert disk(scorer).get((1, 2)) is None

@@ -1,4 +1,4 @@
-"""What the phone page reads from its owner: rows, files, examples, and an invitation's link."""
+"""The phone page's input from its owner: rows, files, examples, and an invitation's link."""
 
 from typing import Any
 

@@ -1,9 +1,7 @@
-"""The supervisor of a live run, with a SuperLink that follows a script."""
+"""The supervisor of a live run, with a scripted SuperLink."""
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,20 +299,3 @@ def test_a_damaged_key_file_refuses_its_key_and_not_the_server(
     assert serve(superlink, display, keys)
     assert "garage.json: damaged: " in display.lines[1]
     assert "kitchen may join" in display.lines
-
-
-def test_a_run_that_another_process_serves_is_refused_until_that_dies(
-    serve: Serve, tmp_path: Path
-) -> None:
-    code = (
-        "import sys, time; from filelock import FileLock; "
-        "lock = FileLock(sys.argv[1]).acquire(); print('locked', flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "server.lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"locked\n"
-        with pytest.raises(SamaraError, match="another `samara server up` is serving this run"):
-            serve(SuperLink(iter([("finished", "")]), iter([])), Display())
-        process.kill()
-    assert serve(SuperLink(iter([("finished", "")]), iter([])), Display())

@@ -1,4 +1,4 @@
-"""The round of intercepts after training by a profiled loss, without private intercepts."""
+"""The round of intercepts after training with a profiled loss, without private intercepts."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def states_of(config: RunConfig) -> list[NDArray[np.int64]]:
 
 
 def shifts_under(config: RunConfig, state: NDArray[np.int64]) -> list[tuple[int, list[float]]]:
-    """Each client's number of training examples, and the shift fitted to their scores."""
+    """The number of each client's training examples, and the shift fitted to their scores."""
     run, found = load_run(config), []
     for client in range(config.data.clients):
         own = run.data.share_of(client, config.data.clients).tokenized(Split.TRAIN)
@@ -195,7 +195,7 @@ def test_a_run_returns_to_the_round_of_the_lowest_profiled_loss(settings: Settin
 
 
 def test_private_rounds_minimize_the_plain_loss(settings: Settings) -> None:
-    """No round after them would add the shift that a profiled loss leaves out."""
+    """No later round would add the shift that a profiled loss leaves out."""
     terms = config_of(settings | OWN, method="finetune").terms
     layout = load_run(config_of(settings | OWN)).runtime.layout
     size = StepSize(1, 0.001, 0.01, False)

@@ -1,4 +1,4 @@
-"""A run with nothing set on a deep language model: what it reads, says and leaves behind."""
+"""A run with default settings on a deep language model: its depth, messages and files."""
 
 import json
 import re
@@ -52,6 +52,16 @@ def plan_of(config: RunConfig, folder: Path) -> list[str]:
     runtime, source = load_run(config)
     shares = [source.share_of(client, config.data.clients) for client in range(config.data.clients)]
     return describe_plan(config, runtime, shares, folder)
+
+
+def test_the_plan_of_empty_settings_says_that_the_texts_are_generated(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    lines = plan_of(RunConfig(), tmp_path)
+    assert any(line.startswith("model: embedded, ") for line in lines)
+    [note] = [line for line in lines if line.startswith("note: the texts are generated ")]
+    assert "samara new DIR --data FILE --model MODEL" in note
+    assert not any("generated" in line for line in plan_of(config, tmp_path))
 
 
 def test_the_plan_says_what_is_trained_and_why(

@@ -1,4 +1,4 @@
-"""A simulation of an instruct model chooses how it is asked, and a run keeps what it began with."""
+"""A simulation of an instruct model chooses its prompt form, and a run keeps its first choice."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def instruct(settings: Settings, model_folder: Callable[[str], Path], tmp_path: 
 
 
 def asked_of(settings: Settings) -> tuple[BaseModel, list[Example], dict[str, list[str]]]:
-    """The model, the rows that are compared, and their prompts in both forms."""
+    """Return the model, the compared rows, and the rows' prompts in both forms."""
     config, task = config_of(settings), load_task("sst2")
     examples = example_reader(task, config.data)(config.data.clients)
     rows = [example for example in examples if example.split == "train"]
@@ -57,7 +57,7 @@ def asked_of(settings: Settings) -> tuple[BaseModel, list[Example], dict[str, li
 
 
 def losses_of(settings: Settings) -> dict[str, float]:
-    """The losses of both forms by plain transformers, at the label bias that fits them best."""
+    """The losses of both forms by plain transformers, with the label bias that fits them best."""
     base, rows, prompts = asked_of(settings)
     labels, found = np.array([row.label for row in rows]), {}
     for form, texts in prompts.items():
@@ -121,7 +121,7 @@ def test_of_a_readout_the_form_whose_representations_tell_labels_apart_is_chosen
 
 
 def held_out_loss(features: np.ndarray, labels: np.ndarray) -> float:
-    """The lowest loss over the strengths, by scikit-learn's own cross-validation."""
+    """The lowest loss over the penalties, by scikit-learn's own cross-validation."""
     folds = PredefinedSplit(np.random.default_rng(0).permutation(len(labels)) % 5)
     losses = []
     for strength in (1e-4, 1e-3, 1e-2, 1e-1):

@@ -1,0 +1,74 @@
+"""The files of a server that fails before it serves."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from helpers import tree_of
+from typer.testing import CliRunner
+
+from samara.server.commands import app as server_app
+from samara.server.live.run_lock import lock_run, new_files_deleted
+from samara.shared.errors import SamaraError
+
+
+def test_a_server_that_cannot_start_leaves_no_new_files(tmp_path: Path) -> None:
+    run, old = tmp_path / "new" / "run", tmp_path / "old"
+    (old / "keys").mkdir(parents=True)
+    (old / "keys" / "anna.pem").write_text("public key")
+    before = tree_of(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        for folder in (run, old):
+            for options in (
+                ["--port", port],
+                ["--dashboard", "--dashboard-port", port],
+                ["--cert", "missing.pem", "--key", "missing.key"],
+            ):
+                command = ["up", "--run", str(folder), "--host", "127.0.0.1", *options]
+                result = CliRunner().invoke(server_app, command)
+                assert isinstance(result.exception, SamaraError), result.output
+                assert tree_of(tmp_path) == before
+                assert not run.parent.exists()
+
+
+def test_what_another_command_or_server_has_written_stays(tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "run" / "superlink.log"
+
+    def fail(other: str) -> set[str]:
+        with suppress(SamaraError), new_files_deleted(run, ("scenario.toml",), log):
+            run.mkdir()
+            (run / "scenario.toml").touch()
+            (run / other).touch()
+            raise SamaraError("fails")
+        return {file.name for file in run.iterdir()} if run.exists() else set()
+
+    assert fail("server.lock") == set()
+    assert fail("invitation") == {"scenario.toml", "invitation"}
+    shutil.rmtree(run)
+    assert fail("superlink.log") == {"scenario.toml", "superlink.log"}
+    shutil.rmtree(run)
+    with ExitStack() as stack, suppress(SamaraError), new_files_deleted(run, (), log):
+        stack.enter_context(lock_run(run))  # as another server
+        raise SamaraError("fails")
+    assert (run / "server.lock").exists()
+
+
+def test_a_run_that_another_process_serves_is_refused_until_that_dies(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from filelock import FileLock; "
+        "lock = FileLock(sys.argv[1]).acquire(); print('locked', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "server.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(SamaraError, match="another `samara server up` is serving this run"):
+            lock_run(tmp_path).__enter__()
+        process.kill()
+    with lock_run(tmp_path):
+        pass
