@@ -194,7 +194,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 
 def test_a_label_with_a_comma_is_quoted(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
-    file.write_text('text,label\n"one","a, b"\ntwo,c\n' * 5)
+    file.write_text("text,label\n" + '"one","a, b"\ntwo,c\n' * 5)
     status, printed, errors = run("new", tmp_path / "mine", "--data", file, "--words", "a,b,c")
     assert status == 1
     assert 'labels (label): "a, b" 5, c 5' in printed
