@@ -1,6 +1,7 @@
 """The command ``samara``, which combines the commands of all packages."""
 
 import errno
+import os
 import signal
 import sys
 from itertools import takewhile
@@ -28,17 +29,19 @@ from samara.simulations.rehearsal import command as rehearse_command
 _RIGHTS = "give a path for which you have permission, or change its permissions"
 _ROOM = "free space on this disk, or give a path on another disk"
 _REMEDIES = {
+    errno.ENOENT: "correct the path, or restore the file",
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: _RIGHTS,
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
     errno.EEXIST: "give another path",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ELOOP: "symbolic links refer to each other in a circle; give another path",
     errno.ENOTDIR: "a part of the path is a file; give another path",
 }
 """Remedies for the user after system errors in commands that write files, by errno."""
 _OF_READING = {
-    errno.ENOENT: "correct the path, or restore the file",
     errno.EISDIR: "give a file",
 }
 """Further remedies by errno, for system errors whose message is a `SamaraError`'s."""
@@ -129,6 +132,11 @@ def run(commands: typer.Typer) -> None:
         where = error.filename or "a file"
         print(f"samara: {where}: {error.strerror}; {_REMEDIES[error.errno]}", file=sys.stderr)
         sys.exit(1)
+    except RuntimeError as error:  # Path.resolve before Python 3.13
+        if not str(error).startswith("Symlink loop"):
+            raise
+        print(f"samara: {error}; {_REMEDIES[errno.ELOOP]}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _with_remedy(error: SamaraError) -> str:
@@ -144,4 +152,8 @@ def main() -> None:
     """Run ``samara``. SIGTERM ends the command and its child processes, like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exempt_this_machine()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("samara: the current folder was deleted; change to another folder")
     run(app)
