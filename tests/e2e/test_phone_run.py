@@ -85,5 +85,7 @@ def test_a_board_and_phones_train_the_readout_that_a_run_chooses_and_personalize
         everybody = live.clients.values()
         live.wait(lambda: all(one.poll() is not None for one in everybody), "all to hear the end")
         assert [process.returncode for process in everybody] == [0] * (2 + len(PHONES))
-        for name in (BOARD, *PHONES):
-            assert live.said(name).count("the run is finished, and this") == 1
+        assert live.said(BOARD).count("the run is finished, and this client keeps its model") == 1
+        for name in PHONES:
+            said = live.said(name)
+            assert said.count("the run is finished. This phone keeps its model") == 1
