@@ -30,7 +30,7 @@ def _with_places(line: str) -> str:
 
 
 def places(names: list[str]) -> str:
-    """Return where some tests run, with the day of their last run on a GPU; "" without tests.
+    """Return the places where some tests run, with the day of their last run on a GPU.
 
     Args:
         names: names of test functions.
@@ -43,7 +43,7 @@ def places(names: list[str]) -> str:
 
 @cache
 def _tests() -> dict[str, tuple[str, ...]]:
-    """Return where each test runs on a machine without a GPU, by name of the test."""
+    """Return the place where each test runs on a machine without a GPU, by name of the test."""
     return {
         name: where
         for file in sorted((ROOT / "tests").rglob("test_*.py"))

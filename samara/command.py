@@ -1,17 +1,21 @@
 """The command ``samara``, which combines the commands of all packages."""
 
 import errno
+import os
 import signal
 import sys
+from itertools import takewhile
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from samara.devices.gateway import commands as gateway
 from samara.devices.hardware import commands as device
 from samara.devices.live import commands as client
 from samara.devices.phone import commands as phone
-from samara.old_commands import CommandLine
+from samara.old_commands import in_new_form
 from samara.server import commands as server
 from samara.shared.errors import SamaraError
 from samara.shared.network.proxies import exempt_this_machine
@@ -25,17 +29,19 @@ from samara.simulations.rehearsal import command as rehearse_command
 _RIGHTS = "give a path for which you have permission, or change its permissions"
 _ROOM = "free space on this disk, or give a path on another disk"
 _REMEDIES = {
+    errno.ENOENT: "correct the path, or restore the file",
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: _RIGHTS,
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
     errno.EEXIST: "give another path",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ELOOP: "symbolic links refer to each other in a circle; give another path",
     errno.ENOTDIR: "a part of the path is a file; give another path",
 }
 """Remedies for the user after system errors in commands that write files, by errno."""
 _OF_READING = {
-    errno.ENOENT: "correct the path, or restore the file",
     errno.EISDIR: "give a file",
 }
 """Further remedies by errno, for system errors whose message is a `SamaraError`'s."""
@@ -44,6 +50,31 @@ _DEVICES = "Devices, phones, and rehearsals with them"
 """Name of the help panel for commands about devices."""
 _MODELS = "Models of runs, and privacy"
 """Name of the help panel for commands about models."""
+
+
+class CommandLine(TyperGroup):
+    """The group of all commands, which also accepts commands in old forms."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse a command line, and warn on standard error if it has an old form."""
+        words, changes = in_new_form(args)
+        if changes and not ctx.resilient_parsing:  # true for completions
+            print(
+                f"samara: {'; '.join(changes)} (the next version refuses old forms)",
+                file=sys.stderr,
+            )
+        return super().parse_args(ctx, _for_help_alone(words))
+
+
+def _for_help_alone(words: list[str]) -> list[str]:
+    """Return a command line without its other options if one of them asks for help.
+
+    An option would otherwise take the word ``--help`` as its value.
+    """
+    if {"--help", "-h"}.isdisjoint(takewhile("--".__ne__, words)):
+        return words
+    return [*takewhile(lambda word: not word.startswith("-"), words), "--help"]
+
 
 app = typer.Typer(
     cls=CommandLine,
@@ -101,6 +132,11 @@ def run(commands: typer.Typer) -> None:
         where = error.filename or "a file"
         print(f"samara: {where}: {error.strerror}; {_REMEDIES[error.errno]}", file=sys.stderr)
         sys.exit(1)
+    except RuntimeError as error:  # Path.resolve before Python 3.13
+        if not str(error).startswith("Symlink loop"):
+            raise
+        print(f"samara: {error}; {_REMEDIES[errno.ELOOP]}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _with_remedy(error: SamaraError) -> str:
@@ -116,4 +152,8 @@ def main() -> None:
     """Run ``samara``. SIGTERM ends the command and its child processes, like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exempt_this_machine()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("samara: the current folder was deleted; change to another folder")
     run(app)

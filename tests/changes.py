@@ -1,4 +1,4 @@
-"""Values that differ in one input at a time, for tests of what depends on which input."""
+"""Values that differ in one input at a time, for tests of the inputs that a result depends on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

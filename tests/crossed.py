@@ -6,7 +6,7 @@ import pytest
 
 
 def crossed(cases: Collection[object], ways: Collection[object]) -> list[object]:
-    """Parameters of every pair; pairs are `exhaustive` except one of each case and each way."""
+    """Parameters of every pair; all are `exhaustive` but one pair per case and one per way."""
     return [
         pytest.param(
             case,

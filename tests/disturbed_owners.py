@@ -162,7 +162,7 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
 
     Args:
         scene: model, data and sizes.
-        folder: folder of all its files, without content; its path must be short, for sockets.
+        folder: empty folder for all files; its path must be short, because sockets lie in it.
 
     Raises: AssertionError: if something is lost or differs.
     """
@@ -239,7 +239,7 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
 def repeat_private_rounds(
     run: Path, home: Path, rows: dict[str, list[dict[str, Any]]], place: Path
 ) -> int:
-    """Repeat the private rounds of a client, and return the number of times that it took any.
+    """Repeat the private rounds of a client, and return the number of repeated personalizations.
 
     Args:
         run: folder of the run on the server, whose ledger gives the states.

@@ -18,8 +18,8 @@ MANY = 10**6
 AMPLIFICATION = 100.0
 
 Forgery = Callable[[Report, Sequence[Report], int], Report]
-"""A function from a client's true report, those of the clients that are not hostile (none if they
-are not known), and the number of the round to a false report."""
+"""A function that returns a false report, given the client's true report, the reports of the
+honest clients (none if unknown), and the number of the round."""
 
 
 def _scaled(report: Report, gradients: NDArray[np.float64]) -> Report:

@@ -3,7 +3,8 @@
 A process that has only imported the libraries, a `zygote`, forks itself for every command that is a
 module or a script of this environment. The fork has the command's arguments, environment, folder
 and streams, and is a child of the requesting process. It has its own zygote, so that its
-subprocesses start in the same way. The project's own modules are not loaded beforehand.
+subprocesses start in the same way. Commands of Samara also begin with the modules of this checkout
+loaded, if they would import the same files.
 
 Some commands are started as usual: commands that read their environment before `main`, commands
 with interpreter options, and `-c` programs that do not begin with `LOADED`. A shell forks its
@@ -30,6 +31,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -51,7 +53,21 @@ LIBRARIES = (
     *("scipy.stats", "sklearn.linear_model", "pandas", "matplotlib.figure"),
     *("peft", "bitsandbytes", "executorch.exir", "torch.onnx", "torch._inductor.compile_fx"),
     *("executorch.backends.xnnpack.partition.xnnpack_partitioner", "ray", "ray.dag"),
+    *("flwr.supernode.main", "flwr.supercore.cli.flower_superexec", "anyio._backends._asyncio"),
+    *("uvicorn.loops.auto", "uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto"),
+    *("uvicorn.lifespan.on", "pydantic.dataclasses", "safetensors.numpy", "grpc._channel"),
+    "cryptography.hazmat.primitives.ciphers.aead",
 )
+OUR_MODULES = (
+    *("samara.command", "samara.devices.live.commands", "samara.devices.live.client_supervisor"),
+    *("samara.devices.live.trainer_process", "samara.devices.live.checks.preflight"),
+    *("samara.devices.live.connection.supernode", "samara.devices.gateway.process"),
+    *("samara.server.live.run_supervisor", "samara.server.live.superlink", "samara.server.app"),
+)
+"""The modules of Samara's processes."""
+_variables_of_ours: dict[str, str] = {}
+"""The variables that these modules set while they are imported."""
+_ROOT = Path(__file__).parents[1]
 _PACKAGES = {"samara", "ipykernel_launcher"}
 _PYTEST_WORKER = ["-u", "-c", popen_bootstrapline]
 _READ_WHILE_IMPORTING = (
@@ -102,7 +118,7 @@ def scripts() -> dict[str, str]:
 
 
 class Zygote:
-    """The other end of a zygote.
+    """A zygote, as seen from the process that requests forks.
 
     Args:
         channel: a connected socket to it.
@@ -334,16 +350,44 @@ def _become(request: Request, streams: list[int]) -> None:
     folders = {"-m": request.folder, "-c": request.folder}
     first = folders.get(request.words[0], os.path.dirname(request.words[0]))
     sys.path[:0] = [os.path.abspath(path) for path in (first, *paths) if path]
-    for file in (Path(path, "sitecustomize.py") for path in paths):
-        if file.exists():
-            runpy.run_path(str(file))
-            break
+    files = [file for path in paths if (file := Path(path, "sitecustomize.py")).exists()]
+    if files or not _is_ours(request.words):
+        _forget_our_modules()
+    else:
+        os.environ.update(_variables_of_ours | request.environment)
+    if files:
+        runpy.run_path(str(files[0]))
+
+
+def _import_our_modules() -> None:
+    before = dict(os.environ)
+    sys.path.insert(0, str(_ROOT))
+    for name in OUR_MODULES:
+        importlib.import_module(name)
+    del sys.path[0]
+    _variables_of_ours.update(os.environ.items() - before.items())
+
+
+def _is_ours(words: list[str]) -> bool:
+    """Whether a command is Samara's, and the module path of this process leads to this checkout."""
+    name = words[1].split(".")[0] if words[0] == "-m" else Path(words[0]).name
+    found = PathFinder.find_spec("samara") if name == "samara" else None
+    return found is not None and found.origin == str(_ROOT / "samara" / "__init__.py")
+
+
+def _forget_our_modules() -> None:
+    """Undo the import of Samara, whose modules this process may import from elsewhere."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "samara"]:
+        del sys.modules[name]
+    sys.meta_path[:] = [each for each in sys.meta_path if not each.__module__.startswith("samara.")]
 
 
 def _run(words: list[str]) -> None:
     """Run a module, or a script of this environment, as the main program."""
     if words[0] == "-m":
         sys.argv = words[1:]
+        if words[1] != "samara":
+            sys.modules.pop(words[1], None)  # it runs as `__main__`
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
@@ -411,6 +455,7 @@ def main() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    _import_our_modules()
     logging.root.handlers.clear()  # xnnpack's partitioner adds one
     _prepare_numba()
     share_sources_of_nodes()

@@ -33,7 +33,7 @@ ASK = """void samara.predict({ text: "a film" }).then((answer) => {
 
 
 def work_of(model: str, task: str, data: Path, export: tuple[str, ...]) -> Work:
-    """Return what clients train, each with rows of its own from a folder."""
+    """Return the work of clients, each with its own rows from a folder."""
 
     def write(folder: Path, names: list[str]) -> None:
         for split, count in ROWS.items():
@@ -47,7 +47,7 @@ def work_of(model: str, task: str, data: Path, export: tuple[str, ...]) -> Work:
 
 
 def measure(folder: Path, work: Work, settings: dict[str, Scalar]) -> dict[str, Any]:
-    """Run, and return figures of the browser, whose final state must equal the board's.
+    """Run the clients, and return figures of the browser, whose final state must equal the board's.
 
     Raises:
         AssertionError: if the states differ.

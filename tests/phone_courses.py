@@ -23,7 +23,7 @@ Pending = tuple[NDArray[np.uint64], NDArray[np.int64]]
 Engine = Callable[
     [NDArray[np.int64], Pending, LossRequest], tuple[NDArray[np.float64], NDArray[np.int64]]
 ]
-"""Function of a state, its pending update and a request, to losses [2q] and the new state."""
+"""Function that maps a state, its pending update and a request to losses [2q] and a new state."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ aggregation), so the server sees only sums. The last browser's owner enters a li
 allows half of the rounds. This browser refuses the other rounds, and the run continues without it.
 The test needs Chromium, the built page (`make phone-page`), and the extras phone, onnx and web. It
 prints, as JSON, the privacy that each page shows beside a board's count, and the final rounds and
-digests. Each figure is checked: a page's round and digest are a state of the server's ledger and,
-in the same round, a board's. `samara server check --replay` reproduces every digest.
+digests. The digest of a page must be in the server's ledger after the page's round, and must equal
+a board's digest in the same round. `samara server check --replay` must reproduce every digest.
 """
 
 from pathlib import Path
@@ -59,13 +59,13 @@ def limit_half(run: BrowserRun, board: str) -> float:
 
 
 def stopped(run: BrowserRun) -> str:
-    """Return what the last browser's page shows once its limit is reached."""
+    """Return the text on the last browser's page after its limit is reached."""
     tab = run.tabs[run.browsers[-1]]
     return str(tab.until(f"{SHOWN.format('stopped')}.trim()", SECONDS))
 
 
 def ended(run: BrowserRun, board: str) -> dict[str, Any]:
-    """Wait for the end; return what pages and a board show. Their states must be in the ledger.
+    """Wait for the end; return figures of pages and a board, whose states must be in the ledger.
 
     Raises:
         AssertionError: if a state is not in the ledger.

@@ -122,12 +122,9 @@ def model_shape(name_or_path: str) -> ModelShape:
 @lru_cache(maxsize=8)
 def _shape_of_folder(folder: Path, family: "Family", _content: bytes) -> ModelShape:
     """Return the shape of a model from its folder and its configuration's content."""
-    import transformers
+    from samara.shared.model.depth import read_config
 
-    config = transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    return shape_of_config(config, folder, family)
+    return shape_of_config(read_config(folder), folder, family)
 
 
 def built_in_shape(name: str) -> ModelShape:

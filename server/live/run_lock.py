@@ -4,6 +4,7 @@ A server that fails before it serves takes its new files away again.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -94,11 +95,11 @@ def check_not_moved(folder: Path) -> None:
         SamaraError: if the run has moved.
     """
     file = folder / MOVED_FILE
+    if not os.path.lexists(file):
+        return
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         moved = f"on {content['time']} to {content['file']}"
-    except (FileNotFoundError, NotADirectoryError):
-        return
     except (OSError, ValueError, KeyError, TypeError):
         moved = "to another host"
     raise SamaraError(

@@ -216,7 +216,7 @@ class BlobSender:
 
 
 def _received_bytes(reply: Message, transfer: _Transfer) -> int:
-    """Return how many bytes of a blob a client has, according to its receipt for a part.
+    """Return the number of bytes of a blob that a client has, according to its receipt for a part.
 
     Raises:
         SamaraError: if the client refuses the part, or the reply holds no valid receipt.

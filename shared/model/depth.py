@@ -44,7 +44,7 @@ def blocks_at(depth: str, folder: Path) -> int:
 
 def count_blocks(folder: Path) -> int | None:
     """Return the number of blocks of the whole model, or None if its configuration lacks it."""
-    count = getattr(_read_config(folder).get_text_config(), "num_hidden_layers", None)
+    count = getattr(read_config(folder).get_text_config(), "num_hidden_layers", None)
     return count if isinstance(count, int) else None
 
 
@@ -88,9 +88,18 @@ def is_above(network: nn.Module, blocks: nn.ModuleList) -> Callable[[str], bool]
     return is_cut_off
 
 
-def _read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """Read a model's configuration.
+
+    Raises:
+        ModelError: if the file is wrong, or the installed transformers does not know the model.
+    """
     import transformers
 
-    return transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises errors of many types
+        reason = " ".join(str(error).splitlines()[:2]).strip()
+        raise ModelError(f"{folder / 'config.json'}: cannot be used: {reason}") from error

@@ -52,7 +52,7 @@ def chosen_blocks(layers: str, count: int) -> list[int]:
     if layers == "all":
         return list(range(count))
     if layers.startswith("top:"):
-        wanted = int(layers.removeprefix("top:"))
+        wanted = min(int(layers.removeprefix("top:")), count + 1)
         chosen = list(range(count - wanted, count))
     else:
         chosen = sorted({int(index) for index in layers.split(",")})

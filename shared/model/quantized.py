@@ -175,6 +175,8 @@ class Int8Embedding(nn.Module):
         self.dtype = dtype
         self.codes = codes
         self.register_buffer("scale", scale)
+        # transformers takes a network's type from a float parameter, and some norms have none
+        self.typed = nn.Parameter(codes.new_empty(0, dtype=dtype), requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token ids [...] to embeddings [..., features]."""

@@ -51,7 +51,8 @@ class Traffic:
         exchanges: number of reports and evaluations of all clients.
         bytes_up: payload of all replies, evaluations included.
         bytes_down: payload of all messages, evaluations included.
-        passes: mean over clients of the rows that went through the model; None if not counted.
+        passes: number of rows that went through the model, the mean over clients; None if not
+            counted.
         scalar_ratio: mean over clients of the number of scalars per trained number; None if not
             counted.
         is_noised: whether differential privacy covers the scalars.

@@ -9,6 +9,8 @@ from typing import Any
 from samara.shared.errors import ConfigError
 
 _FROM_FOLDER = ("./", "../")
+_MAX_BYTES = 2**20
+_FORMS = "give a TOML file, or the name of a shipped scenario"
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -44,16 +46,17 @@ def read_scenario(path: Path) -> dict[str, Any]:
         ConfigError: if the file cannot be read or is not a scenario.
     """
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(f"{path}: is larger than 1 MiB, so it is not a scenario; {_FORMS}")
+        settings = tomllib.loads(content.decode())
     except OSError as error:
         own = path / "scenario.toml"
         if own.is_file():
             raise ConfigError(f"{path}: is a folder; give the scenario in it, {own}") from error
         what = "it is a folder" if path.is_dir() else error.strerror
-        raise ConfigError(
-            f"{path}: the scenario cannot be read: {what}; give a TOML file, or the name of a "
-            "shipped scenario"
-        ) from error
+        raise ConfigError(f"{path}: the scenario cannot be read: {what}; {_FORMS}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8; save the scenario in UTF-8") from error
     except tomllib.TOMLDecodeError as error:

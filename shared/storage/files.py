@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EEXIST
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,11 @@ def _replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path`, or is deleted if the block fails.
 
     Raises:
-        OSError: if the block raises it; the file name is added if it is missing.
+        OSError: if the block raises it, with the file name added if it is missing, or if the path
+            is a device, a pipe or a socket, which a file must not replace.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileExistsError(EEXIST, "is not a regular file", str(path))
     temporary = path.with_name(path.name + UNFINISHED)
     try:
         yield temporary

@@ -89,7 +89,7 @@ class KeptFile(_Kept, Generic[Content]):
             return content
         try:
             return self._decode(self.path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return content
         except DAMAGE as error:
             message = self._tell(self.damaged, error)

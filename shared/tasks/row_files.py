@@ -149,7 +149,7 @@ def read_records(
                 yield from _json_records(text, report, growing)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
-            f"{path}: this gzip file is incomplete ({error}); compress the rows again"
+            f"{path}: this gzip file cannot be unpacked ({error}); compress the rows again"
         ) from error
 
 

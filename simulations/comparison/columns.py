@@ -76,11 +76,13 @@ def client_columns(result: RunResult) -> dict[str, Figures]:
             "did not answer"
         )
     columns: dict[str, Figures] = {}
+    validated: dict[int, ClientMetrics] = {}  # a client may be absent from some evaluations
     for evaluation in () if has_texts(result) else result.evaluations:
         if evaluation.split == "validation" and GLOBAL in evaluation.columns:
-            labels = np.sum(evaluation.columns[GLOBAL].confusion, axis=1)
-            columns[MAJORITY] = _constant(tests[0][GLOBAL].clients, int(labels.argmax()))
-            break
+            validated |= evaluation.columns[GLOBAL].clients
+    if validated:
+        labels = np.sum([own.confusion for own in validated.values()], axis=(0, 2))
+        columns[MAJORITY] = _constant(tests[-1][GLOBAL].clients, int(labels.argmax()))
     by_name = {name: column.clients for name, column in tests[-1].items()}
     by_name.setdefault(first_column(result), tests[0][GLOBAL].clients)
     order = [name for name in COMMON if name in by_name]

@@ -197,3 +197,8 @@ def label_order(value: str) -> tuple[bool, float, str]:
     """Return the sort key of a label value; numbers come first, in numerical order."""
     number = re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
     return not number, float(value) if number else 0.0, value
+
+
+def quote_commas(value: str) -> str:
+    """Return a value for a list with commas, in quotation marks if it has a comma itself."""
+    return f'"{value}"' if "," in value else value

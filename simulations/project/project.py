@@ -26,6 +26,7 @@ from samara.simulations.project.columns import (
     guess_roles,
     guess_texts,
     label_order,
+    quote_commas,
     task_of_texts,
 )
 from samara.simulations.project.drafts import (
@@ -147,6 +148,9 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
     """Return the columns that the task reads."""
     guess = guess_roles(columns)
     known = ", ".join(columns)
+    if len(columns) < 2:
+        only = f"the only column is {known!r}" if known else "the data have no named columns"
+        raise DataError(f"{only}, but a task needs a text and its right answer; add a column")
 
     def names(texts: Sequence[str]) -> tuple[str, ...]:
         for name in texts:
@@ -283,13 +287,14 @@ def _labels(
         if fitting and not words
         else ""
     )
-    question = f"Words for the labels {', '.join(values)}, in this order, separated by commas{hint}"
+    labels = ", ".join(map(quote_commas, values))
+    question = f"Words for the labels {labels}, in this order, separated by commas{hint}"
 
     def as_many(texts: Sequence[str]) -> tuple[str, ...]:
         if len(texts) != len(values):
             raise ConfigError(
                 f"--words: {len(texts)} words for {len(values)} labels; give one word for each of "
-                f"{', '.join(values)}"
+                f"{labels}, without commas in a word"
             )
         if repeated := repeated_values([text.strip() for text in texts]):
             raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from samara.shared.tasks.label_values import value_text
-from samara.simulations.project.columns import Column, Roles, is_missing, label_order
+from samara.simulations.project.columns import Column, Roles, is_missing, label_order, quote_commas
 from samara.simulations.project.languages import language_of
 from samara.simulations.project.records import RawData, Record
 
@@ -56,7 +56,7 @@ def _labels(data: RawData, columns: dict[str, Column], roles: Roles) -> Iterator
     commonest = sorted(
         column.values.most_common(_SHOWN_LABELS), key=lambda own: label_order(own[0])
     )
-    shown = [f"{value} {count:,}" for value, count in commonest]
+    shown = [f"{quote_commas(value)} {count:,}" for value, count in commonest]
     more = len(column.values) - len(shown)
     yield f"labels ({column.name}): {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
     if len(column.values) == 1:

@@ -8,6 +8,7 @@ import csv
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from itertools import chain
@@ -35,6 +36,7 @@ SMALL = {
     ),
 }
 """Options added to a command so that it takes seconds; the last value of an option counts."""
+VERDICTS = "negative", "neutral", "positive"
 DATA = re.compile(r"\b(DATA|PUBLIC)$")
 RUN = (
     "README.md",
@@ -94,7 +96,7 @@ SMALLER = {
 
 
 def elsewhere(command: Command) -> str:
-    """Return why a command is not run here; empty if it is."""
+    """Return the reason why this file does not run a command; empty if it runs it."""
     pages = [why for page, why in PAGES_ELSEWHERE.items() if command.page.startswith(page)]
     words = [why for words, why in ELSEWHERE.items() if command.words[: len(words)] == words]
     return next(iter(pages + words), "")
@@ -124,10 +126,18 @@ def save_with_words(model: Path, words: tuple[str, ...], folder: Path) -> None:
     network.save_pretrained(folder)
 
 
-@pytest.fixture
-def folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+@pytest.fixture(scope="module")
+def model_with_words(
+    model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    """A model whose vocabulary has the words of the pages' tasks."""
+    folder = tmp_path_factory.mktemp("words") / "MODEL"
+    save_with_words(model_folder("causal", 2), VERDICTS, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_with_words: Path) -> Path:
     """A folder with the files that the pages mention, as the current folder."""
     write_rows(tmp_path / "reviews.csv", ("text", "label", "user"), ("0", "1"))
     write_rows(tmp_path / "public.csv", ("text", "label", "user"), ("1", "0"))
@@ -135,9 +145,8 @@ def folder(
         'name = "public"\ntext = "{text}"\nquestion = " It was {word}."\n'
         'words = ["terrible", "great"]\nlabels = [0, 1]\n'
     )
-    verdicts = ("negative", "neutral", "positive")
-    write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), verdicts)
-    save_with_words(model_folder("causal"), verdicts, tmp_path / "MODEL")
+    write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), VERDICTS)
+    shutil.copytree(model_with_words, tmp_path / "MODEL")
     (tmp_path / "field.toml").write_text("rounds = 2\n")
     (tmp_path / "writing.toml").write_text(
         'task = "texts"\npersonal.rounds = 1\n[data]\nclients = 3\n[adapter]\nlayers = "top:2"\n'

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def gateway(place: Path, listen: str, web: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """The process, as soon as phones can attach; its SuperNode finds no server."""
+    """A gateway's process, yielded when phones can attach; its SuperNode finds no server."""
     said = place / "gateway.said"
     said.unlink(missing_ok=True)
     with said.open("ab") as log:

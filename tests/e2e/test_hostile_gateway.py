@@ -1,4 +1,4 @@
-"""A hostile gateway in a live run that forges answers of a phone; the phone's key is gone."""
+"""A hostile gateway forges a phone's answers in a live run; the phone's key is gone."""
 
 from pathlib import Path
 

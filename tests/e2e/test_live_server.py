@@ -1,4 +1,4 @@
-"""A few of the tests that the scripts in benchmarks/ run on live servers at length."""
+"""Short runs on live servers; the scripts in benchmarks/ make the same runs at length."""
 
 import os
 import sqlite3

@@ -50,7 +50,7 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes the terminal that of the process, so that Ctrl-C is for it, and becomes the command."""
+"""Script that becomes the command, with the terminal as its own, so that Ctrl-C reaches it."""
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from samara.shared.results.result import RunResult
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 BEFORE = "3a818154"
-"""A commit of the day before that in which settings of runs and of `tune` were declared once."""
+"""A commit from the day before the settings of runs and of `tune` shared their declarations."""
 CLIENTS = ("anna", "ben")
 ROUNDS = 9
 SETTINGS: dict[str, Any] = {

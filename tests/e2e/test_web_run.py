@@ -1,4 +1,4 @@
-"""A board, and a browser's client in Python by link, HTTP and WebSocket, reach one digest."""
+"""A board and a Python client, which joins like a browser by a link, reach the same digest."""
 
 import hashlib
 import threading

@@ -1,4 +1,4 @@
-"""Samara installed, or on the path, run from folders with files that have its modules' names."""
+"""Samara, installed or on the path, runs in folders whose files have its modules' names."""
 
 import os
 import runpy

@@ -18,7 +18,7 @@ FILE = re.compile(r"(?<![\w/.])((?:tests|server|client|shared|devices|simulation
 MODULE = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
 BENCHMARK = re.compile(r"\b(benchmarks/[\w/]+\.py)(?:`?\s+at\s+([0-9a-f]{8}))?")
 CHECKOUT = re.compile(r"git checkout ([0-9a-f]{8})")
-"""The line of a block of commands that run the benchmarks of an earlier commit."""
+"""The line by which a block of commands runs the benchmarks of an earlier commit."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The product's folders are one package, for the checks too."""
+"""The product's folders are one package, also for ruff, mypy and import-linter."""
 
 import os
 import re
@@ -103,7 +103,7 @@ def test_no_file_is_loaded_under_two_names() -> None:
 
 
 def test_tests_are_no_part_of_it() -> None:
-    """Pytest collects only `tests`, which contains no links."""
+    """Pytest collects only `tests`, which contains no links to the package."""
     assert not [path for path in (ROOT / "tests").rglob("*") if path.is_symlink()]
     assert not list((ROOT / "samara").glob("*/test_*.py"))
 

@@ -90,7 +90,7 @@ def test_make_release_stops_at_an_obstacle_and_leaves_nothing(repository: Path) 
         check=False,
     )
     assert ended.returncode == 1
-    assert "no release:\nuncommitted changes: CITATION.cff\nCITATION.cff has" in ended.stderr
+    assert "no release:\nuncommitted changes: CITATION.cff\nCITATION.cff and" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (repository / "dist").exists()
 

@@ -208,6 +208,18 @@ def test_what_is_not_there_is_named(arguments: tuple[str, ...], run: Run) -> Non
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("command", ["server keys operator", "server sign --make-key"])
+def test_no_option_takes_a_request_for_help_as_its_value(
+    command: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for word in ("--help", "-h"):
+        status, printed, _ = run(*command.split(), word)
+        assert status == 0
+        assert "server sign [OPTIONS]" in printed
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -11,7 +11,7 @@ import typer
 from federations import config_of
 from typer.testing import CliRunner
 
-from samara.command import app, run
+from samara.command import app, main, run
 from samara.devices.live.checks.preflight import Outcome, check_key
 from samara.server.app import clients_to_await
 from samara.server.live.keys import ClientKeys
@@ -181,3 +181,43 @@ def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(
         ClientKeys(tmp_path).create("kitchen")
     assert error.value.filename == str(tmp_path / "kitchen.key")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("server", "backup", "loop", "b"),
+            "Symlink loop from .*; symbolic links refer",
+        ),
+        (("simulate", "/dev/zero"), "/dev/zero: is larger than 1 MiB, so it is not a scenario"),
+        (("server", "status", "a" * 5000), "File name too long; give a shorter path"),
+        (("new", "mine", "--data", "a" * 5000), "File name too long; give a shorter path"),
+        (("new", "mine", "--data", "texts.csv"), "the only column is 'text', but a task needs a"),
+    ],
+)
+def test_an_unlikely_path_is_named_with_a_remedy(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "texts.csv").write_text("text\na\nb\n")
+    monkeypatch.setattr("sys.argv", ["samara", *words])
+    with pytest.raises(SystemExit):
+        run(app)
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_deleted_current_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("sys.argv", ["samara", "demo"])
+    with pytest.raises(SystemExit, match="the current folder was deleted"):
+        main()

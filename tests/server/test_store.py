@@ -177,7 +177,7 @@ def test_a_proof_finds_a_record_whose_digest_was_made_up(tmp_path: Path, verify:
     segment.write_bytes(files[segment.name] + record.encode())
     status, said = verify(tmp_path)
     assert status == 1
-    assert "round 2: replaying it gives another digest" in said
+    assert "round 2: replaying it gives a digest other than" in said
 
 
 def test_a_run_with_snapshots_is_proven(tmp_path: Path, verify: Verify) -> None:

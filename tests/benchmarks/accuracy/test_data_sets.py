@@ -11,7 +11,7 @@ from benchmarks.accuracy.data_sets import DATA_SETS
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A folder of sources as the packages have them, some examples of each label."""
+    """A folder of sources in the packages' layout, with some examples of each label."""
     folder = tmp_path / "sources"
 
     def write(name: str, content: str) -> None:

@@ -85,7 +85,7 @@ class Hour:
                     self.watch.look()
 
     def is_over(self) -> bool:
-        """Return whether work is allowed again; if not, first let some seconds pass."""
+        """Let 5 s pass if work is paused, then return whether work is allowed."""
         if self.watch.pause_reason():
             self.move(5.0)
         return not self.watch.pause_reason()

@@ -118,7 +118,7 @@ def test_a_record_that_leads_elsewhere_than_it_says_is_found_by_one_replay(
     for session in (begun, replace(ahead, position=replace(ahead.position, head=bytes(32)))):
         replayed.clear()
         before = session.to_bytes()
-        with pytest.raises(CatchUpError, match=r"round [24]: replaying it gives another digest"):
+        with pytest.raises(CatchUpError, match=r"round [24]: .* gives a digest other than"):
             session.catch_up(CatchUp(tail=tail), HEADER, LAYOUT, 4, bytes(32))
         assert replayed == sorted(set(replayed))
         assert session.to_bytes() == before

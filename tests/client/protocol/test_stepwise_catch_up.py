@@ -96,9 +96,9 @@ def test_any_slices_pauses_and_kills_end_as_one_whole_catch_up(
     lates: list[bool],
     sent: list[tuple[bool, int]],
 ) -> None:
-    """The server sends records, from the round that it believes the client has, or a snapshot.
+    """The server sends records or snapshots until the client has its state.
 
-    It does so until the client has arrived.
+    The server may start from an earlier round than the client's.
     """
     device, late = Device(ends), iter(lates)
     with pytest.MonkeyPatch.context() as patch:

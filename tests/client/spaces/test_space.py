@@ -367,7 +367,7 @@ def test_a_network_makes_a_prefix_out_of_embeddings(model_folder: ModelFolder) -
 
 
 def test_a_trained_head_is_no_longer_tied(tmp_path: Path) -> None:
-    """The word embeddings stay what they were, in the run and in the exported model."""
+    """The word embeddings stay unchanged, in the run and in the exported model."""
     from transformers import AutoModelForCausalLM
 
     source = tmp_path / "tied"

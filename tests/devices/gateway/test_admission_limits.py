@@ -36,7 +36,7 @@ PHONES = 6
 ATTACH_SECONDS = 10.0
 """Seconds within which all phones must attach."""
 ELSEWHERE, SAME = "127.0.1.1", "127.0.0.1"
-"""An address of another network than the phones' own, and theirs."""
+"""An address in another network than the phones', and an address in the phones' network."""
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_stranger_does_not_use_up_what_the_server_answers_about_new_keys(
 
 
 def attach_by_web(page: ServedPage, phone: Echo, key: SigningKey, stop: threading.Event) -> None:
-    """Be a phone's page, which opens its stream again a second after it has ended."""
+    """Attach like a phone's page, which opens its stream again a second after the stream's end."""
     while not stop.is_set():
         try:
             for _ in answer_tasks(phone, key, WebSocketStub(page.open)):  # type: ignore[arg-type]

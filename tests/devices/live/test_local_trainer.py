@@ -15,7 +15,7 @@ from samara.shared.errors import DeviceError, TrainerError
 
 
 class Trainer:
-    """A trainer that answers after a number of looks; it counts the trainers started instead."""
+    """A trainer that answers after some polls; it counts the trainers started in its place."""
 
     def __init__(self, looks: int) -> None:
         self.looks, self.started, self.ended = looks, 0, 0

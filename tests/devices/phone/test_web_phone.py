@@ -1,4 +1,4 @@
-"""The phone page's client, in Node, answers the same tasks like the reference phone.
+"""The phone page's client, in Node, answers tasks like the reference phone.
 
 Python computes the model's results once, for both clients. The tests compare everything else.
 """
@@ -20,7 +20,7 @@ from typescript import RunCore
 from samara.client.limits.answer_limits import LIVE_LEAST_BATCH
 from samara.client.personal.private_rounds import personal_ledger
 from samara.devices.live.keys import create_key
-from samara.shared.errors import RefusalCode
+from samara.shared.errors import LayoutError, RefusalCode
 from samara.shared.proto.trainer_pb2 import TaskKind
 from samara.shared.protocol.frames.evaluation import Evaluation
 from samara.shared.protocol.frames.hello import SPLIT_EXAMPLES, Hello
@@ -298,6 +298,19 @@ def test_what_cannot_be_done_is_refused_with_its_code(
     assert [refusal.code for refusal in found] == [code for _, code in tasks]
     assert found[0].numbers == (2, 0)
     assert (found[3].numbers, found[3].round) == ((1, LIVE_LEAST_BATCH), 2)
+
+
+def test_a_refusal_by_the_server_is_shown_until_a_request_is_answered(
+    page_run: Callable[..., PageRun], run_page: RunCore
+) -> None:
+    run = page_run()
+    notice = Refusal.of_error(bytes(8), CLIENT, 0, LayoutError("it differs")).encode()
+    refused = [run.task(TaskKind.REFUSED, notice), run.task(TaskKind.HELLO, bytes(32))]
+    train = run.task(TaskKind.TRAIN, run.train(3), run.history.tail(0, 2))
+    shown, answered = run_page([run.case(refused), run.case([*refused, train])])
+    assert shown["answers"][0] == notice.hex()
+    assert "does not accept this page, for reason 9." in shown["problem"]
+    assert answered["problem"] == ""
 
 
 def test_a_page_refuses_a_common_prior(page_run: Callable[..., PageRun], run_page: RunCore) -> None:

@@ -12,7 +12,7 @@ from helpers import tree_of
 from typer.testing import CliRunner
 
 from samara.server.commands import app as server_app
-from samara.server.live.run_lock import lock_run, new_files_deleted
+from samara.server.live.run_lock import check_not_moved, lock_run, new_files_deleted
 from samara.shared.errors import SamaraError
 
 
@@ -72,3 +72,10 @@ def test_a_run_that_another_process_serves_is_refused_until_that_dies(tmp_path: 
         process.kill()
     with lock_run(tmp_path):
         pass
+
+
+def test_a_folder_whose_name_is_too_long_has_not_moved(tmp_path: Path) -> None:
+    check_not_moved(tmp_path / ("a" * 5000))
+    (tmp_path / "moved.json").write_text("{")
+    with pytest.raises(SamaraError, match="this run has moved"):
+        check_not_moved(tmp_path)

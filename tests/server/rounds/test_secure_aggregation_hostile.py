@@ -246,7 +246,7 @@ def test_a_token_after_a_restart_has_nothing_of_the_masks_before() -> None:
 
 @pytest.mark.parametrize("rules", [(5, 0), (3, 3)])
 def test_keys_of_a_run_mask_no_report_of_another(rules: tuple[int, int]) -> None:
-    """Masking frames name no run; a run with a smaller `cohort.minimum` could lend its keys."""
+    """Keys made for a run with a smaller `cohort.minimum` mask no report of a stricter run."""
     hostile, asked = HostileServer(), CLIENTS[0]
     sent = hostile.share(hostile.keys(), CLIENTS, CLIENTS)
     hostile.deliver(asked, sent)

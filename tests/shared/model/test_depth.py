@@ -1,6 +1,8 @@
 """Models with only the lowest blocks loaded, and the states that a readout at this depth reads."""
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,22 @@ def test_a_cut_language_model_finds_all_labels_as_likely(model_folder: ModelFold
     hidden, lengths = torch.randn(2, 9, base.hidden_size), torch.tensor([9, 8])
     assert not scorer.scores(hidden, lengths, prompts).any()
     assert representations(scorer, hidden, lengths, prompts).shape == (1, 2, base.features)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "unknown"}, "model type `unknown` but Transformers does not recognize"),
+        ({"vocab_size": None}, "field 'vocab_size': .* expected int"),
+        ({"torch_dtype": "banana", "dtype": None}, "no attribute 'banana'"),
+    ],
+)
+def test_a_wrong_configuration_is_named(
+    change: dict[str, object], reason: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    content = json.loads((model_folder("causal") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    (tmp_path / "model.safetensors").touch()
+    for read in (partial(load_structure, family="causal", depth="auto"), model_shape):
+        with pytest.raises(ModelError, match=rf"config.json: cannot be used: .*{reason}"):
+            read(str(tmp_path))

@@ -241,6 +241,7 @@ def test_model_id_is_of_the_files(model_folder: ModelFolder, tmp_path: Path) -> 
     ("settings", "message"),
     [
         ({"layers": "top:4"}, r"top:4.*has only 3 blocks"),
+        ({"layers": f"top:{10**20}"}, r"top:1.*has only 3 blocks"),
         ({"layers": "1,7"}, r"1,7.*has only 3 blocks"),
         ({"projections": "q_proj,w_proj"}, r"w_proj.*some of:.*q_proj"),
     ],

@@ -21,6 +21,7 @@ from samara.shared.model import quantized
 from samara.shared.model.loading import load_base_model, load_structure
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.quantized import (
+    Int8Embedding,
     Int8Head,
     Int8Linear,
     Nf4Linear,
@@ -199,6 +200,12 @@ def test_scaled_embeddings_keep_their_factor() -> None:
     torch.testing.assert_close(
         table(every), expected, rtol=0, atol=float(expected.abs().max()) / 250
     )
+
+
+def test_a_quantized_table_tells_a_networks_type_if_nothing_else_does() -> None:
+    codes = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.int8), requires_grad=False)
+    table = Int8Embedding(codes, torch.ones(4, 1), 1.0, torch.bfloat16)
+    assert [p.dtype for p in table.parameters() if p.is_floating_point()] == [torch.bfloat16]
 
 
 def test_a_head_is_dequantized_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,3 +54,12 @@ def test_the_name_of_every_new_folder_is_on_the_disk(
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="exists"):
         make_folder(tmp_path / "file")
+
+
+def test_a_file_does_not_replace_a_device_or_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="is not a regular file"):
+        write_durably(pipe, b"page")
+    assert pipe.is_fifo()
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]

@@ -126,6 +126,6 @@ def test_an_array_is_read_as_a_whole_and_in_pieces_alike(
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "all.csv.gz"
     file.write_bytes(gzip.compress(b"text,label\na,0\n" * 50)[:-12])
-    assert messages(str(file))[0].startswith(f"{file}: this gzip file is incomplete")
+    assert messages(str(file))[0].startswith(f"{file}: this gzip file cannot be unpacked")
     file.write_bytes(b"text,label\na,0\n")
-    assert messages(str(file))[0].startswith(f"{file}: this gzip file is incomplete")
+    assert messages(str(file))[0].startswith(f"{file}: this gzip file cannot be unpacked")

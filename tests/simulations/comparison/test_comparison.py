@@ -427,3 +427,12 @@ def test_a_page_shows_methods(compare: Compare) -> None:
     page = page_of(compare(*_of_methods(cohort__newcomers=3)))
     assert "ditto serves clients better than global" in page
     assert "newcomers, which never trained the global model" in page
+
+
+def test_a_client_that_missed_the_first_evaluations_is_compared(compare: Compare) -> None:
+    result = result_of(clients=4)
+    for missed in result["evaluations"][:2]:
+        del missed["columns"]["global"]["clients"]["3"]
+    comparison = compare(result)
+    assert comparison.runs.left_out == ()
+    assert "majority" in comparison.runs.variants[0].conditions

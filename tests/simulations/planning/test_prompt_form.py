@@ -20,6 +20,8 @@ from sklearn.preprocessing import StandardScaler
 from samara.client.training.client_data import example_reader
 from samara.shared.errors import TaskError
 from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.prefix_cache import Prefix, read_prefix
+from samara.shared.model.prompt_frame import frame_of
 from samara.shared.results.result import RunResult
 from samara.shared.tasks.catalog import load_task, task_of
 from samara.shared.tasks.kinds import ClassificationTask
@@ -130,6 +132,27 @@ def held_out_loss(features: np.ndarray, labels: np.ndarray) -> float:
         smoothed = known + 1 / known.size
         losses.append(log_loss(labels, smoothed / smoothed.sum(axis=1, keepdims=True)))
     return float(min(losses))
+
+
+def test_the_first_tokens_of_a_chat_are_read_once(
+    instruct: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(instruct["model.path"], "tokenizer_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": "<s>" + TEMPLATE}))
+    base = load_base_model(instruct["model.path"])
+    task = load_task("sst2").model_copy(update={"form": "chat"})
+    assert isinstance(task, ClassificationTask)
+    first = frame_of(base, task).prefix(base)
+    assert first
+    read = []
+
+    def counted(base: BaseModel, prefix: tuple[int, ...]) -> Prefix | None:
+        read.append(prefix)
+        return read_prefix(base, prefix)
+
+    monkeypatch.setattr("samara.client.forward.body.read_prefix", counted)
+    assert choose_form(config_of(instruct)) is not None
+    assert read.count(first) == 1
 
 
 def test_a_label_that_a_fold_lacks_stays_possible() -> None:

@@ -192,6 +192,15 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_label_with_a_comma_is_quoted(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\n" + '"one","a, b"\ntwo,c\n' * 5)
+    status, printed, errors = run("new", tmp_path / "mine", "--data", file, "--words", "a,b,c")
+    assert status == 1
+    assert 'labels (label): "a, b" 5, c 5' in printed
+    assert '3 words for 2 labels; give one word for each of "a, b", c, without commas' in errors
+
+
 def test_words_for_free_answers_and_texts_in_objects_are_refused(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [{"text": f"day {i}", "body": {"t": "a"}, "label": i / 7} for i in range(60)]

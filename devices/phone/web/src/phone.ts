@@ -3,6 +3,7 @@
  */
 
 import {
+  decodeRefusal,
   encodeEvaluation,
   encodeHello,
   encodeRefusal,
@@ -66,6 +67,7 @@ import {
 } from "./signed-run.ts";
 import type { OwnKey } from "./signing.ts";
 import type { Store } from "./store.ts";
+import { fill, TEXTS } from "./texts.ts";
 import { KIND, kindOf, tokenOf } from "./wire.ts";
 
 const SPLIT_NAMES = ["train", "validation", "test"] as const;
@@ -123,7 +125,7 @@ export class Phone {
   async answer(task: Task): Promise<Bytes> {
     try {
       const frame = await this.#reply(task);
-      if (task.kind !== TASK_KIND.hello) this.problem = "";
+      if (task.kind !== TASK_KIND.hello && task.kind !== TASK_KIND.refused) this.problem = "";
       return frame;
     } catch (error) {
       if (error instanceof PlainError) this.problem = error.message;
@@ -173,6 +175,7 @@ export class Phone {
       case TASK_KIND.evaluate:
         return this.#evaluate(task);
       case TASK_KIND.refused:
+        this.problem = fill(TEXTS.notAccepted, decodeRefusal(task.instruction).code);
         return task.instruction; // the instruction is itself a refusal, and is sent back
       case TASK_KIND.mask:
         return this.#mask(task.instruction, task.settings);

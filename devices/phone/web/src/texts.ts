@@ -115,6 +115,7 @@ export const TEXTS = {
   megabytes: "{0} MB",
   kilobytes: "{0} kB",
   problem: "Something went wrong: {0}",
+  notAccepted: "The server does not accept this page, for reason {0}. Tell the operator this number.",
   reasons: {
     code: "The invitation is incomplete. Copy the link again.",
     version: "The invitation is for another version of this page. Ask the operator for a new invitation.",

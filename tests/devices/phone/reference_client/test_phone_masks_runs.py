@@ -172,7 +172,7 @@ class Field:
         phone_count: int = PHONES,
         are_pages: bool = False,
     ) -> Mixed:
-        """Serve a run. `disturb` makes the first phone, or all phones are browsers' phones."""
+        """Serve a run. `disturb` gets the function that makes the first phone, and makes it."""
         own = device_settings(self.settings, BOARD, Path(f"{config.out}-board"))
         socket = self.short / f"{Path(config.out).name}.sock"
 
