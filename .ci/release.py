@@ -77,7 +77,7 @@ def find_obstacles(root: Path, version: str) -> list[str]:
         obstacles.append(f"CHANGELOG.md has no section '## [{version}] - YYYY-MM-DD' with contents")
     citation = (root / "CITATION.cff").read_text(encoding="utf-8")
     if f"\nversion: {version}\n" not in citation:
-        obstacles.append(f"CITATION.cff has another version than pyproject.toml, {version}")
+        obstacles.append(f"CITATION.cff and pyproject.toml ({version}) have different versions")
     return obstacles
 
 

@@ -1,4 +1,4 @@
-"""The column of the methods page that shows where a row's tests run, read from the tests."""
+"""The column of the methods page that shows which tests need more than a CPU."""
 
 import ast
 import re
@@ -24,12 +24,13 @@ def _with_places(line: str) -> str:
     if (row := _ROW.match(line)) is None:
         return line
     cells = [cell.strip() for cell in row[1].split("|")]
-    cells[4:] = [places(_TEST.findall(cells[3]))]
+    place = places(_TEST.findall(cells[3]))
+    cells[4:] = ["" if place == "CPU" else place]
     return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
 def places(names: list[str]) -> str:
-    """Return where some tests run, with the day of their last run on a GPU; "" without tests.
+    """Return the places where some tests run, with the day of their last run on a GPU.
 
     Args:
         names: names of test functions.
@@ -42,7 +43,7 @@ def places(names: list[str]) -> str:
 
 @cache
 def _tests() -> dict[str, tuple[str, ...]]:
-    """Return where each test runs on a machine without a GPU, by name of the test."""
+    """Return the place where each test runs on a machine without a GPU, by name of the test."""
     return {
         name: where
         for file in sorted((ROOT / "tests").rglob("test_*.py"))

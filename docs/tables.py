@@ -134,11 +134,11 @@ def fixed_table() -> str:
                 row = key, _shown(setting.default), setting.retired, "obeyed if recorded"
                 found.setdefault(row, []).append(name)
         for key, fixed in fixed_in(section).items():
-            other = "read past" if fixed.instead else "refused by name"
+            other = "ignored" if fixed.instead else "refused by name"
             found.setdefault((key, _shown(fixed.value), fixed.instead, other), []).append(name)
     for (key, value, now, other), names in found.items():
         both = "both" if len(names) == len(of) else names[0]
-        lines.append(f"| `{key}` | {value} | {both} | {now or 'the value'} | {other} |")
+        lines.append(f"| `{key}` | {value} | {both} | {now or 'this value'} | {other} |")
     return "\n".join(lines)
 
 

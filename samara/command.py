@@ -4,15 +4,18 @@ import errno
 import os
 import signal
 import sys
+from itertools import takewhile
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from samara.devices.gateway import commands as gateway
 from samara.devices.hardware import commands as device
 from samara.devices.live import commands as client
 from samara.devices.phone import commands as phone
-from samara.old_commands import CommandLine
+from samara.old_commands import in_new_form
 from samara.server import commands as server
 from samara.shared.errors import SamaraError
 from samara.shared.network.proxies import exempt_this_machine
@@ -47,6 +50,31 @@ _DEVICES = "Devices, phones, and rehearsals with them"
 """Name of the help panel for commands about devices."""
 _MODELS = "Models of runs, and privacy"
 """Name of the help panel for commands about models."""
+
+
+class CommandLine(TyperGroup):
+    """The group of all commands, which also accepts commands in old forms."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse a command line, and warn on standard error if it has an old form."""
+        words, changes = in_new_form(args)
+        if changes and not ctx.resilient_parsing:  # true for completions
+            print(
+                f"samara: {'; '.join(changes)} (the next version refuses old forms)",
+                file=sys.stderr,
+            )
+        return super().parse_args(ctx, _for_help_alone(words))
+
+
+def _for_help_alone(words: list[str]) -> list[str]:
+    """Return a command line without its other options if one of them asks for help.
+
+    An option would otherwise take the word ``--help`` as its value.
+    """
+    if {"--help", "-h"}.isdisjoint(takewhile("--".__ne__, words)):
+        return words
+    return [*takewhile(lambda word: not word.startswith("-"), words), "--help"]
+
 
 app = typer.Typer(
     cls=CommandLine,

@@ -4,12 +4,7 @@ Old forms are not registered as commands. A command line in an old form is conve
 before it is parsed. Only the first version with a new form accepts the old form.
 """
 
-import sys
 from collections.abc import Sequence
-from itertools import takewhile
-
-import click
-from typer.core import TyperGroup
 
 COMMANDS = {
     "tasks": "simulate --list",
@@ -79,20 +74,6 @@ OPTIONS = {
 """Replacements of old options, by command in the new form. {} stands for the option's value."""
 
 
-class CommandLine(TyperGroup):
-    """The group of all commands, which also accepts commands in old forms."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse a command line, and warn on standard error if it has an old form."""
-        words, changes = in_new_form(args)
-        if changes and not ctx.resilient_parsing:  # true for completions
-            print(
-                f"samara: {'; '.join(changes)} (the next version refuses old forms)",
-                file=sys.stderr,
-            )
-        return super().parse_args(ctx, _for_help_alone(words))
-
-
 def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a command line in the new form, and a description of each change.
 
@@ -113,16 +94,6 @@ def in_new_form(words: Sequence[str]) -> tuple[list[str], list[str]]:
             rest, found = _with_new_options(new[len(begin) :], options)
             return [*begin, *rest], changes + found
     return new, changes
-
-
-def _for_help_alone(words: list[str]) -> list[str]:
-    """Return a command line without its options if one of them asks for help.
-
-    An option would otherwise take the word ``--help`` as its value.
-    """
-    if {"--help", "-h"}.isdisjoint(takewhile("--".__ne__, words)):
-        return words
-    return [*takewhile(lambda word: not word.startswith("-"), words), "--help"]
 
 
 def _with_new_options(words: Sequence[str], options: dict[str, str]) -> tuple[list[str], list[str]]:

@@ -218,7 +218,9 @@ def _show_rounds(run: Path, console: "Console") -> None:
 
     console.print(*make_rounds_tables(run))
     if spent := describe_spent(run):
-        console.print(f"{spent}; private rounds do not name their clients", highlight=False)
+        console.print(
+            f"{spent}; rounds with differential privacy do not name their clients", highlight=False
+        )
 
 
 def _show_keys(run: Path, console: "Console") -> None:

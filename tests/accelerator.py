@@ -1,15 +1,15 @@
-"""A pretended machine with GPUs, on which everything that is said to torch about CUDA runs.
+"""A pretended machine with GPUs, on which torch code for CUDA runs.
 
-Tensors of a pretended GPU are CPU tensors whose storage has a tag; torch's own kernels for the CPU
-compute with them. Copies between host and GPU really copy, and tensors of two devices in one
-operation raise, as on a real one. A kernel is run at once, but it counts as finished only for who
-has waited: every stream has a vector clock, events carry clocks, and an access to memory that
-another stream may still read or write raises `MissingWaitError`, whatever a GPU's timing would have
-hidden. Memory that is allocated counts as written then: kernels launched before, in the stream that
-it was allocated in, may still use it, since torch's allocator hands freed memory on at once.
+Tensors of a pretended GPU are CPU tensors whose storage has a tag. Torch's CPU kernels compute with
+them. Copies between host and GPU are real copies. An operation on tensors of two devices raises an
+error, as on a real GPU. A kernel runs at once, but it counts as finished only for streams and
+threads that have waited for it. Every stream therefore has a vector clock, and events carry clocks.
+An access to memory that another stream may still read or write raises `MissingWaitError`, even if
+the timing of a real GPU would hide the mistake. Newly allocated memory counts as just written in
+its stream: torch's allocator reuses freed memory at once, so earlier kernels of that stream may
+still use it.
 
-Only what depends on the hardware is left to a real GPU: bits of its kernels, page-locked memory
-as such, and speed.
+Three things need a real GPU: the bits of its kernels, page-locked memory itself, and speed.
 """
 
 import threading
@@ -38,7 +38,7 @@ _WAITING = {
     _aten.nonzero.default,
     _aten.masked_select.default,
 }
-"""Operations that return when the stream has finished, since the host needs their result."""
+"""Operations that return when the stream has finished, because the host needs their result."""
 
 
 class MissingWaitError(RuntimeError):
@@ -50,8 +50,8 @@ class Stream:
 
     Attributes:
         device: torch device that it belongs to.
-        known: for each stream, the number of its operations that have ended before the next one
-            of this stream begins.
+        known: for each stream, the number of its operations that end before the next operation of
+            this stream begins.
     """
 
     machine: "Machine"
@@ -70,7 +70,7 @@ class Stream:
         _merge(self.known, stream.known)
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        """Record an event behind all operations so far."""
+        """Record an event after all operations so far."""
         event = event or self.machine.Event()
         event.record(self)
         return event
@@ -89,7 +89,7 @@ class Event:
         self.known: dict[Stream, int] = {}
 
     def record(self, stream: Stream | None = None) -> None:
-        """Stand behind all operations of a stream so far."""
+        """Record the event after all operations of a stream so far."""
         self.known = dict((stream or self.machine.current_stream()).known)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -97,7 +97,7 @@ class Event:
         (stream or self.machine.current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
-        """Wait for what the event stands behind."""
+        """Wait for the operations before the event."""
         _merge(self.machine.completed, self.known)
 
 
@@ -123,13 +123,14 @@ class _Memory:
 
 
 class _ThreadState(threading.local):
-    """What is one thread's own.
+    """The state of one thread.
 
     Attributes:
         device: index of the current device.
         streams: current streams by device, where they are not the default ones.
-        inside: device of what an operation makes inside a function of torch.
-        target: device that a tensor is on its way to, and whether nobody waits for it.
+        inside: device of the tensors that an operation creates inside a function of torch.
+        target: destination of the tensor that is being moved, and whether nobody waits for the
+            move.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ class _ThreadState(threading.local):
 
 
 class Machine:
-    """Pretended GPUs: their streams, who has waited for whom, and what their memory holds.
+    """Pretended GPUs, with their streams, waits and memory.
 
     Args:
         devices: number of GPUs.
@@ -148,11 +149,11 @@ class Machine:
     Attributes:
         streams: all streams.
         completed: number of each stream's operations that the host has waited for.
-        faults: every access that did not wait, as raised, and memory that was freed too early.
+        faults: messages about accesses without a wait, and about memory that was freed too early.
         launches: names of the operations that ran, by device.
         copied: bytes of each copy between the host and a GPU, in their order.
         bytes: bytes of the tensors on each device.
-        peak: most bytes at once on each device.
+        peak: largest number of bytes on each device at one time.
     """
 
     def __init__(self, devices: int = 2) -> None:
@@ -187,7 +188,7 @@ class Machine:
         return place
 
     def device_of(self, tensor: Tensor) -> torch.device:
-        """Return the device that a tensor is said to be on."""
+        """Return the pretended device of a tensor."""
         for part in _parts(tensor):
             memory = _memory_of(part)
             return part.device if memory is None else memory.device
@@ -195,7 +196,7 @@ class Machine:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """Pretend in this thread, inside the context."""
+        """Pretend in this thread that there are GPUs, inside the context."""
         with _Kernels(self), _Functions(self):
             yield
 
@@ -247,7 +248,7 @@ class Machine:
         """Give the device's current stream an operation, and return the stream.
 
         Raises:
-            MissingWaitError: if another stream may still use what it uses.
+            MissingWaitError: if another stream may still use the operation's memory.
         """
         stream = self.current_stream(device)
         with self._lock:
@@ -265,7 +266,7 @@ class Machine:
         return stream
 
     def access_from_host(self, name: str, tensor: Tensor, writes: bool) -> None:
-        """Check that the host may use memory of its own.
+        """Check that the host may use its own memory.
 
         Raises:
             MissingWaitError: if a stream may still use it.
@@ -276,7 +277,7 @@ class Machine:
                 self._check(name, tensor, {}, memory.uses() if writes else written)
 
     def copy(self, name: str, source: Tensor, target: Tensor, non_blocking: bool) -> None:
-        """Order a copy between two tensors, which the caller makes."""
+        """Check and record the accesses of a copy between two tensors, which the caller makes."""
         origin, place = self.device_of(source), self.device_of(target)
         if origin == place == CPU:
             self.access_from_host(name, source, writes=False)
@@ -297,7 +298,7 @@ class Machine:
             stream.synchronize()
 
     def tag(self, tensor: Tensor, device: torch.device) -> None:
-        """Have new memory of the CPU count as just allocated on a device; on the CPU as pinned."""
+        """Tag new CPU memory as just allocated on a device; with a CPU device, as page-locked."""
         for part in _parts(tensor):
             storage = part.untyped_storage()
             memory = _Memory(device)
@@ -313,7 +314,7 @@ class Machine:
             storage.__dict__["pretended"] = memory
 
     def _free(self, memory: _Memory, size: int) -> None:
-        """Check that memory is not used by a stream that the next owner does not know of."""
+        """Add a fault if a stream may still use memory that is being freed."""
         with self._lock:
             self.bytes[memory.device] -= size
             for stream, number in memory.uses():
@@ -392,7 +393,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the device that an operation runs on.
 
         Raises:
-            RuntimeError: if its tensors are on several.
+            RuntimeError: if its tensors are on several devices.
         """
         found = {self._machine.device_of(t): None for t in inputs if t.dim()}
         if len(found) > 1:
@@ -405,7 +406,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """A context in which torch's functions take pretended devices, and tensors name theirs."""
+    """A context in which torch's functions accept pretended devices, and tensors report theirs."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -440,7 +441,7 @@ class _Functions(TorchFunctionMode):
         return self._call(func, args, kwargs or {})
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of torch; what it makes inside is on the device of its tensors."""
+        """Call a function of torch; tensors that it creates are on the device of its inputs."""
         machine, state = self._machine, self._machine._state
         kwargs = dict(kwargs)
         pinned = bool(kwargs.pop("pin_memory", False))
@@ -520,10 +521,10 @@ class _Generator(torch.Generator):
 
 @contextmanager
 def pretended_gpus(count: int = 2) -> Iterator[Machine]:
-    """Pretend, inside the context and in the threads that begin in it, that there are GPUs.
+    """Pretend inside the context, and in threads that begin there, that there are GPUs.
 
     Yields:
-        The machine; who plants a fault clears its `faults`.
+        The machine; a test that makes a mistake on purpose clears its `faults`.
 
     Raises:
         AssertionError: if there are faults at the end.
@@ -584,7 +585,7 @@ def pretended_gpus(count: int = 2) -> Iterator[Machine]:
 
 
 def _import_what_asks_for_gpus() -> Any:
-    """Import what looks for CUDA's libraries when it is imported; return Triton's launcher."""
+    """Import the libraries that look for CUDA during their import; return Triton's launcher."""
     import bitsandbytes  # noqa: F401
     import transformers.modeling_utils  # noqa: F401
     from triton.runtime import interpreter
@@ -657,7 +658,7 @@ def _made(output: Any, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _tag_made(machine: Machine, output: Any, inputs: list[Tensor], device: torch.device) -> None:
-    """Tag what has been made; what is there already has a tag."""
+    """Tag the new tensors in an output; other tensors already have a tag."""
     if any(_memory_of(part) is None for t in _tensors(output) for part in _parts(t)):
         for tensor in _made(output, inputs):
             if _memory_of(tensor) is None:
@@ -666,11 +667,11 @@ def _tag_made(machine: Machine, output: Any, inputs: list[Tensor], device: torch
 
 @dataclass(frozen=True)
 class _Signature:
-    """What is known of an operation.
+    """Facts about an operation of torch.
 
     Attributes:
         name: its name.
-        is_composite: whether it consists of others.
+        is_composite: whether it consists of other operations.
         makes_view: whether it returns a view, and so touches no memory.
         arguments: name of each argument, and whether it is written.
     """
@@ -699,7 +700,7 @@ def _signature(func: Any) -> _Signature:
 def _inputs(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the tensors that an operation is given, those that it writes, and those on its device.
+    """Return an operation's input tensors, the inputs that it writes, and the inputs on its device.
 
     A GPU's tensor may be indexed by tensors on the CPU.
     """

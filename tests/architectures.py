@@ -92,7 +92,7 @@ SPREAD = {"mobilebert": 0.05}
 
 
 class Architecture(NamedTuple):
-    """A class of transformers and what it is used as.
+    """A class of transformers, and its uses.
 
     Attributes:
         family: causal, masked or encoder.
@@ -128,7 +128,7 @@ def architectures() -> list[Architecture]:
 
 
 def tiny_config(architecture: Architecture, vocabulary: int) -> Any:
-    """A configuration of a class with small numbers wherever it has such a setting."""
+    """A configuration of a class with small numbers for all settings of size."""
     cls = getattr(transformers, architecture.name).config_class
     own = OWN.get(architecture.kind, {})
     if architecture.family == "causal" and "is_decoder" in vars(cls()):
@@ -154,7 +154,7 @@ class NotBuiltError(Exception):
 
 
 def build(architecture: Architecture, vocabulary: int) -> Any:
-    """A model of a class with random weights, large enough that every part of it shows."""
+    """A model of a class with random weights, large enough that every part affects the output."""
     config = tiny_config(architecture, vocabulary)
     cls = getattr(transformers, architecture.name)
     size = 0
@@ -177,7 +177,7 @@ def _is_conv1d(module: torch.nn.Module) -> bool:
 
 
 class Cells:
-    """What Samara does with a model, against the same class of transformers.
+    """Samara's results for a model, compared with the same class of transformers.
 
     Args:
         architecture: class of the model.
@@ -209,7 +209,7 @@ class Cells:
         return {name: self.outcome(name) for name in CELLS}
 
     def outcome(self, name: str) -> str:
-        """Right, or what else: a refusal, wrong scores, or an error that is no refusal."""
+        """Return "right", or a description of a refusal, wrong scores or another error."""
         try:
             with warnings.catch_warnings():  # transformers and PEFT warn of much at odd models
                 warnings.simplefilter("ignore")
@@ -288,7 +288,7 @@ class Cells:
         return _error(engine.scores(nothing, _prompts(scorer))[0], plain_scores(self.plain, scorer))
 
     def _quantized_error(self, kind: Quantization) -> float:
-        """Against the plain model with the weights that the quantized layers stand for."""
+        """The error of quantized layers, against the plain model with the dequantized weights."""
         base = load_base_model(str(self.folder), quantization=kind)
         plain = copy.deepcopy(self.plain)
         for name, module in base.network.named_modules():
@@ -306,7 +306,7 @@ class Cells:
             self.plain = whole
 
     def _adapted_error(self, layers: str) -> tuple[float, Any, Any, Any]:
-        """Scores of two perturbations in one pass against weights that an adapter is added to."""
+        """The error of two perturbations in one pass, against weights that include the adapter."""
         base = self._loaded()
         scorer = _scorer(base)
         settings = AdapterSettings(layers=layers, rank=2, alpha=2.0)
@@ -373,7 +373,7 @@ def plain_scores(network: Any, scorer: Scorer, of_labels: Any = None) -> NDArray
     Args:
         network: the network.
         scorer: scorer with its tokenizer and family.
-        of_labels: network that a sentence encoder's labels are embedded by, if it is another.
+        of_labels: network that embeds a sentence encoder's labels, if it is another network.
     """
     rows = []
     with torch.no_grad():
@@ -440,7 +440,7 @@ CODES = (
 
 
 def coded(reason: str) -> str:
-    """Return a reason with the code that the page explains, cut to 160 characters."""
+    """Return a reason with the code that the page explains, shortened to 160 characters."""
     for pattern, code in CODES:
         reason = re.sub(pattern, code, reason, flags=re.DOTALL)
     return reason[:160]
@@ -454,7 +454,7 @@ def row(architecture: Architecture, outcomes: Mapping[str, str]) -> str:
 
 
 def _reason(outcome: str) -> str:
-    """What a refusal says first, without the names of tensors."""
+    """The beginning of a refusal, without the names of tensors."""
     reason = outcome.removeprefix("refused: ").splitlines()[0]
     reason = re.sub(r"^\S+ cannot be used as a [a-zA-Z ]+: ", "", reason)
     reason = re.sub(

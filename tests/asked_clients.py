@@ -1,4 +1,4 @@
-"""Frames of a server that asks too much, and clients that are asked."""
+"""Frames of a server that asks too much, and clients that receive them."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def server_config_for(settings: Settings) -> RunConfig:
 
 
 def load(settings: Settings, folder: Path, **limits: Any) -> ResidentTrainer:
-    """A live client with its own settings, as `samara client up` has them."""
+    """A live client with its own settings, as after `samara client up`."""
     own = device_settings(settings, 7, folder).device_settings
     own |= {f"data.{name.replace('_', '-')}": value for name, value in limits.items()}
     trainer = ResidentTrainer.load(RunConfig.of(own, "test"), 7, folder)
@@ -32,7 +32,7 @@ def load(settings: Settings, folder: Path, **limits: Any) -> ResidentTrainer:
 
 
 def run_id_in(trainer: ResidentTrainer) -> bytes:
-    """The id that follows from the settings which a trainer had last."""
+    """The run id under the latest settings of a trainer."""
     return trainer._current[0]
 
 
@@ -59,7 +59,7 @@ def evaluate_frame(trainer: ResidentTrainer, history: History, round_: int, spli
 
 
 def made_up_run(trainer: ResidentTrainer, rounds: int) -> History:
-    """A ledger of the run whose states are of the server's choice."""
+    """A ledger of the run, with states that the server has chosen."""
     deltas = [delta_of(number) for number in range(1, rounds + 1)]
     return history_of(deltas, trainer.runtime.layout, run_id_in(trainer))
 

@@ -1,4 +1,4 @@
-"""Tasks of a server, as a client is asked them."""
+"""Tasks of a server, as clients receive them."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ NOTHING = CatchUp()
 
 
 def sent(config: RunConfig) -> bytes:
-    """The settings of a run as a ClientApp passes them on."""
+    """The settings of a run in the form that a ClientApp passes on."""
     return json.dumps(config.flat(), sort_keys=True).encode()
 
 

@@ -18,7 +18,7 @@ def random_basis(elements: int, size: int, origin: BasisOrigin = ORIGIN) -> Basi
 
 
 def basis_for(settings: Settings, folder: Path, size: int = 12) -> str:
-    """Write a random basis that belongs to the model and the adapter of some settings."""
+    """Write a random basis for the model and the adapter of some settings."""
     runtime = load_run(config_of(settings)).runtime
     model, adapter = runtime.model_id.hex(), runtime.layout.adapter_hash.hex()
     origin = replace(ORIGIN, model_id=model, adapter_hash=adapter)

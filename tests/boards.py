@@ -1,4 +1,4 @@
-"""A machine that says that it is a Jetson, and local package indexes that log what is asked."""
+"""A machine that pretends to be a Jetson, and local package indexes that log requests."""
 
 import base64
 import hashlib
@@ -68,7 +68,7 @@ def make_wheel(
     tag: str = "",
     scripts: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a wheel with one module of the distribution's name, and scripts."""
+    """Write a wheel with scripts, and with one module that has the distribution's name."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     tag = tag or "py3-none-any"
@@ -94,13 +94,13 @@ def make_wheel(
 
 @dataclass
 class Indexes:
-    """A server with the board's index and the package index, and what each was asked for."""
+    """A server with the board's index and the package index, and a log of their requests."""
 
     address: str
     folder: Path
     log: list[str] = field(default_factory=list)
     broken: dict[str, int] = field(default_factory=dict)
-    """Files whose next answer breaks off, with the bytes before that."""
+    """Files whose next download breaks off, with the number of bytes sent before."""
 
     def offer(self, index: str, name: str, *wheels: Path) -> None:
         """Put wheels into an index."""
@@ -115,7 +115,7 @@ class Indexes:
         (listing / "index.html").write_text("".join(lines))
 
     def asked(self, index: str) -> set[str]:
-        """Distributions that an index was asked for."""
+        """Distributions that were requested from an index."""
         return {path.split("/")[2] for path in self.log if path.startswith(f"/{index}/")}
 
     def fetched(self) -> list[str]:
@@ -124,7 +124,7 @@ class Indexes:
 
 
 def part_of(size: int, asked: "re.Match[str] | None") -> tuple[int, int]:
-    """Return begin and end of what a Range header asks of a file: a-b, a- or -last."""
+    """Return begin and end of the part of a file that a Range header requests: a-b, a- or -last."""
     if asked is None:
         return 0, size
     if not asked[1]:
@@ -134,7 +134,7 @@ def part_of(size: int, asked: "re.Match[str] | None") -> tuple[int, int]:
 
 @contextmanager
 def serve_indexes(folder: Path) -> Iterator[Indexes]:
-    """Serve the indexes of a folder on loopback, with parts of files."""
+    """Serve the indexes of a folder on loopback, and parts of files on request."""
     made = Indexes("", folder)
 
     class Handler(SimpleHTTPRequestHandler):
@@ -192,7 +192,7 @@ def serve_indexes(folder: Path) -> Iterator[Indexes]:
 
 @dataclass(frozen=True)
 class Board:
-    """A machine that says that it is a Jetson."""
+    """A machine that pretends to be a Jetson."""
 
     folder: Path
     indexes: Indexes
@@ -204,7 +204,7 @@ class Board:
     def install(
         self, *options: str, release: str = JETPACK_6
     ) -> "subprocess.CompletedProcess[str]":
-        """Run the script; the board's index, where none is named, is the local one."""
+        """Run the script; unless a board's index is named, it is the local one."""
         uv = Path(sys.executable).parent
         if not {"--torch-index", "--torch-wheel", "--uninstall"} & set(options):
             options = ("--torch-index", f"{self.indexes.address}/board", *options)
@@ -218,7 +218,7 @@ class Board:
     def install_without_network(
         self, script: Path, *options: str, release: str = JETPACK_7
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a script where no network is; uv is missing, and Python is there."""
+        """Run a script without a network; uv is missing, and Python is installed."""
         commands = self.folder / "commands"
         commands.mkdir(exist_ok=True)
         python = commands / f"python{PYTHON}"

@@ -33,7 +33,7 @@ def write_messages(folder: Path, names: list[str]) -> None:
 
 
 def rows_of(folder: Path, name: str) -> str:
-    """Return a participant's rows as lines that name their split, as the page takes them."""
+    """Return a participant's rows as lines with their split, in the form that the page reads."""
     lines = [
         json.dumps(json.loads(line) | {"split": split})
         for split in SPLITS
@@ -43,7 +43,7 @@ def rows_of(folder: Path, name: str) -> str:
 
 
 class Work(NamedTuple):
-    """What clients train: a model, a task, and what makes its program and everybody's rows.
+    """The clients' training: a model, a task, and functions that make its program and the rows.
 
     Attributes:
         export: options of `samara phone export`.
@@ -67,8 +67,7 @@ class BrowserRun:
         live: server and processes.
         boards: names of the boards.
         browsers: names of the browsers.
-        work: what they train.
-        stack: ends the browsers.
+        work: the clients' training. stack: ends the browsers.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class BrowserRun:
         live.wait(lambda: OPEN in live.said(GATEWAY), "the gateway")
 
     def join(self, name: str) -> None:
-        """Open an invitation's link, agree and join, until the page knows the task."""
+        """Open an invitation's link, agree and join, and wait until the page knows the task."""
         live, origin, browser = self.live, f"https://{self._web}", find_chromium()
         assert browser, "needs Chromium on the PATH"
         of_run = ("--run", str(live.run), "--page", origin)
@@ -127,13 +126,13 @@ class BrowserRun:
 def started(
     folder: Path, settings: dict[str, Scalar], counts: tuple[int, int], work: Work = MESSAGES
 ) -> Iterator[BrowserRun]:
-    """A run whose server and gateway have begun, and wait for boards and browsers.
+    """A run whose server and gateway have begun, and which waits for boards and browsers.
 
     Args:
-        folder: of everything; short, as sockets lie in it.
-        settings: of the run.
+        folder: folder of all files; its path must be short, because sockets lie in it.
+        settings: settings of the run.
         counts: number of boards and of browsers.
-        work: what they train.
+        work: the clients' training.
     """
     boards, browsers = (
         [f"{kind}-{number}" for number in range(count)]
@@ -153,7 +152,7 @@ def started(
 
 
 def at_the_end(run: BrowserRun) -> dict[str, Any]:
-    """Wait for the end of the run; returns each browser's status then.
+    """Wait for the end of the run; return the final status of each browser.
 
     Raises:
         AssertionError: if the server failed.

@@ -1,4 +1,4 @@
-"""A real browser, without a window, on pages of this machine."""
+"""A real headless browser on pages of this machine."""
 
 import threading
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ JOINED = """(async () => {
   await (await openStore("samara")).write(new Map([["joined", joined]]));
   location.reload();
 })()"""
-"""What joining leaves behind; the page joins by a server alone."""
+"""Script that stores a joined run on the page, because joining itself needs a server."""
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files, TypeScript without its types as what it then is, and prints nothing."""
+    """Serves files, TypeScript as JavaScript without its types, and prints nothing."""
 
     extensions_map: ClassVar = {**SimpleHTTPRequestHandler.extensions_map, ".ts": "text/javascript"}
 
     def end_headers(self) -> None:
-        """Let the browser keep what many pages share."""
+        """Let the browser cache files that many pages share."""
         self.send_header("Cache-Control", "max-age=3600")
         super().end_headers()
 
@@ -36,17 +36,17 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def chromium() -> str:
-    """The program; the test is skipped if there is none."""
+    """The path of Chromium; the test is skipped if Chromium is missing."""
     return find_chromium() or pytest.skip("needs Chromium on the PATH")
 
 
 def firefox() -> str:
-    """The program; the test is skipped if there is none."""
+    """The path of Firefox; the test is skipped if Firefox is missing."""
     return find_firefox() or pytest.skip("needs Firefox on the PATH")
 
 
 def read_once(address: str, profile: Path, ready: str, value: str) -> str:
-    """The value of an expression on a page, once another one is true there."""
+    """The value of an expression on a page, once another expression is true there."""
     with driven(chromium(), profile) as tab:
         tab.open(address)
         tab.until(ready, seconds=120)
@@ -55,7 +55,7 @@ def read_once(address: str, profile: Path, ready: str, value: str) -> str:
 
 @contextmanager
 def serve_folder(folder: Path) -> Iterator[str]:
-    """Serve a folder's files on the loopback; yields the address."""
+    """Serve a folder's files on loopback; yield the address."""
     handler = partial(Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

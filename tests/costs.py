@@ -1,4 +1,4 @@
-"""Processor seconds of each test file, the dearest of which are shown at the end of a run."""
+"""Processor seconds of each test file; the end of a run shows the most expensive files."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every case of a test in every way, few of which run with `make test`."""
+"""All pairs of test cases and variants, few of which run with `make test`."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def crossed(cases: Collection[object], ways: Collection[object]) -> list[object]:
-    """Parameters of every pair; `exhaustive` but for one of each case and one of each way."""
+    """Parameters of every pair; all are `exhaustive` but one pair per case and one per way."""
     return [
         pytest.param(
             case,

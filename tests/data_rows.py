@@ -1,4 +1,4 @@
-"""Rows of a task's data in files, and what loading them gives."""
+"""Rows of a task's data in files, and the examples loaded from them."""
 
 import csv
 import json

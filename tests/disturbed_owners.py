@@ -1,15 +1,15 @@
-"""A live run as the owners of its devices see it, with everything that happens to them in one run.
+"""A live run with every disturbance that owners of devices may meet.
 
-Real processes over TLS on this machine: `samara server up` and three `samara client up` with keys.
-While rounds go on, every owner asks the personal model again and again. Private rounds are taken
-every five rounds. After round 5, questions of a kind that nobody had are appended to one owner's
-file. After round 7 the server gets `kill -9` and is started again. After round 10 one client is
-ended, moved by `samara client move` into another home with another name, and its old
-home and key are deleted; the private state must be the same to the bit.
+Real processes run over TLS on this machine: `samara server up` and three `samara client up` with
+keys. During the rounds, every owner asks the personal model again and again. Private rounds are
+taken every five rounds. After round 5, questions of a new kind are appended to one owner's file.
+After round 7, the server gets `kill -9` and is started again. After round 10, one client is
+stopped. `samara client move` moves it to another home with another name, and its old home and key
+are deleted. The private state must stay the same bit for bit.
 
-In the end, every acknowledged round must be in the ledger, every client at a state of it, and the
-private rounds of every client are taken again in this process, from the ledger's states and the
-same examples: states, and accuracy before and after, must be the same.
+At the end, every acknowledged round must be in the ledger, and every client must be at a state of
+the ledger. The private rounds of every client are then repeated in this process, from the ledger's
+states and the same examples. States, and accuracy before and after, must be equal.
 """
 
 import json
@@ -59,7 +59,7 @@ _SECONDS_BETWEEN = 0.5
 
 
 class Scene(NamedTuple):
-    """The model, the data and the sizes of a run.
+    """Model, data and sizes of a run.
 
     Attributes:
         model: folder of the base model.
@@ -109,20 +109,20 @@ class Asking(threading.Thread):
                 self.answers.append((time.monotonic() - begun, about))
 
     def stop(self) -> None:
-        """End after the present question."""
+        """Stop after the present question."""
         self._end.set()
         self.join()
 
 
 def draw(data: Path, seed: int, clients: int, examples: int, added: int) -> dict[str, list[Row]]:
-    """Return the questions of each client, those that are appended, and those of the test.
+    """Return the questions of each client, the questions that are appended, and the test questions.
 
     Args:
         data: folder with train.jsonl and test.jsonl, each row a text and a label.
         seed: seed of the draw.
         clients: number of clients.
         examples: number of questions that each has.
-        added: number of questions of the new kind.
+        added: number of appended questions, which are of a new kind.
     """
     rows = {name: _read(data / f"{name}.jsonl") for name in ("train", "test")}
     random = np.random.default_rng(seed)
@@ -162,10 +162,9 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
 
     Args:
         scene: model, data and sizes.
-        folder: folder of all its files, without content; its path must be short, for sockets.
+        folder: empty folder for all files; its path must be short, because sockets lie in it.
 
-    Raises:
-        AssertionError: if something is lost or another.
+    Raises: AssertionError: if something is lost or differs.
     """
     rows = draw(scene.data, scene.seed, len(NAMES), scene.examples, scene.added)
     for number, name in enumerate(NAMES):
@@ -240,16 +239,16 @@ def play(scene: Scene, folder: Path) -> dict[str, Any]:
 def repeat_private_rounds(
     run: Path, home: Path, rows: dict[str, list[dict[str, Any]]], place: Path
 ) -> int:
-    """Take the private rounds of a client again, and return how often it took some.
+    """Repeat the private rounds of a client, and return the number of repeated personalizations.
 
     Args:
         run: folder of the run on the server, whose ledger gives the states.
         home: folder of the client.
-        rows: rows of `draw`; those that were added come when the client's examples are others.
+        rows: rows of `draw`; the added rows are used from the time at which the client had them.
         place: folder for the repetition, which does not exist yet.
 
     Raises:
-        AssertionError: if a private state, or an accuracy before or after, is another one.
+        AssertionError: if a private state, or an accuracy before or after, differs.
     """
     settings, joined = ClientSettings.read(home), JoinedRuns(home).find()
     data, again = place / "data", place / "home"
@@ -308,7 +307,7 @@ def _kill_server(live: LiveRun) -> float:
 
 
 def _move(live: LiveRun, folder: Path, scene: Scene) -> dict[str, Any]:
-    """Take a client to another home, where it goes on, and delete the old one; return figures."""
+    """Move a client to another home, where it continues, and delete the old one; return figures."""
     old, new, file = live.home(MOVING), live.home(MOVED), folder / "moved"
     passphrase = folder / "passphrase"
     passphrase.write_text("correct horse battery\n")

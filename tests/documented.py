@@ -1,4 +1,4 @@
-"""What documents say: commands in code blocks and in lines of text, links, and headings."""
+"""The content of documents: commands in code blocks and in lines of text, links and headings."""
 
 import ast
 import re
@@ -32,7 +32,7 @@ PYTHON_RUN = {
     "docs/concepts/mezo.md": "tests/house/test_documented_loop.py",
     "docs/reference/phones.md": "tests/e2e/test_documented_phone.py",
 }
-"""The pages whose Python is run as it is written, and by which test."""
+"""The pages whose Python code is run as written, and the test that runs each."""
 SHELLS = {"sh", "bash", "console"}
 PARTS = {";", "&", "&&", "|", "||", "(", ")", "do", "done", "then", "fi"}
 OMITTED = {"…", "..."}
@@ -44,7 +44,7 @@ class Command(NamedTuple):
     Attributes:
         page: path of the document under the repository.
         words: its words, without `samara`.
-        whole: whether it stands in a block, as it is to be typed, with nothing left out.
+        whole: whether the command is in a block, complete and ready to be typed.
     """
 
     page: str
@@ -60,7 +60,7 @@ def without_comments(text: str) -> str:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Yield the shell blocks of a page: fenced ones, and indented ones that hold commands."""
+    """Yield the shell blocks of a page: fenced blocks, and indented blocks with commands."""
     for match in FENCED.finditer(text):
         if match[2] in SHELLS:
             yield match[3]
@@ -95,14 +95,14 @@ def command_lines(block: str) -> Iterator[list[str]]:
 
 
 def samara_words(words: list[str]) -> list[str] | None:
-    """Return what follows `samara` if that is the program that a command line runs."""
+    """Return the words after `samara` if a command line runs this program; otherwise None."""
     while words and (re.fullmatch(r"\w+=\S*", words[0]) or words[0] in ("/usr/bin/time", "-v")):
         words = words[1:]
     return words[1:] if words and words[0].split("/")[-1] == "samara" else None
 
 
 def commands(page: Path) -> list[Command]:
-    """Return the commands of `samara` in a page, those of its blocks first."""
+    """Return the commands of `samara` in a page; commands in blocks come first."""
     text = without_comments(page.read_text(encoding="utf-8"))
     name = page.relative_to(ROOT).as_posix()
     found = []
@@ -162,7 +162,7 @@ SETTINGS = {*RunConfig().flat(), *TuneSettings().flat(), *StepSettings().flat(),
 
 
 def mistake(command: Command) -> str:
-    """What is wrong with a command line; empty if nothing is."""
+    """Return the mistake in a command line; empty if it has none."""
     below, words = command_line(), list(command.words)
     while isinstance(below, click.Group) and words and words[0] in below.commands:
         below = below.commands[words.pop(0)]

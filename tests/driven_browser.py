@@ -1,4 +1,4 @@
-"""A real browser, without a window, that a script drives by the DevTools protocol."""
+"""A real headless browser that a script drives by the DevTools protocol."""
 
 import base64
 import itertools
@@ -36,7 +36,7 @@ class Tab:
         socket: DevTools connection of the page.
 
     Attributes:
-        said: what the page has written to its console, and its errors.
+        said: the page's console output, and its errors.
     """
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -70,7 +70,7 @@ class Tab:
         """Return the value of an expression of the page, awaited.
 
         Raises:
-            RuntimeError: if it throws.
+            RuntimeError: if the expression throws an error.
         """
         result = self._evaluate(script)
         if "exceptionDetails" in result:
@@ -78,10 +78,10 @@ class Tab:
         return result["result"].get("value")
 
     def until(self, script: str, seconds: float = SECONDS) -> Any:
-        """Return the value of an expression, once it is true in the sense of JavaScript.
+        """Return the value of an expression as soon as the value is true in JavaScript.
 
         Raises:
-            TimeoutError: if it does not become so.
+            TimeoutError: if the value does not become true.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -137,9 +137,10 @@ def driven(browser: str, profile: Path, *flags: str, trusts_all: bool = False) -
 
     Args:
         browser: program of Chromium.
-        profile: folder of what it keeps, which the next one with the same goes on with.
-        flags: more of its options.
-        trusts_all: whether it takes certificates that no public authority has signed.
+        profile: folder of the browser's data, which a later browser with the same folder continues
+            to use.
+        flags: additional options.
+        trusts_all: whether it accepts certificates that no public authority has signed.
     """
     own = ["--remote-debugging-port=0", f"--user-data-dir={profile}", *flags, "about:blank"]
     trust = ["--ignore-certificate-errors"] if trusts_all else []
@@ -154,7 +155,7 @@ def driven(browser: str, profile: Path, *flags: str, trusts_all: bool = False) -
 
 @contextmanager
 def telling(tab: Tab) -> Iterator[Tab]:
-    """A tab; an error that ends the block has a note of what the page has said, and its status."""
+    """Yield a tab; an error in the block gets a note with the page's output and status."""
     try:
         yield tab
     except Exception as error:
@@ -178,13 +179,13 @@ def _page_address(told: str) -> str:
 def started_browser(
     command: Sequence[str], port_file: Path, address_in: Callable[[str], str]
 ) -> Iterator[ClientConnection]:
-    """The connection that drives a browser, which is killed at the end of the block.
+    """Yield the connection that drives a browser, and kill the browser at the end of the block.
 
-    All of its processes have ended then, so that another one may have the profile.
+    All its processes have then ended, so another browser can use the profile.
 
     Args:
         command: its program and options.
-        port_file: file in its profile that says where it is driven.
+        port_file: file in its profile that contains the address for driving it.
         address_in: function that gives the address from the file's content, or fails as long as
             the browser is not ready.
 

@@ -1,4 +1,4 @@
-"""Firefox without a window, which a script drives by WebDriver BiDi as it drives Chromium."""
+"""Headless Firefox, which a script drives by WebDriver BiDi in the same way as Chromium."""
 
 import itertools
 import json
@@ -27,11 +27,11 @@ def find_firefox() -> str | None:
 
 
 class FirefoxTab(Tab):
-    """The first page of a driven Firefox; scripts must be expressions with values of JSON.
+    """The first page of a driven Firefox; values of scripts must be representable in JSON.
 
     Args:
         socket: BiDi connection.
-        trusts_all: whether it takes certificates that no public authority has signed.
+        trusts_all: whether it accepts certificates that no public authority has signed.
     """
 
     def __init__(self, socket: ClientConnection, trusts_all: bool = False) -> None:
@@ -70,9 +70,10 @@ def driven_firefox(
 
     Args:
         program: program of Firefox.
-        profile: folder of what it keeps, which the next one with the same goes on with.
-        flags: more of its options.
-        trusts_all: whether it takes certificates that no public authority has signed.
+        profile: folder of the browser's data, which a later browser with the same folder continues
+            to use.
+        flags: additional options.
+        trusts_all: whether it accepts certificates that no public authority has signed.
     """
     profile.mkdir(parents=True, exist_ok=True)
     (profile / "user.js").write_text(_QUIET)

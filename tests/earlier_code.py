@@ -1,4 +1,4 @@
-"""The code of an earlier commit of this repository, to run beside this one."""
+"""The code of an earlier commit of this repository, for running it beside this version."""
 
 import subprocess
 import tarfile
@@ -11,7 +11,7 @@ _PACKAGES = ("samara", "shared", "client", "server", "devices", "simulations")
 
 
 def earlier_code(commit: str, folder: Path) -> Path:
-    """Write the packages of a commit into a folder; a shallow clone skips the test."""
+    """Write the packages of a commit into a folder; skip the test in a shallow clone."""
     archive = folder / "code.tar"
     command = ["git", "-C", ROOT, "archive", "--output", archive, commit, *_PACKAGES]
     if subprocess.run(command, capture_output=True, check=False).returncode:

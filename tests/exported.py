@@ -1,4 +1,4 @@
-"""Clients that take part in a run, and export their models."""
+"""Clients that take part in a run and export their models."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def logits_of(folder: Path) -> torch.Tensor:
 
 
 def take_part(settings: Settings, home: Path, out: Path, **changes: Any) -> ModelRuntime:
-    """The runtime of a live client after a run, whose folder is left as that of a stopped one."""
+    """Return the runtime of a live client after a run; its folder is that of a stopped client."""
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     few = {"cohort.available": 1, "evaluate.every": 0, "personal.rounds": 2, "out": str(out)}
     config = config_of(settings | theirs | few, **changes)

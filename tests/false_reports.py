@@ -1,4 +1,4 @@
-"""Reports that are sound frames and false: what a client with a good key can do to a federation."""
+"""False reports in valid frames: the attacks of a client with a valid key."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -18,8 +18,8 @@ MANY = 10**6
 AMPLIFICATION = 100.0
 
 Forgery = Callable[[Report, Sequence[Report], int], Report]
-"""A function from a client's true report, those of the clients that are not hostile (none if they
-are not known), and the number of the round to a false report."""
+"""A function that returns a false report, given the client's true report, the reports of the
+honest clients (none if unknown), and the number of the round."""
 
 
 def _scaled(report: Report, gradients: NDArray[np.float64]) -> Report:
@@ -70,11 +70,12 @@ def _everything(report: Report, honest: Sequence[Report], number: int) -> Report
 
 
 def _inside(report: Report, honest: Sequence[Report], number: int) -> Report:
-    """Return a report that no single figure gives away: against the others, at their median norm.
+    """Return a false report that looks like the others, with the median of their norms.
 
-    With shared seeds it is their mean less 1.5 standard deviations of every projected gradient
-    (Baruch et al., A Little Is Enough, 2019); otherwise the client's own gradients, negated. It
-    claims the lowest loss and curvature and the largest number of examples among the others.
+    With shared seeds, its projected gradients are the others' mean minus 1.5 standard deviations
+    (Baruch et al., A Little Is Enough, 2019); otherwise they are the client's own gradients,
+    negated. Loss and curvature are the lowest of the others, and the number of examples is the
+    largest.
     """
     others = list(honest) or [report]
     rows = np.stack([other.gradients.astype(float) for other in others])
@@ -109,12 +110,12 @@ FORGERIES: dict[str, Forgery] = {
 
 
 class HostileApp(ClientApp):
-    """The client app of a simulation in which some clients report falsely.
+    """The client app of a simulation in which some clients send false reports.
 
     Args:
-        hostile: indices of these clients.
+        hostile: indices of the clients that send false reports.
         forgery: name of the false report.
-        lies_in_evaluations: whether they also report every example as answered wrongly, and many.
+        lies_in_evaluations: whether their evaluations are false, too; see `_false_evaluation`.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class HostileApp(ClientApp):
         self._lies_in_evaluations = lies_in_evaluations
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Return the reply of the app, or what a hostile client makes of it."""
+        """Return the reply of the app; a hostile client's reply is forged."""
         reply = client_app(message, context)
         if int(context.node_config["partition-id"]) in self._hostile and not reply.has_error():
             frame = reply.content.config_records[RECORD]["frame"]
@@ -146,7 +147,7 @@ class HostileApp(ClientApp):
 
 
 def _false_evaluation(evaluation: Evaluation) -> Evaluation:
-    """Return an evaluation of 10⁶ examples, all of them answered wrongly, with a loss of 10⁶."""
+    """Return an evaluation of 10⁶ examples, all answered wrongly, with a loss of 10⁶."""
     columns = []
     for column in evaluation.columns:
         counts = np.zeros_like(column.counts)

@@ -38,7 +38,7 @@ def config_of(settings: Settings, **changes: Any) -> RunConfig:
 
 
 def short_run(clients: int, out: Path, **changes: Any) -> RunConfig:
-    """Settings of a few rounds of toy clients that a test disturbs."""
+    """Settings of a few rounds with toy clients, for tests that disturb the run."""
     settings: Settings = {
         "out": str(out),
         "rounds": 2,
@@ -58,7 +58,7 @@ def ledger_of(folder: Path) -> dict[str, bytes]:
 
 
 class Tampering(InProcessGrid):
-    """Delivers what `tamper` makes of each reply."""
+    """Delivers every reply as changed by `tamper`."""
 
     tamper: Callable[[Message], Message] = staticmethod(lambda reply: reply)
 
@@ -67,7 +67,7 @@ class Tampering(InProcessGrid):
 
 
 class Live(InProcessGrid):
-    """Delivers messages to residents behind sockets."""
+    """Delivers messages to resident trainers behind sockets."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ def grid_of(config: RunConfig, kind: type[InProcessGrid] = InProcessGrid) -> InP
 
 
 def serve_until_killed(config: RunConfig, messages: int) -> None:
-    """Serve a run whose process ends while a client works on so many-th train message."""
+    """Serve a run; its process ends while a client works on a given train message."""
     config = publish_blobs(config, BlobStore())
     grid = grid_of(config)
     plain, trained = grid._deliver, []
@@ -102,7 +102,7 @@ def serve_until_killed(config: RunConfig, messages: int) -> None:
 
 
 def serve_until_recording(config: RunConfig, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve a run whose process ends before a round is in its ledger."""
+    """Serve a run; its process ends before a given round is in the ledger."""
     append = Ledger.append
 
     def dies(ledger: Ledger, delta: RoundDelta) -> int:
@@ -117,9 +117,9 @@ def serve_until_recording(config: RunConfig, number: int, monkeypatch: pytest.Mo
 
 
 def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Report]) -> None:
-    """Have clients call a wrapper for their local steps, with the plain function before the rest.
+    """Replace the clients' local steps by a wrapper, whose first argument is the original function.
 
-    The rest are the arguments of `take_local_steps`: runtime, data, instruction, state, mask.
+    Its other arguments are those of `take_local_steps`: runtime, data, instruction, state, mask.
     """
 
     def wrapped(*arguments: Any) -> Report:
@@ -129,7 +129,7 @@ def wrap_local_steps(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Rep
 
 
 class RecordingGrid(InProcessGrid):
-    """Keeps every byte of every message and reply."""
+    """Records every byte of every message and reply."""
 
     traffic: list[bytes]
 
@@ -145,7 +145,7 @@ class RecordingGrid(InProcessGrid):
 
 
 def _bytes_of(message: Message) -> bytes:
-    """Of everything in a message; a Samara message has one record of byte strings."""
+    """Return all bytes in a message; a Samara message has one record of byte strings."""
     assert not message.content.array_records
     assert not message.content.metric_records
     (record,) = message.content.config_records.values()
@@ -155,6 +155,6 @@ def _bytes_of(message: Message) -> bytes:
 
 
 def state_of(runtime: ModelRuntime) -> NDArray[np.int64]:
-    """A state somewhere in the space, where no gradient vanishes."""
+    """A random state, at which no gradient vanishes."""
     values = np.random.default_rng(1).normal(0, 0.1, runtime.layout.size)
     return (values * 2.0**51).astype(np.int64)

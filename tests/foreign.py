@@ -1,4 +1,4 @@
-"""A folder with files that have the names of Samara's parts, as other projects have them."""
+"""A folder with files that have the names of Samara's parts, as in other projects."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ print(samara.__file__)
 
 
 def write_foreign_names(folder: Path, content: str = 'OWNER = "somebody else"\n') -> None:
-    """Write modules, packages and a checkout, all with one content.
+    """Write modules, packages and a checkout, all with the same content.
 
     The package `shared` hides the module `shared.py`.
     """

@@ -1,15 +1,15 @@
-"""Subprocesses of tests that begin with the libraries loaded, in place of importing them anew.
+"""Subprocesses of tests that start with the libraries loaded, instead of importing them.
 
-A process that imported the libraries and did nothing else, a `zygote`, forks itself for every
-command that is a module or a script of this environment. The fork has the command's arguments,
-environment, folder and streams, and is a child of the process that asked for it. It has a zygote of
-its own, so that its subprocesses begin in the same way. The project's own modules are not loaded
-beforehand.
+A process that has only imported the libraries, a `zygote`, forks itself for every command that is a
+module or a script of this environment. The fork has the command's arguments, environment, folder
+and streams, and is a child of the requesting process. It has its own zygote, so that its
+subprocesses start in the same way. Commands of Samara also begin with the modules of this checkout
+loaded, if they would import the same files.
 
-Commands that read their environment before `main`, or that have interpreter options, are started
-as usual, and so are programs of `-c`, except for those that begin with `LOADED`. A shell
-forks its commands where it is given the words of `command_server` in place of Python. The workers
-of pytest-xdist are forked, too, each with its zygote.
+Some commands are started as usual: commands that read their environment before `main`, commands
+with interpreter options, and `-c` programs that do not begin with `LOADED`. A shell forks its
+commands if it uses the words of `command_server` in place of Python. The workers of pytest-xdist
+are forked too, each with its own zygote.
 """
 
 import atexit
@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -52,22 +53,36 @@ LIBRARIES = (
     *("scipy.stats", "sklearn.linear_model", "pandas", "matplotlib.figure"),
     *("peft", "bitsandbytes", "executorch.exir", "torch.onnx", "torch._inductor.compile_fx"),
     *("executorch.backends.xnnpack.partition.xnnpack_partitioner", "ray", "ray.dag"),
+    *("flwr.supernode.main", "flwr.supercore.cli.flower_superexec", "anyio._backends._asyncio"),
+    *("uvicorn.loops.auto", "uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto"),
+    *("uvicorn.lifespan.on", "pydantic.dataclasses", "safetensors.numpy", "grpc._channel"),
+    "cryptography.hazmat.primitives.ciphers.aead",
 )
+OUR_MODULES = (
+    *("samara.command", "samara.devices.live.commands", "samara.devices.live.client_supervisor"),
+    *("samara.devices.live.trainer_process", "samara.devices.live.checks.preflight"),
+    *("samara.devices.live.connection.supernode", "samara.devices.gateway.process"),
+    *("samara.server.live.run_supervisor", "samara.server.live.superlink", "samara.server.app"),
+)
+"""The modules of Samara's processes."""
+_variables_of_ours: dict[str, str] = {}
+"""The variables that these modules set while they are imported."""
+_ROOT = Path(__file__).parents[1]
 _PACKAGES = {"samara", "ipykernel_launcher"}
 _PYTEST_WORKER = ["-u", "-c", popen_bootstrapline]
 _READ_WHILE_IMPORTING = (
     *("PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "NUMBA_", "TORCH", "TRITON_"),
     *("HF_", "TRANSFORMERS_", "GRPC_", "FLWR_TELEMETRY"),
 )
-"""Beginnings of the names of variables that libraries read while they are imported."""
+"""Beginnings of the names of variables that libraries read during their import."""
 _SET_ANYWAY = "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY"
-"""Such variables that a fork takes over, or that libraries set while they are imported."""
+"""Variables of this kind that a fork takes over, or that libraries set during their import."""
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
 _ROOM = 16384
-"""Bytes of the command line that a fork has room for."""
+"""Room for a fork's command line, in bytes."""
 _LONGEST_COMMAND = 2**17
-"""Most bytes of a command with its environment."""
+"""Largest size in bytes of a command with its environment."""
 
 
 LOADED = "# begins with the libraries loaded\n"
@@ -80,7 +95,7 @@ class Request(NamedTuple):
     Attributes:
         words: the arguments; `-m` and a module, `-c` and a program, or the path of a script comes
             first.
-        ignored: numbers of the signals that it ignores.
+        ignored: numbers of the signals that the process ignores.
         umask: its file mode creation mask.
     """
 
@@ -103,11 +118,11 @@ def scripts() -> dict[str, str]:
 
 
 class Zygote:
-    """The other end of a zygote.
+    """A zygote, as seen from the process that requests forks.
 
     Args:
         channel: a connected socket to it.
-        variables: its variables that libraries read.
+        variables: variables of its environment that libraries read.
     """
 
     def __init__(self, channel: socket.socket, variables: dict[str, str]) -> None:
@@ -147,7 +162,7 @@ class Zygote:
 
 
 def import_variables(environment: Any) -> dict[str, str]:
-    """The variables that libraries read while they are imported, but for the module path."""
+    """The variables that libraries read during their import, except the module path."""
     return {
         name: value
         for name, value in environment.items()
@@ -168,7 +183,7 @@ def _zygote_of_this_process() -> Zygote:
 
 
 def _forkable_words(args: Any, environment: Any) -> list[str] | None:
-    """The arguments of a command that can be forked, from `-m`, `-c` or the script's path on."""
+    """The arguments of a forkable command, starting with `-m`, `-c` or the script's path."""
     words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
     if words[0] == sys.executable:
         if words[1:] == _PYTEST_WORKER:
@@ -184,14 +199,14 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
 
 
 def _umask() -> int:
-    """The file mode creation mask of this process; `os.umask` would set it."""
+    """The file mode creation mask of this process, read without `os.umask`, which would set it."""
     found = re.search(r"^Umask:\t(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1], 8)
 
 
 class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
-    """`subprocess.Popen` whose process is forked from the zygote where that is possible."""
+    """`subprocess.Popen` whose process is forked from the zygote if possible."""
 
     def _execute_child(self, *arguments: Any) -> None:
         args, executable, preexec_fn, _, pass_fds, cwd, env = arguments[:7]
@@ -224,7 +239,7 @@ class ForkingPopen(usual_popen):  # type: ignore[misc, valid-type]
 
 @contextmanager
 def command_server(folder: Path) -> Iterator[list[str]]:
-    """Fork processes for shells; yield the words that stand for Python in their commands.
+    """Fork processes for shells; yield the words that replace Python in their commands.
 
     Args:
         folder: folder of the socket; its path must be short.
@@ -253,7 +268,7 @@ def _serve_commands(listener: socket.socket) -> None:
 
 
 def _run_command(channel: socket.socket) -> None:
-    """Start the process that a command asks for, pass signals on to it, and report its end."""
+    """Start the process of a command, pass signals on to it, and report its end."""
     data, streams, _, _ = socket.recv_fds(channel, _LONGEST_COMMAND, 3)
     words, folder, environment = json.loads(data)
     stdin, stdout, stderr = streams
@@ -282,7 +297,7 @@ def _run_command(channel: socket.socket) -> None:
 
 
 def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
-    """Fork a process for every request; return in those processes alone."""
+    """Fork a process for every request; only the forked processes return."""
     while True:
         header, streams, _, _ = socket.recv_fds(channel, 4, 3)
         if not header:
@@ -309,7 +324,7 @@ def _next_request(channel: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _write_command_line(words: list[str]) -> None:
-    """Give this process a command line, as `ps` shows it."""
+    """Give this process a command line, which `ps` then shows."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(stat[45]), int(stat[46])
     data = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin - 1]
@@ -317,7 +332,7 @@ def _write_command_line(words: list[str]) -> None:
 
 
 def _become(request: Request, streams: list[int]) -> None:
-    """Take over the streams, the folder, the environment and the module path of a command."""
+    """Take over the streams, environment, folder and module path of a command."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     for stream in set(streams) - {0, 1, 2}:
@@ -335,16 +350,44 @@ def _become(request: Request, streams: list[int]) -> None:
     folders = {"-m": request.folder, "-c": request.folder}
     first = folders.get(request.words[0], os.path.dirname(request.words[0]))
     sys.path[:0] = [os.path.abspath(path) for path in (first, *paths) if path]
-    for file in (Path(path, "sitecustomize.py") for path in paths):
-        if file.exists():
-            runpy.run_path(str(file))
-            break
+    files = [file for path in paths if (file := Path(path, "sitecustomize.py")).exists()]
+    if files or not _is_ours(request.words):
+        _forget_our_modules()
+    else:
+        os.environ.update(_variables_of_ours | request.environment)
+    if files:
+        runpy.run_path(str(files[0]))
+
+
+def _import_our_modules() -> None:
+    before = dict(os.environ)
+    sys.path.insert(0, str(_ROOT))
+    for name in OUR_MODULES:
+        importlib.import_module(name)
+    del sys.path[0]
+    _variables_of_ours.update(os.environ.items() - before.items())
+
+
+def _is_ours(words: list[str]) -> bool:
+    """Whether a command is Samara's, and the module path of this process leads to this checkout."""
+    name = words[1].split(".")[0] if words[0] == "-m" else Path(words[0]).name
+    found = PathFinder.find_spec("samara") if name == "samara" else None
+    return found is not None and found.origin == str(_ROOT / "samara" / "__init__.py")
+
+
+def _forget_our_modules() -> None:
+    """Undo the import of Samara, whose modules this process may import from elsewhere."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "samara"]:
+        del sys.modules[name]
+    sys.meta_path[:] = [each for each in sys.meta_path if not each.__module__.startswith("samara.")]
 
 
 def _run(words: list[str]) -> None:
     """Run a module, or a script of this environment, as the main program."""
     if words[0] == "-m":
         sys.argv = words[1:]
+        if words[1] != "samara":
+            sys.modules.pop(words[1], None)  # it runs as `__main__`
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
@@ -356,7 +399,7 @@ def _run(words: list[str]) -> None:
 
 
 def _run_to_the_end(words: list[str]) -> NoReturn:
-    """Run a program and end as the interpreter does, but for freeing the libraries' memory."""
+    """Run a program and end like the interpreter, but without freeing the libraries' memory."""
     status = 0
     try:
         _run(words)
@@ -380,7 +423,7 @@ def _run_to_the_end(words: list[str]) -> NoReturn:
 
 
 def _prepare_numba() -> None:
-    """Have numba register its functions, as its first call of a compiled one does."""
+    """Make numba register its functions, like the first call of a compiled function."""
     from numba.core.registry import cpu_target
 
     cpu_target.typing_context.refresh()
@@ -388,14 +431,14 @@ def _prepare_numba() -> None:
 
 
 def share_sources_of_nodes() -> None:
-    """Have torch share the recorded origins of graph nodes, which each pass of an export copies."""
+    """Make torch share the recorded origins of graph nodes, which each pass of an export copies."""
     from torch.fx.traceback import NodeSource
 
     NodeSource.__deepcopy__ = lambda source, _: source  # type: ignore[attr-defined]
 
 
 def _take_huge_pages() -> None:
-    """Put this process's memory on huge pages if the kernel can: a fork copies fewer entries."""
+    """Put this process's memory on huge pages if possible, so that a fork copies fewer entries."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, _, _, inode = line.split()[:5]
@@ -405,13 +448,14 @@ def _take_huge_pages() -> None:
 
 
 def main() -> None:
-    """Import the libraries, and fork until the process that started this one ends."""
+    """Import the libraries, and fork processes until the process that started this one ends."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     variables = import_variables(os.environ)
     del sys.path[0]  # the folder of this file
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    _import_our_modules()
     logging.root.handlers.clear()  # xnnpack's partitioner adds one
     _prepare_numba()
     share_sources_of_nodes()

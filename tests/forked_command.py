@@ -1,8 +1,8 @@
 """Run a command in a process that a test forks: `python -IS forked_command.py SOCKET -m MODULE …`.
 
-Shells start it in place of Python, which would import the libraries anew. It hands its arguments,
-folder, environment and streams to the test's `forked.command_server`, passes signals on, and ends
-as the forked process has ended.
+Shells start this script in place of Python, which would import the libraries again. The script
+hands its arguments, folder, environment and streams to the test's `forked.command_server`, passes
+signals on, and exits with the status of the forked process.
 """
 
 import json

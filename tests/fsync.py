@@ -1,7 +1,7 @@
-"""Fsyncs that return at once: no test switches off the power.
+"""Fsyncs that return at once, because no test cuts the power.
 
-The writes of a killed process are in the kernel's memory, and whoever reads the file finds them
-there, fsynced or not.
+The writes of a killed process stay in the kernel's memory, so readers of the file find them without
+fsync.
 """
 
 import os
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def _check(file: Any) -> None:
-    """Raise for a file that is not open, as `os.fsync` does."""
+    """Raise an error for a file that is not open, like `os.fsync`."""
     os.fstat(file if isinstance(file, int) else file.fileno())
 
 
 def wait_for_no_disk() -> None:
-    """Have `os.fsync` return at once, in this process and its forks."""
+    """Make `os.fsync` return at once, in this process and its forks."""
     os.fsync = _check

@@ -1,4 +1,4 @@
-"""A gateway of phones on a loop of its own, and phones that attach to it, for tests."""
+"""A gateway of phones on its own event loop, and phones that attach to it, for tests."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ SECONDS = 20.0
 
 
 class Echo:
-    """A phone that refuses everything, which is a frame that names instruction and device."""
+    """A phone that refuses every task; the refusal names the instruction and the device."""
 
     def __init__(self, device: int, hold: threading.Event | None = None) -> None:
         self.device, self.hold, self.asked = device, hold, 0
@@ -41,7 +41,7 @@ class Echo:
 
 
 class Served:
-    """A gateway on a loop of its own."""
+    """A gateway on its own event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
     def ask(self, kind: Any, instruction: bytes, seconds: float, **more: Any) -> Any:
-        """The answers that come within some seconds, by client index."""
+        """Return the answers that arrive within some seconds, by client index."""
         return self.start_asking(kind, instruction, seconds, **more).result(seconds + SECONDS)
 
     def start_asking(
@@ -107,7 +107,7 @@ def keys_in(folder: Path, count: int = 3) -> list[SigningKey]:
 
 @contextlib.contextmanager
 def serve_phones(keys: Sequence[SigningKey]) -> Iterator[Served]:
-    """A gateway that admits these keys, without TLS."""
+    """Serve a gateway that admits these keys, without TLS."""
     known = {key.public for key in keys}
     with contextlib.closing(Served(lambda key: key in known)) as served:
         yield served
@@ -126,7 +126,7 @@ def attached_phones(served: Served, key: SigningKey, phone: Echo) -> Iterator[th
 
 
 def opened_stream(channel: Any, key: SigningKey, *more: FromPhone) -> Any:
-    """A stream behind its proof, with more said after it, that stays open."""
+    """A stream that has given its proof, has sent further messages, and stays open."""
     forever = threading.Event()
     nonce: list[bytes] = []
     there = threading.Event()

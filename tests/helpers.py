@@ -1,4 +1,4 @@
-"""Small layouts, instructions, reports and rounds that many tests start from."""
+"""Small layouts, instructions, reports and rounds for many tests."""
 
 import os
 import resource
@@ -65,7 +65,7 @@ def report_to(
     steps: int | None = None,
     **changes: Any,
 ) -> Report:
-    """A sound report with random projected gradients, another set for every client."""
+    """A valid report with random projected gradients, which differ for every client."""
     shape = (instruction.steps if steps is None else steps, instruction.queries)
     gradients = np.random.default_rng(client).normal(size=shape).astype(np.float32)
     token = token_of(instruction.encode())
@@ -94,11 +94,11 @@ def delta_of(round_number: int) -> RoundDelta:
 
 @dataclass(frozen=True)
 class History:
-    """Rounds of a run as a server would have them.
+    """Rounds of a run as a server has them.
 
-    `records` are as clients get them, without contributors.
-    `links`, `digests`, `states` and `sizes` (of the only segment, header included) have an entry
-    for every round and one before the first, where there is no link.
+    `records` are in the form that clients receive, without contributors.
+    `links`, `digests`, `states` and `sizes` (bytes of the only segment, header included) have an
+    entry for every round, and one before the first round; that link is None.
     """
 
     layout: Layout
@@ -112,21 +112,21 @@ class History:
     segment: bytes
 
     def tail(self, since: int, until: int | None = None) -> bytes:
-        """The records of the rounds after `since` up to `until` as clients get them."""
+        """The records after round `since` up to `until`, in the form that clients receive."""
         return b"".join(self.records[since:until])
 
     def kept(self, since: int, until: int | None = None) -> bytes:
-        """The same records as the ledger keeps them, with their contributors."""
+        """The same records in the ledger's form, with their contributors."""
         return self.segment[self.sizes[since] : self.sizes[-1 if until is None else until]]
 
     def snapshot(self, number: int) -> bytes:
-        """The snapshot after a round, as its file has it."""
+        """The content of the snapshot file after a round."""
         link = self.links[number]
         assert link is not None
         return b"".join(Snapshot(self.header, link, self.states[number]).parts())
 
     def files(self, rounds: int, every: int = 0) -> dict[str, bytes]:
-        """What a ledger's folder holds after so many rounds, with a snapshot every so many."""
+        """The files of a ledger's folder after some rounds, with regular snapshots."""
         files: dict[str, bytes] = {}
         for number in range(rounds + 1):
             if number == 0 or (every and number % every == 0):
@@ -139,7 +139,7 @@ class History:
         return files or {"0000000001.seg": begin}
 
     def position(self, number: int) -> Position:
-        """Behind a round."""
+        """The position after a round."""
         link = self.links[number]
         return link.position if link else self.header.start
 
@@ -163,7 +163,7 @@ def history_of(deltas: Sequence[RoundDelta], layout: Layout, run_id: bytes = RUN
 
 @contextmanager
 def no_sync(size: int) -> Iterator[None]:
-    """The disk takes what is written, and cannot keep it."""
+    """Make fsync fail, as if the disk accepted data but could not store them."""
 
     def refuse(descriptor: int) -> None:
         raise OSError(28, "No space left on client")
@@ -175,7 +175,7 @@ def no_sync(size: int) -> Iterator[None]:
 
 @contextmanager
 def no_room(size: int) -> Iterator[None]:
-    """No file may grow beyond a size."""
+    """Forbid files larger than a size."""
     usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -185,19 +185,19 @@ def no_room(size: int) -> Iterator[None]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """What a ledger's folder holds, but for the lock."""
+    """The files in a ledger's folder, except the lock."""
     files = sorted(path for path in folder.iterdir() if path.name != "lock")
     return {path.name: path.read_bytes() for path in files}
 
 
 def tree_of(folder: Path) -> dict[str, bytes]:
-    """The files of a folder and those inside it, by path with slashes."""
+    """All files below a folder, by path with slashes."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """A ledger's folder that holds these files and no others."""
+    """Make a ledger's folder that contains only these files."""
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
@@ -207,6 +207,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Two frames of one type hold the same values, arrays included."""
+    """Check that two frames of one type have the same values, including arrays."""
     assert type(one) is type(other)
     np.testing.assert_equal(asdict(one), asdict(other))

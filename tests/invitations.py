@@ -1,4 +1,4 @@
-"""A run that invites devices: its folder with certificates, and what serves it over TLS."""
+"""A run that invites devices: its folder with certificates, and its server over TLS."""
 
 import json
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ SOON = timedelta(hours=1)
 
 
 def new_run(folder: Path) -> Path:
-    """Make a run's folder, with certificates and nothing else; return it."""
+    """Make a run's folder that contains only certificates; return the folder."""
     folder.mkdir()
     make_certificates(folder / CERTIFICATES_FOLDER, [])
     return folder
@@ -42,7 +42,7 @@ async def no_flower(scope: Any, receive: Any, send: Any) -> None:
 
 
 def access_to(run: Path) -> AccessFilter:
-    """What a server with keys and invitations has in front of Flower's app."""
+    """The filter in front of Flower's app, for a server with keys and invitations."""
     keys = ClientKeys(run / KEYS_FOLDER)
     return AccessFilter(no_flower, 10_000, keys, b"secret", Invitations(run))
 

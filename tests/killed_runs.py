@@ -1,4 +1,4 @@
-"""Private runs whose process gets kill -9 at a named moment."""
+"""Private runs whose process gets kill -9 at a given moment."""
 
 import itertools
 import os
@@ -33,17 +33,20 @@ STEPS: Steps = {
     "size": (RecordedStepSize, "record", 1),
     "ledger": (Ledger, "append", 1),
 }
-"""What delivers an instruction and its report, what writes, and how often in a round."""
+"""Methods that deliver or write in a round, by name of the step, with their calls per round."""
 
 
 def private_run(settings: Settings) -> RunConfig:
-    """A run whose clients add the noise, and keep what they have sent and spent."""
+    """A run whose clients add the noise, and store their reports and charges."""
     own: dict[str, Any] = {"data__clients": CLIENTS, "cohort__minimum": CLIENTS, "rounds": ROUNDS}
     return private(settings, "distributed", **own, data__epsilon_limit=1e6)
 
 
 def die_at(moment: str, steps: Steps = STEPS) -> None:
-    """Have this process get kill -9 before or after a call of a step, of frames those of rounds."""
+    """Kill this process (kill -9) before or after a given call of a step.
+
+    Of the steps that handle frames, only frames of rounds count.
+    """
     when, step, number = moment.split()
     kind, name, _ = steps[step]
     plain, calls = getattr(kind, name), itertools.count(1)

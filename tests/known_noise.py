@@ -1,4 +1,4 @@
-"""Noise that two runs have alike, so that a test can compare them bit for bit."""
+"""The same noise for two runs, so that a test can compare them bit for bit."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from samara.shared.privacy import discrete_gaussian
 
 discrete_gaussian.sample_noise = known_noise
 """
-"""What a process with this folder on its path runs first, as ``sitecustomize.py``."""
+"""Code of a ``sitecustomize.py``, which a process runs first if its folder is on the path."""
 
 
 def known_noise(count: int, sigma: int) -> Any:
@@ -21,7 +21,7 @@ def known_noise(count: int, sigma: int) -> Any:
 
 
 def add_known_noise(monkeypatch: "pytest.MonkeyPatch") -> None:
-    """Have clients and server in this process add known noise."""
+    """Make clients and server in this process add known noise."""
     from samara.client.protocol import private_report
     from samara.server.rounds import private_aggregator
     from samara.shared.protocol.frames.vector_report import hide_report

@@ -1,9 +1,10 @@
-"""A language model of 4 bits in a board and in a browser's page, to one digest.
+"""A 4-bit language model on a board and in a browser's page, which reach the same digest.
 
     PYTHONPATH=.:tests python tests/language_browser.py MODEL TASK DATA TOKENS
 
-MODEL is a causal LM, TASK a task with label words, and DATA has its rows in train.jsonl,
-validation.jsonl and test.jsonl. TOKENS is the length of the longest prompt. Server and board have
+MODEL is a causal LM, and TASK is a task with label words. DATA is a folder with the rows in
+train.jsonl, validation.jsonl and test.jsonl. TOKENS is the length of the longest prompt. Server and
+board have
 their default settings: MODEL has a readout after two thirds of its blocks.
 Needs Chromium and the built page (`make phone-page`). Prints figures of the page as JSON.
 """
@@ -32,7 +33,7 @@ ASK = """void samara.predict({ text: "a film" }).then((answer) => {
 
 
 def work_of(model: str, task: str, data: Path, export: tuple[str, ...]) -> Work:
-    """Return what clients train, each with rows of its own from a folder."""
+    """Return the work of clients, each with its own rows from a folder."""
 
     def write(folder: Path, names: list[str]) -> None:
         for split, count in ROWS.items():
@@ -46,10 +47,10 @@ def work_of(model: str, task: str, data: Path, export: tuple[str, ...]) -> Work:
 
 
 def measure(folder: Path, work: Work, settings: dict[str, Scalar]) -> dict[str, Any]:
-    """Run; return figures of the browser, which ends in the board's state.
+    """Run the clients, and return figures of the browser, whose final state must equal the board's.
 
     Raises:
-        AssertionError: if it ends in another one.
+        AssertionError: if the states differ.
     """
     with started(folder, settings, (1, 1), work) as run:
         (name,), (board,) = run.browsers, run.boards

@@ -21,7 +21,7 @@ from samara.shared.protocol.replay_numpy import NumpyBackend
 
 
 class ExamplesOnly(SimpleNamespace):
-    """The examples of a client, which all came together, under a layout of some numbers."""
+    """A client's examples, which all arrived together, under a layout of a given size."""
 
     def __init__(self, size: int = 1, examples: int = 8) -> None:
         super().__init__(layout=SimpleNamespace(size=size), examples=examples)
@@ -34,7 +34,7 @@ class ExamplesOnly(SimpleNamespace):
 
 
 class Modelless:
-    """A client that answers without a model: its numbers follow from the question and the state."""
+    """A client that answers without a model: its numbers depend on the question and the state."""
 
     def __init__(self, layout: Layout, examples: int = 6, client: int = 7) -> None:
         self.layout, self.client, self.model_id = layout, client, bytes([2]) * 32

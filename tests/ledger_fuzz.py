@@ -1,10 +1,10 @@
-"""Damages ledgers in every way it can think of, and counts what becomes of them.
+"""Damages ledgers in many ways, and counts the outcomes.
 
-A ledger of up to twelve rounds is written, with or without snapshots and compaction, and then
-damaged: cut, flipped, overwritten, files or records swapped, doubled or gone. Opening it must lead
-to the state that the run really had after the round it says, or be refused with a message and leave
-the files alone. From what opens, every client must catch up to the same state, and the run must go
-on. The strict proof must be of the true states too.
+A ledger of up to twelve rounds is written, with or without snapshots and compaction. It is then
+damaged: bytes are cut, flipped or overwritten; files or records are swapped, doubled or removed.
+Opening must either give the true state after the round that it reports, or refuse the ledger with a
+message and leave its files unchanged. From an opened ledger, every client must catch up to the same
+state, and the run must continue. The strict proof must accept only true states, too.
 """
 
 import tempfile
@@ -51,7 +51,7 @@ def cut(files: Files, rng: np.random.Generator) -> str:
 
 
 def torn(files: Files, rng: np.random.Generator) -> str:
-    """The last record is cut, as a crash does it."""
+    """Cut the last record, like a crash."""
     name = max(files, key=lambda name: (name.endswith(".seg"), name))
     begin = max(0, files[name].rfind(b"SMLR"))
     files[name] = files[name][: rng.integers(begin, len(files[name]) + 1)]
@@ -75,7 +75,7 @@ def bit_flipped(files: Files, rng: np.random.Generator) -> str:
 
 
 def overwritten(files: Files, rng: np.random.Generator) -> str:
-    """A sector of zeros or noise, as a dying disk returns it."""
+    """Overwrite a sector with zeros or noise, like a failing disk."""
     name = pick(files, rng)
     start = int(rng.integers(len(files[name]) + 1))
     size = int(rng.integers(1, 200))
@@ -91,7 +91,7 @@ def reordered(files: Files, rng: np.random.Generator) -> str:
 
 
 def records_reordered(files: Files, rng: np.random.Generator) -> str:
-    """Two stretches of a segment change places."""
+    """Exchange two stretches of a segment."""
     name = pick(files, rng, ".seg")
     head, body = files[name][:124], files[name][124:]
     at = sorted(rng.integers(len(body) + 1, size=3).tolist())
@@ -100,7 +100,7 @@ def records_reordered(files: Files, rng: np.random.Generator) -> str:
 
 
 def records_duplicated(files: Files, rng: np.random.Generator) -> str:
-    """Whole records, or any other stretch of a segment, stand there twice."""
+    """Repeat whole records, or any other stretch of a segment."""
     name = pick(files, rng, ".seg")
     head, body = files[name][:124], files[name][124:]
     start = body.rfind(b"SMLR") if rng.random() < 0.5 else int(rng.integers(len(body) + 1))
@@ -109,7 +109,7 @@ def records_duplicated(files: Files, rng: np.random.Generator) -> str:
 
 
 def duplicated(files: Files, rng: np.random.Generator) -> str:
-    """A file under another number too."""
+    """Copy a file under another number."""
     name = pick(files, rng)
     files[f"{rng.integers(1, ROUNDS + 3):010}{name[10:]}"] = files[name]
     return "duplicated files"
@@ -126,7 +126,7 @@ def missing(suffix: str) -> Callable[[Files, np.random.Generator], str]:
 
 
 def leftover(files: Files, rng: np.random.Generator) -> str:
-    """A file that a crash did not let get its name."""
+    """Add an unfinished file, which a crash left before the rename."""
     name = pick(files, rng)
     files[f"{name}.new"] = files[name][: rng.integers(len(files[name]) + 1)]
     return "unfinished file"
@@ -139,7 +139,7 @@ DAMAGES = (
 
 
 def pick(files: Files, rng: np.random.Generator, suffix: str = "") -> str:
-    """The name of a file, of this kind if there is one."""
+    """Return the name of a file, of the given kind if there is one."""
     names = [name for name in sorted(files) if name.endswith(suffix)] or sorted(files)
     return names[rng.integers(len(names))]
 
@@ -149,7 +149,7 @@ class WrongError(AssertionError):
 
 
 class Truth:
-    """The undamaged run: its rounds and the states after them."""
+    """The undamaged run: its rounds, and the states after them."""
 
     def __init__(self, seed: int) -> None:
         self.deltas = [delta_of(number, seed) for number in range(1, ROUNDS + 2)]
@@ -161,7 +161,7 @@ class Truth:
                 self.positions.append(ledger.position)
 
     def check(self, number: int, state: NDArray[np.int64], what: str) -> None:
-        """Refuse another state than the run had after a round."""
+        """Raise an error if a state is not the run's state after a round."""
         if not np.array_equal(state, self.states[number]):
             raise WrongError(f"{what}: the state after round {number} is not what it was")
 
@@ -175,7 +175,7 @@ def files_of(folder: Path) -> Files:
 
 
 def made_by_opening(folder: Path, every: int, rounds: int, truth: Truth) -> str:
-    """Open a damaged ledger of so many rounds and go on with it."""
+    """Open a damaged ledger of a number of rounds, and continue it; return the outcome."""
     before = files_of(folder)
     try:
         with opened(folder, every) as ledger:
@@ -220,10 +220,11 @@ def made_by_proving(folder: Path, rounds: int, truth: Truth) -> str:
 
 
 def fuzz(ledgers: int, seed: int) -> dict[str, Counter[str]]:
-    """Damage so many ledgers; returns how many ended how, by kind of damage.
+    """Damage a number of ledgers; return the number of each outcome, by kind of damage.
 
     Raises:
-        WrongError: if one led to a state that the run never had, or was changed on being refused.
+        WrongError: if a ledger led to a state that the run never had, or a refusal changed its
+            files.
     """
     truths = [Truth(seed * 3 + run) for run in range(3)]
     outcomes: dict[str, Counter[str]] = {}

@@ -1,10 +1,10 @@
-"""Kills the writer of a ledger, again and again, and looks whether a round is lost.
+"""Kills the writer of a ledger repeatedly, and checks that no round is lost.
 
-A process of its own appends rounds, with snapshots and compaction, and acknowledges each over a
-pipe once `append` has returned. After a random number of acknowledgements and a random moment more
-it gets `kill -9`. The ledger is then opened: every acknowledged round must be there, with the
-digest that was acknowledged, and the strict proof must hold. The next writer goes on with the same
-ledger. A reader looks in while it is being written, and must see nothing but whole rounds.
+A separate process appends rounds, with snapshots and compaction, and acknowledges each round over a
+pipe once `append` has returned. After a random number of acknowledgements and a further random
+time, it gets `kill -9`. The ledger is then opened: it must contain every acknowledged round with
+the acknowledged digest, and the strict proof must succeed. The next writer continues the same
+ledger. A reader reads the ledger while it is being written, and must see only whole rounds.
 """
 
 import os
@@ -53,7 +53,7 @@ def write(folder: Path) -> None:
 
 
 def killed(folder: Path, rng: np.random.Generator) -> dict[int, str]:
-    """Let a writer work, read along, and kill it; returns the digests that it acknowledged."""
+    """Let a writer work while a reader reads, and kill it; return the acknowledged digests."""
     command = [sys.executable, __file__, str(folder)]
     acknowledged = {}
     with subprocess.Popen(
@@ -85,13 +85,14 @@ def read_along(folder: Path) -> None:
 
 
 def kill(kills: int, seed: int, folder: Path) -> tuple[int, int, int]:
-    """Kill so many writers of one ledger.
+    """Kill a number of writers of one ledger.
 
     Returns:
-        Rounds acknowledged, rounds found that were not, and records found torn.
+        Numbers of acknowledged rounds, of rounds found without acknowledgement, and of torn
+        records.
 
     Raises:
-        AssertionError: if an acknowledged round is lost or another.
+        AssertionError: if an acknowledged round is lost or differs.
     """
     rng = np.random.default_rng(seed)
     acknowledged: dict[int, str] = {}

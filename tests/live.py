@@ -1,4 +1,4 @@
-"""What listens on loopback: Flower's SuperLink with a run, clients that join it, apps of tests."""
+"""Live parts on loopback: Flower's SuperLink with a run, clients that join it, apps of tests."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ ONE_SMALL_STEP: dict[str, Any] = {
     "personal.rounds": 0,
     "evaluate.every": 0,
 }
-"""Settings of rounds that take next to no time, with which nothing is measured."""
+"""Settings of rounds that take almost no time, without any measurement."""
 _SECONDS = 120.0
 _POLL = 0.2
 
@@ -89,7 +89,7 @@ def serve_app(app: Any, tls: TlsFiles | None = None) -> Iterator[str]:
 def make_certificate(folder: Path, days_ahead: int = 0) -> Path:
     """Make a self-signed certificate for 127.0.0.1, with its key in the same file.
 
-    It is valid from a day before until a day after the time that is so many days ahead.
+    It is valid for two days, around the time that is a given number of days ahead.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
@@ -197,7 +197,7 @@ def terminate(process: "subprocess.Popen[bytes]") -> int:
 def start_client(
     superlink: SuperLink, key: Path, folder: Path, *options: str
 ) -> "subprocess.Popen[bytes]":
-    """Start `samara client up`, its output in a file beside its folder."""
+    """Start `samara client up`, and write its output to a file beside its folder."""
     with folder.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
             [
@@ -214,7 +214,7 @@ def start_client(
 
 
 def rounds_of(run: Path) -> list[dict[str, Any]]:
-    """The rounds so far, of a run that may be going on."""
+    """The rounds so far of a run, which may be in progress."""
     file = run / "metrics.jsonl"
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == "round"]

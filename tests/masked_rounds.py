@@ -1,6 +1,6 @@
-"""Rounds of secure aggregation without a model: the clients and the server are those of a run.
+"""Rounds of secure aggregation without a model, with the real clients and server.
 
-Their frames go from one to the other in this process, and clients' vectors are random.
+The frames are passed on in this process, and the clients' vectors are random.
 """
 
 import random
@@ -51,17 +51,17 @@ STAGE_OF = {
     Kind.SURVIVOR_LIST: "signature",
     Kind.SIGNATURE_LIST: "reveal",
 }
-"""The stage of a round that a frame asks a client for."""
+"""The stage of a round, by the kind of the frame that a client receives."""
 STAGES = tuple(dict.fromkeys(STAGE_OF.values()))
 
 
 def stage_of(message: Message) -> str:
-    """Return the stage that a message asks a client for."""
+    """Return the stage to which a message to a client belongs."""
     return STAGE_OF[kind_of(cast(bytes, message.content.config_records[RECORD]["frame"]))]
 
 
 class Device:
-    """A device's own key, and masks in memory."""
+    """A device's own key, and its masks in memory."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -73,7 +73,7 @@ class Device:
 
 
 class MaskedGrid(InProcessGrid):
-    """A grid to clients with random vectors, of which some leave before a stage.
+    """A grid to clients with random vectors, some of which leave before a stage.
 
     Args:
         clients: client indices.
@@ -83,10 +83,11 @@ class MaskedGrid(InProcessGrid):
 
     Attributes:
         nodes: Flower's id of each client's node.
-        leaves: by client, the stage that it does not take part in, nor in later ones.
-        forge: function that makes of a client's answer at a stage what the server gets.
+        leaves: by client, the first stage in which it does not take part.
+        forge: function of stage, client and answer that returns the answer that the server
+            receives.
         sent: frames that have left clients, by stage and client.
-        seconds: seconds of the processor that clients took, together.
+        seconds: processor seconds of all clients together.
     """
 
     def __init__(self, clients: Sequence[int], minimum: int, scalars: int, bucket: int = 0) -> None:
@@ -111,7 +112,7 @@ class MaskedGrid(InProcessGrid):
         self.sent: dict[tuple[str, int], bytes] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Deliver messages to those that have not left."""
+        """Deliver messages to the clients that have not left."""
         stays = dict.fromkeys(self.nodes.values(), len(STAGES))
         stays |= {self.nodes[client]: STAGES.index(stage) for client, stage in self.leaves.items()}
         return super().push_messages(
@@ -143,7 +144,7 @@ class MaskedGrid(InProcessGrid):
 
 
 class MaskedServer:
-    """The server's part of rounds with masks.
+    """The server's side of rounds with masks.
 
     Args:
         folder: folder of the run.
@@ -199,7 +200,7 @@ class MaskedServer:
         return Request(instruction, messages, dict.fromkeys(nodes, len(frame)))
 
     def begin(self, number: int = 1) -> Request[TrainInstruction]:
-        """Have the clients agree on the masks of a round."""
+        """Let the clients agree on the masks of a round."""
         return self.aggregation.begin(self.request(number), self.grid)
 
     def run_round(self, number: int = 1) -> MaskedAnswers:
@@ -212,7 +213,7 @@ class MaskedServer:
 def make_rounds(
     folder: Path, clients: int = 8, minimum: int = 3, scalars: int = 4, bucket: int = 0
 ) -> tuple[MaskedServer, MaskedGrid]:
-    """Return a server and its clients, whose indices are not in a row.
+    """Return a server and its clients, whose indices are not consecutive.
 
     Args:
         folder: folder of the run.

@@ -1,4 +1,4 @@
-"""Frames of Python's beside those of the phone page's core."""
+"""Frames of Python, compared with frames of the phone page's core."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ def golden(name: str) -> Any:
 
 
 def damaged(frame: bytes, random: np.random.Generator) -> bytes:
-    """A frame with other bytes, or more or fewer, and mostly with a checksum that is right."""
+    """Return a damaged frame: other, more or fewer bytes, mostly with a valid checksum."""
     body = bytearray(frame[8:])
     way = random.random()
     if way < 0.2:
@@ -45,7 +45,7 @@ def random_frames(
 
 
 def check_frames(run_core: RunCore, frames: list[tuple[type[Any], bytes]]) -> None:
-    """Check that frames, some of them damaged, are read and written or refused as by Python."""
+    """Check that the core reads, writes or refuses frames like Python; some are damaged."""
     results = run_core([["frame", encoded.hex()] for _, encoded in frames])
     refused = 0
     for (kind, encoded), result in zip(frames, results, strict=True):

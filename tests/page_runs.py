@@ -24,7 +24,7 @@ CLIENT = 0
 
 
 class PageRun(NamedTuple):
-    """A run, a history of it, and the program and examples of the page's phone in it."""
+    """A run with a history, and with the program and examples of the page's phone."""
 
     settings: bytes
     run_id: bytes
@@ -45,12 +45,12 @@ class PageRun(NamedTuple):
         return EvaluateInstruction(self.run_id, number, 0, split, layout.hash, end).encode()
 
     def task(self, kind: int, frame: bytes, tail: bytes = b"", **more: Any) -> dict[str, Any]:
-        """A task of the gateway as the page's phone is given it."""
+        """A task of the gateway in the form that the page's phone receives."""
         given = {"kind": kind, "instruction": frame.hex(), "tail": tail.hex()}
         return given | {"settings": self.settings.decode()} | more
 
     def case(self, tasks: list[Any], **more: Any) -> list[Any]:
-        """A case of the page's phone."""
+        """A test case for the page's phone."""
         splits = splits_of(self.trainer)
         given = {"manifest": self.manifest, "client": CLIENT, "splits": splits, "tasks": tasks}
         return ["phone", given | more]
@@ -67,9 +67,9 @@ def page_run_of(
     monkeypatch: pytest.MonkeyPatch,
     **changes: Any,
 ) -> PageRun:
-    """A run with changes to its settings.
+    """Make a run with changes to its settings.
 
-    The program is made once in its folder, the other folder gets the phone's rows.
+    The program is exported once into `programs`. The phone's rows are written to `folder`.
     """
     own = {"adapter.layers": "readout", "personal.rounds": 3, "rounds": 4, "queries": 4}
     config = config_of(settings | own | {"evaluate.best": False}, **changes)

@@ -1,4 +1,4 @@
-"""Logits that PEFT computes with an exported adapter."""
+"""Logits of PEFT with an exported adapter."""
 
 import warnings
 from pathlib import Path

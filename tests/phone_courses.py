@@ -23,7 +23,7 @@ Pending = tuple[NDArray[np.uint64], NDArray[np.int64]]
 Engine = Callable[
     [NDArray[np.int64], Pending, LossRequest], tuple[NDArray[np.float64], NDArray[np.int64]]
 ]
-"""Maps a state, what is added to it first, and a request to losses [2q] and the state after."""
+"""Function that maps a state, its pending update and a request to losses [2q] and a new state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class Course:
     """The losses and states of an engine, step by step.
 
     Attributes:
-        estimates: of every step.
+        estimates: estimates of every step.
         losses: float64 [K, 2q], nats.
-        state: int64 [d], after the last step.
+        state: state after the last step, int64 [d].
     """
 
     estimates: list[GradientEstimate]
@@ -56,11 +56,11 @@ def course(
     """Take the steps of an instruction.
 
     Args:
-        engine: that scores and applies.
-        size: d.
-        instruction: what to do.
-        labels: int64 [n], of the training examples.
-        fed: whose projected gradients are applied; by default the engine's own.
+        engine: engine that computes losses and applies updates.
+        size: number of trained numbers, d.
+        instruction: train instruction.
+        labels: labels of the training examples, int64 [n].
+        fed: course whose projected gradients are applied; by default the engine's own.
     """
     steps, state = LocalStepPlan(instruction, 0, labels, label_count=0), zero_state(size)
     pending: Pending = np.zeros(0, np.uint64), np.zeros(0, np.int64)
@@ -98,7 +98,7 @@ def eager(runtime: ModelRuntime, data: LabelledPrompts) -> Engine:
 
 
 def compiled(program: PhoneProgram, rows: TokenizedExamples) -> Engine:
-    """A program of as many queries and rows as the steps have."""
+    """The engine of a program with as many queries and rows as the steps."""
 
     def run(
         state: NDArray[np.int64], pending: Pending, request: LossRequest

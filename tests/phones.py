@@ -66,7 +66,7 @@ def exported_once(
     monkeypatch: pytest.MonkeyPatch,
     quantization: PhoneQuantization = "none",
 ) -> Path:
-    """A program that is made unless its file is there; of "torch" a graph that torch runs."""
+    """Export a program unless its file exists; "torch" means a graph that torch runs."""
     if delegate == "torch":
         use_torch_as_runtime(monkeypatch)
     else:
@@ -80,7 +80,7 @@ def exported_once(
 def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any) -> Pair:
     """A model runtime with a client's data, and a phone with the same model and examples.
 
-    The phone's rows are in `rows.jsonl` of the folder; the changes are those of its trainer.
+    The phone's rows are written to `rows.jsonl` in the folder. The changes apply to its settings.
     """
     runtime, source = load_run(RunConfig.of(settings, "test"))
     runtime.scorer._by_rows = False  # a program has the losses of the whole head
@@ -93,7 +93,7 @@ def pair_of(settings: Settings, program_file: Path, folder: Path, **changes: Any
 
 
 def run_of(trainer: PhoneLearner) -> NamedRun:
-    """A run that a phone with this program takes part in, of the global model alone."""
+    """A run in which a phone with this program takes part, with the global model alone."""
     config = RunConfig.of(
         {"method": "global", "personal.rounds": 0, "differences": "central"}, "test"
     )
@@ -106,7 +106,7 @@ def calls_of(phone: PhoneLearner) -> ReadoutCalls:
 
 
 def splits_of(phone: PhoneLearner) -> list[dict[str, Any]]:
-    """The examples of a phone with a readout, by split, as the page's phone is given them."""
+    """The examples of a phone with a readout, by split, in the form that the page receives."""
     splits = []
     for split in Split:
         labels = phone.score(None, split).labels
@@ -120,7 +120,7 @@ _graphs: list[dict[str, Any]] = []
 
 
 def use_torch_as_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have programs be graphs of `torch.export`, which torch runs where ExecuTorch is missing."""
+    """Make programs graphs of `torch.export`, which torch runs if ExecuTorch is missing."""
     monkeypatch.setattr(export, "lower_to_executorch", _lowered)
     monkeypatch.setattr(runtime, "require_executorch", lambda: None)
     monkeypatch.setattr(runtime, "load_module", _loaded)
@@ -143,7 +143,7 @@ def _outputs(module: dict[str, Any], method: str, inputs: Sequence[NDArray[Any]]
 
 
 def assert_same_report(report: Report, expected: Report, tolerance: float = 1e-5) -> None:
-    """A phone's report is that of an ordinary client up to rounding, the loss up to a tolerance."""
+    """Check that a phone's report equals a board's up to rounding; the loss has a tolerance."""
     assert report.token == expected.token
     assert report.examples == expected.examples
     assert report.summed_steps == expected.summed_steps
@@ -154,7 +154,7 @@ def assert_same_report(report: Report, expected: Report, tolerance: float = 1e-5
 def assert_same_evaluation(
     phone: PhoneLearner, runtime: ModelRuntime, data: ClientData, state: NDArray[np.int64]
 ) -> None:
-    """A phone evaluates the test examples as an ordinary client does, up to rounding."""
+    """Check that a phone evaluates the test examples like a board, up to rounding."""
     test = data.tokenized(Split.TEST)
     whole = evaluation_column("global", runtime.scores(state, test.prompts), test.labels)
     column = evaluation_column("global", *phone.score(state, Split.TEST))
@@ -170,7 +170,7 @@ PHONES = ("phone-fp32", "phone-int8", "phone-8da4w")
 
 
 def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHONES) -> None:
-    """Make program, rows and keys of the phones, for projected gradients, by commands."""
+    """Make program, rows and keys of phones by commands; the reports have projected gradients."""
     folder = live.folder
     (folder / "phones").mkdir()
     model = ("--model", MODEL, "--task", TASK)
@@ -189,7 +189,7 @@ def make_phones(live: LiveRun, data: dict[str, Path], names: Sequence[str] = PHO
 
 
 def as_client(learner: PhoneLearner, client: int) -> PhoneLearner:
-    """The same program and examples with the index of another client."""
+    """The same program and examples, with the index of another client."""
     other = copy(learner)
     other.client = client
     return other

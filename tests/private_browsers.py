@@ -1,12 +1,12 @@
 """A private run of boards and browsers, and an owner who limits ε: real processes on loopback.
 
-Every report is clipped, has noise of its own and lies under masks (`privacy.mode = "distributed"`
-with secure aggregation), so the server sees sums alone. The last browser's owner enters a limit on
-the page that half of the rounds fit; it refuses the others, which go on with everybody else. Needs
-Chromium, the built page (`make phone-page`), and the extras phone, onnx and web. Prints as JSON
-the privacy that each page shows beside a board's count, and where everybody stands. Each figure is
-proven: a page's round and digest are a state of the server's ledger and, in the same round, a
-board's, and `samara server check --replay` reproduces every digest.
+Every report is clipped, has its own noise and is masked (`privacy.mode = "distributed"` with secure
+aggregation), so the server sees only sums. The last browser's owner enters a limit on the page that
+allows half of the rounds. This browser refuses the other rounds, and the run continues without it.
+The test needs Chromium, the built page (`make phone-page`), and the extras phone, onnx and web. It
+prints, as JSON, the privacy that each page shows beside a board's count, and the final rounds and
+digests. The digest of a page must be in the server's ledger after the page's round, and must equal
+a board's digest in the same round. `samara server check --replay` must reproduce every digest.
 """
 
 from pathlib import Path
@@ -42,12 +42,12 @@ ENTER = """(() => {{
   field.value = "{limit}";
   field.dispatchEvent(new Event("change"));
 }})()"""
-"""Script that does what a keyboard does in the field of the limit."""
+"""Script that enters text into the field of the limit like a keyboard."""
 SHOWN = "document.getElementById('{}').innerText"
 
 
 def limit_half(run: BrowserRun, board: str) -> float:
-    """Enter a limit on the last browser's page that half of the rounds fit; returns it."""
+    """Enter a limit on the last browser's page that allows half of the rounds; return the limit."""
     live = run.live
     live.wait_for_round(1, SECONDS)
     (rho,) = {charge.rho for charge in ChargeLog(live.home(board)).read()}
@@ -59,16 +59,16 @@ def limit_half(run: BrowserRun, board: str) -> float:
 
 
 def stopped(run: BrowserRun) -> str:
-    """Return what the last browser's page shows once its limit is reached."""
+    """Return the text on the last browser's page after its limit is reached."""
     tab = run.tabs[run.browsers[-1]]
     return str(tab.until(f"{SHOWN.format('stopped')}.trim()", SECONDS))
 
 
 def ended(run: BrowserRun, board: str) -> dict[str, Any]:
-    """Wait for the end; returns what pages and a board say, whose states must be the ledger's.
+    """Wait for the end; return figures of pages and a board, whose states must be in the ledger.
 
     Raises:
-        AssertionError: if one is not.
+        AssertionError: if a state is not in the ledger.
     """
     live, status = run.live, at_the_end(run)
     live.check()
@@ -102,7 +102,7 @@ def ended(run: BrowserRun, board: str) -> dict[str, Any]:
 
 
 def measure(folder: Path, rounds: int, boards: int, browsers: int) -> dict[str, Any]:
-    """Run, and return the figures."""
+    """Execute the run, and return the figures."""
     settings = SETTINGS | {"rounds": rounds, "cohort.minimum": boards + browsers - 1}
     with started(folder, settings, (boards, browsers)) as run:
         for name in run.browsers:

@@ -1,4 +1,4 @@
-"""Clients that add noise to their reports, or mask them, and instructions for them."""
+"""Clients that add noise to their reports or mask them, and instructions for these clients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ MODES: dict[str, dict[str, Any]] = {
     "local": {"privacy__mode": "local"},
     "distributed": {"privacy__mode": "distributed", "privacy__honest_share": 0.7},
 }
-"""With 0.7 of three clients, the noise of two is enough."""
+"""Settings by mode; with an honest share of 0.7, two of three clients must add enough noise."""
 
 
 def private(settings: Settings, mode: str, **changes: Any) -> RunConfig:
@@ -59,7 +59,7 @@ def local_config(settings: Settings) -> RunConfig:
 
 
 def asked_of(trainer: ResidentTrainer, config: RunConfig, **changes: Any) -> TrainInstruction:
-    """The first instruction of a run, for the layout that its settings lead to."""
+    """The first instruction of a run, for the layout that follows from its settings."""
     trainer.client_under(config)
     return first_instruction(trainer, seed_policy=SeedPolicy.SHARED, **changes)
 
@@ -71,11 +71,11 @@ STEPS: dict[str, tuple[type, str]] = {
     "session": (SessionFolder, "write_session"),
     "log": (AnswerLog, "add"),
 }
-"""What is written of an answer, in this order."""
+"""Methods that write the records of an answer, in this order."""
 
 
 def die_at(moment: str, die: Callable[[], None], patch: Callable[..., None] = setattr) -> None:
-    """Have a process end before or after a step of its answer."""
+    """Make a process end before or after a step of its answer."""
     when, step = moment.split()
     kind, name = STEPS[step]
     plain = getattr(kind, name)

@@ -66,7 +66,7 @@ def vectors(*rows: Any, asked: TrainInstruction = ASKED) -> ValidatedReplies[Vec
 
 
 def gradients(aggregated: Any) -> np.ndarray:
-    """Mean projected gradients that a delta's coefficients stand for, float64 [K · q]."""
+    """Mean projected gradients that a delta's coefficients represent, float64 [K · q]."""
     (group,) = aggregated.delta.groups
     coefficients = np.ldexp(group.scalars.coefficients.astype(float), group.scalars.shift - 40)
     return coefficients * -ASKED.queries / ASKED.learning_rate

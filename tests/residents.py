@@ -1,4 +1,4 @@
-"""Trainers of live clients, in this process or in one of their own."""
+"""Trainers of live clients, in this process or in separate processes."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def resident(settings: Settings, device: int, folder: Path) -> ResidentTrainer:
 
 @contextmanager
 def process(settings: ClientSettings) -> Iterator[Callable[[], None]]:
-    """A trainer process; the value messages it the hard way and starts another."""
+    """Run a trainer process; yield a function that kills it and starts another."""
     settings.folder.mkdir(exist_ok=True)
     settings.write()
     running: list[subprocess.Popen[bytes]] = []
@@ -80,21 +80,21 @@ def under(home: Path) -> Path:
 
 
 def rounds_of(folder: Path) -> list[tuple[bytes, bytes]]:
-    """The private rounds of a client, and the digest of the state after each; not the run id."""
+    """A client's private rounds, without the run id, and the digest of the state after each."""
     records = list(read_ledger(folder / "personal.ledger"))
     assert records
     return [(record.delta.encode(), record.end_digest) for record in records]
 
 
 def is_idle(home: Path) -> bool:
-    """Return whether a client has no private rounds to take."""
+    """Return whether no private rounds of a client are due."""
     return not list(home.glob("runs/*/clients/*/personalization")) + list(
         home.glob("runs/*/clients/*/personalization.next")
     )
 
 
 class Unhurried(Live):
-    """Delivers messages as long as no client has private rounds to take."""
+    """Waits until no private rounds of a client are due, and then delivers messages."""
 
     def __init__(
         self, sockets: Sequence[Path], config: RunConfig, is_ready: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""Results of made-up runs: what a finished run leaves, without the run."""
+"""Results of made-up runs, like those of finished runs."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ TAIL = "ab" * 32
 
 
 def figures(right: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Of a client that has this share of its examples right, about evenly by label."""
+    """Figures of a client that answers this share of its examples correctly, evenly by label."""
     hits = rng.multinomial(round(right * EXAMPLES), [0.5, 0.5])
     misses = rng.multinomial(EXAMPLES - hits.sum(), [0.5, 0.5])
     return of_confusion(np.array([[hits[0], misses[0]], [misses[1], hits[1]]])) | {"auc": right}

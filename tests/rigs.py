@@ -67,7 +67,7 @@ BY_PEFT: dict[str, Callable[[BaseModel], Space]] = {
 
 
 class Rig:
-    """A model with a space in it, and an engine to score with."""
+    """A model with a space in it, and an engine that scores."""
 
     def __init__(self, folder: Path, kind: str, **loading: Any) -> None:
         self.base: BaseModel = load_base_model(str(folder), **loading)
@@ -86,7 +86,7 @@ class Rig:
         return self.space.values(0, self.space.size).numpy().copy()
 
     def wander(self) -> None:
-        """Somewhere else than where a space begins, where everything matters."""
+        """Move θ away from its start, to a point where every number affects the scores."""
         change = np.random.default_rng(0).normal(0, 0.1, self.space.size).astype(np.float32)
         for first, count in self.space.chunks():
             self.space.add(first, torch.from_numpy(change[first : first + count]))

@@ -1,4 +1,4 @@
-"""Signed scenarios of tests, and operators who sign them."""
+"""Signed scenarios for tests, and operators who sign them."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from samara.shared.terms.signed_scenario import SignedScenario
 
 
 def operator_key(folder: Path, name: str = "operator.key") -> SigningKey:
-    """The key of an operator, which is made at the first call."""
+    """The key of an operator, created at the first call."""
     file = folder / name
     if not file.exists():
         create_operator_key(file)
@@ -24,7 +24,7 @@ def signed(config: RunConfig, key: SigningKey) -> SignedScenario:
 
 
 def give(client_folder: Path, config: RunConfig, key: SigningKey) -> ScenarioFolder:
-    """A client's folder that holds a signed scenario."""
+    """Store a signed scenario in a client's folder."""
     folder = ScenarioFolder(client_folder)
     folder.add(signed(config, key))
     return folder

@@ -10,7 +10,7 @@ from samara.shared.protocol.start import START_FILE, Start
 
 
 def start_for(settings: Settings, folder: Path) -> str:
-    """Write a random start that belongs to the model and the adapter of some settings."""
+    """Write a random start for the model and the adapter of some settings."""
     config = config_of(settings)
     runtime = load_run(config).runtime
     count = runtime.layout.element_count

@@ -1,4 +1,4 @@
-"""Strangers who hold unproven streams at a gateway from one address, and open them anew."""
+"""Strangers at one address who hold unproven streams at a gateway, and open them again."""
 
 import asyncio
 import threading
@@ -37,9 +37,9 @@ def web_socket_call(port: int) -> bytes:
 def strangers(
     port: int, said: Callable[[int], bytes], connections: int, source: str
 ) -> Iterator[None]:
-    """Hold connections of one address, each of which is opened anew as soon as it ends.
+    """Hold connections of one address, each of which is opened again as soon as it ends.
 
-    The block begins when each has been answered or ended once.
+    The block begins after each connection has been answered or ended once.
     """
     answered, tried = set[int](), threading.Event()
     loop = asyncio.new_event_loop()

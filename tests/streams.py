@@ -71,7 +71,7 @@ TASK = ClassificationTask.model_validate(
 
 
 def save_shape(folder: Path, shape: str, tied: bool, **saving: Any) -> Path:
-    """Write a model with random weights, also in its norms and biases."""
+    """Write a model with random weights, including its norms and biases."""
     family = "masked" if shape == "BERT" else "causal"
     vocabulary = save_tokenizer(folder, family)
     torch.manual_seed(0)

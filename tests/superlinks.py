@@ -1,4 +1,4 @@
-"""A SuperLink, a clock and a display that follow a script, for the supervisor of a live run."""
+"""A scripted SuperLink, clock and display for the supervisor of a live run."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ BUSY = "busy", ""
 
 
 class Time:
-    """A clock that advances by sleeping, and whose time of day can be set."""
+    """A clock that sleeping advances, and whose time of day can be set."""
 
     def __init__(self) -> None:
         self.seconds, self.set_by = 0.0, 0.0
@@ -34,7 +34,7 @@ class Time:
 
 
 class SuperLink:
-    """A SuperLink whose run has the statuses of a script; records the calls."""
+    """A SuperLink whose run has the statuses in a script; it records the calls."""
 
     address, folder, log_file = "nowhere", Path("nowhere/flower"), Path("superlink.log")
 
@@ -93,7 +93,7 @@ class SuperLink:
 
 
 class Display:
-    """A display that keeps its lines."""
+    """A display that stores its lines."""
 
     def __init__(self, has_result: bool = True) -> None:
         self.lines: list[str] = []
@@ -113,7 +113,7 @@ Serve = Callable[..., bool]
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Return a clock that the supervisor has from now on; it ships no code."""
+    """Give the supervisor a new clock, which is returned; bundles are then empty."""
     clock = Time()
     monkeypatch.setattr(run_supervisor, "time", clock)
     monkeypatch.setattr(run_supervisor, "build_bundle", lambda config: b"")
@@ -121,7 +121,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def server_of(run: Path) -> Serve:
-    """Return the function that serves a run in a folder."""
+    """Return a function that serves a run in a folder."""
 
     def serve(
         superlink: Any,

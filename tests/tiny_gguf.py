@@ -1,4 +1,4 @@
-"""A random Llama in a GGUF file, as llama.cpp keeps it."""
+"""A random Llama in a GGUF file, in llama.cpp's format."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ HIDDEN, INNER, HEADS, BLOCKS = 64, 96, 2, 2
 
 
 def quantized(writer: "gguf.GGUFWriter", name: str, values: NDArray[np.float32]) -> NDArray:
-    """Add a tensor in Q8_0 and return the float32 numbers that it stands for."""
+    """Add a tensor in Q8_0, and return the dequantized float32 numbers."""
     packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     return gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)

@@ -1,4 +1,4 @@
-"""Tiny models of random weights, and the tokenizer of their words."""
+"""Tiny models with random weights, and the tokenizer of their words."""
 
 from collections.abc import Callable
 from pathlib import Path

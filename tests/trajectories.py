@@ -20,7 +20,7 @@ FloatArray = NDArray[np.float32]
 
 
 class ToySpace(FlatSpace, SequentialSpace):
-    """A vector beside no model; its points are the vectors themselves."""
+    """A vector without a model; its points are vectors."""
 
     kind = "lora"
 
@@ -50,7 +50,7 @@ class ToySpace(FlatSpace, SequentialSpace):
 
 
 def steps_of(count: int, most: int = 2, seed: int = 0) -> list[UpdateStep]:
-    """Steps of 1 … most directions each."""
+    """Steps with 1 to `most` directions each."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):

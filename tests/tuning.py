@@ -1,4 +1,4 @@
-"""Settings of small tuning runs, and their results without what differs between processes."""
+"""Settings of small tuning runs, and their results without fields that differ between processes."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def setup_of(settings: Settings, **changes: Any) -> TuningSetup:
 
 
 def small(model: Path, data: Path, out: Path) -> Settings:
-    """Four steps on a tiny model, which is validated after every other one."""
+    """Settings of four steps on a tiny model, with a validation after every second step."""
     return {
         "model.path": str(model),
         "model.max-length": 40,
@@ -43,7 +43,7 @@ def small(model: Path, data: Path, out: Path) -> Settings:
 
 
 def lasting(folder: Path) -> dict[str, Any]:
-    """What a run's result says, whenever and wherever it was made."""
+    """The fields of a run's result that do not depend on time and place."""
     result: dict[str, Any] = json.loads((folder / RESULT_FILE).read_text())
     return {key: value for key, value in result.items() if key not in CIRCUMSTANCES}
 

@@ -1,4 +1,4 @@
-"""The phone page's TypeScript: in Node as it is written, in Chromium without its types."""
+"""The phone page's TypeScript: unchanged in Node, and without its types in Chromium."""
 
 import json
 import os
@@ -73,14 +73,14 @@ def _run_node(script: str, *arguments: Path, given: str = "") -> str:
 
 
 def node_runner(folder: Path, caller: Path = CORE) -> RunCore:
-    """What gives the results of `resultsOf` of a file that calls the page's sources, in Node."""
+    """Function that returns the results of `resultsOf` in a file, in Node."""
     called, *_ = _copy_sources(caller, folder)
     return lambda cases: json.loads(_run_node(IN_NODE, called, given=json.dumps(cases)))
 
 
 @contextmanager
 def node_process(folder: Path, given: Any) -> Iterator[None]:
-    """A process in which the page's phone attaches to a gateway; what it prints is in `said`."""
+    """A process in which the page's phone attaches to a gateway; `said` has its output."""
     folder.mkdir()
     called, *_ = _copy_sources(PHONE, folder)
     command = [_node(), "--no-warnings", "--input-type=module", "--eval", ATTACH, called]
@@ -99,7 +99,7 @@ def node_process(folder: Path, given: Any) -> Iterator[None]:
 
 
 def chromium_runner(folder: Path) -> RunCore:
-    """What gives the core's results in Chromium, on a page that is served on the loopback."""
+    """Function that returns the core's results in Chromium, on a page served on loopback."""
     _run_node(WITHOUT_TYPES, *_copy_sources(CORE, folder))
     (folder / "page.html").write_text(PAGE)
 

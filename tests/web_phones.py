@@ -1,4 +1,4 @@
-"""A gateway that serves browsers, and a browser's stream in Python, over a WebSocket."""
+"""A gateway that serves browsers, and a browser's stream in Python over a WebSocket."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ PAGE = {
 
 
 def make_page(folder: Path, files: Mapping[str, bytes] = PAGE) -> Path:
-    """A built page: its files, and the list of them."""
+    """Write a built page: its files, and the list of its files."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -40,10 +40,10 @@ def make_page(folder: Path, files: Mapping[str, bytes] = PAGE) -> Path:
 
 
 class ServedPage:
-    """The page server of a gateway on its loop.
+    """The page server of a gateway on an event loop.
 
     Attributes:
-        origin: where the page is found.
+        origin: origin of the page's address.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ServedPage:
             self.context.maximum_version = ssl.TLSVersion.TLSv1_2
 
     def open(self, **changes: Any) -> AbstractContextManager[ClientConnection]:
-        """Open a WebSocket as a page of this origin does, or with other options."""
+        """Open a WebSocket like a page of this origin, or with other options."""
         return open_stream(self.origin, self.context, **changes)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class ServedPage:
 def open_stream(
     page: str, context: ssl.SSLContext | None = None, **changes: Any
 ) -> AbstractContextManager[ClientConnection]:
-    """A WebSocket to a gateway, as its page at this origin opens it, or with other options."""
+    """A WebSocket to a gateway, opened like by its page at this origin, or with other options."""
     options: dict[str, Any] = {
         "origin": page,
         "subprotocols": [SUBPROTOCOL],
@@ -103,11 +103,11 @@ def serve_page(served: Served, folder: Path, *arguments: Any, **named: Any) -> I
 
 
 class StreamEndedError(Exception):
-    """The gateway has ended a stream: close code and reason."""
+    """The gateway has ended a stream, with a close code and a reason."""
 
 
 class WebSocketStub:
-    """What a phone calls in place of gRPC's stub of the gateway's service."""
+    """A phone's replacement for gRPC's stub of the gateway's service."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[ClientConnection]]) -> None:
         self._open = opened
@@ -117,7 +117,7 @@ class WebSocketStub:
 
 
 class _Stream:
-    """A stream, which is read by iterating; what the phone says is sent by a thread."""
+    """A stream: iteration reads it, and a thread sends the phone's messages."""
 
     def __init__(
         self, opened: AbstractContextManager[ClientConnection], outgoing: Iterator[FromPhone]
@@ -150,7 +150,7 @@ class _Stream:
 
 
 def end_of(socket: ClientConnection) -> tuple[int, str]:
-    """The close code and reason with which a stream ends; what comes before is not looked at."""
+    """Return the close code and reason of a stream's end; earlier messages are ignored."""
     try:
         while True:
             socket.recv(SECONDS)

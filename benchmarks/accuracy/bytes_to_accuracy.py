@@ -118,7 +118,7 @@ _READOUT = {"adapter.layers": "readout:auto"}
 
 
 def _inside(rank: int) -> dict[str, Any]:
-    """Return settings of adapters of 3,456 · rank numbers in all linear layers of MiniLM's top."""
+    """Return settings of adapters with 3,456 · rank numbers in the top block of MiniLM."""
     projections = {"adapter.projections": "query,key,value,dense"}
     return {"adapter.layers": "top:1", "adapter.rank": rank, **projections}
 

@@ -49,7 +49,8 @@ def groups(found: Curves) -> dict[int, dict[str, NDArray[np.float64]]]:
     """Return a group of curves for each number of examples that enough users have.
 
     Returns:
-        By that number and method, accuracies, float64 [users, numbers of examples up to it].
+        Accuracies by that number and by method, float64 [users, numbers of examples up to that
+        number].
     """
     counts = sorted(map(int, found[BASE_RATE]))
     by_most = {}

@@ -7,13 +7,15 @@
 SOURCES is the folder of source data that `data_sets` describes. Each run is a run of `samara
 simulate` in this process. It sets data, model, clients, seed, their Dirichlet partition and the
 settings of a condition. With `--alpha inf`, the partition is the run's own division, by users or at
-random. There are no private rounds, which do not change the global model. A condition is a name
-with settings; `--set` applies to all conditions. `cells` explains cells, probes and options.
+random. There are no private rounds, which do not change the global model, unless `personal.rounds`
+is set. A condition is a name with settings; `--set` applies to all conditions. `cells` explains
+cells, probes and options.
 
 FOLDER/rows.jsonl has one line per run. Runs in this file are not repeated, so the same command
-continues. FOLDER/rows.md has the means over the seeds. Passes are the mean number of a client's
-rows through the model. Bytes are all bytes that a client sends and receives in a run, including
-evaluations.
+continues. In a line `clients` has the mean accuracy over clients of the global model, and of
+personal models if there are private rounds. FOLDER/rows.md has the means over the seeds. Passes
+are the mean number of a client's rows through the model. Bytes are all bytes that a client sends
+and receives in a run, including evaluations.
 """
 
 import shutil
@@ -49,6 +51,7 @@ def run(config: RunConfig) -> Row:
     found = [event for event in result.evaluations if "global" in event.columns]
     globals_ = [(event.round, event.split, event.columns["global"]) for event in found]
     test = [column for _, split, column in globals_ if split == "test"]
+    models = [event.columns for event in found if event.split == "test"][-1]
     scalars = result.scalar_ratios
     figures = test_figures(config)
     shutil.rmtree(config.out, ignore_errors=True)
@@ -58,6 +61,7 @@ def run(config: RunConfig) -> Row:
         "macro_f1": test[-1].macro_f1,
         **figures,
         "loss": test[-1].loss,
+        "clients": {name: column.mean_client_accuracy for name, column in models.items()},
         "validation": {
             number: column.accuracy for number, split, column in globals_ if split == "validation"
         },

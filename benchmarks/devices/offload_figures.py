@@ -117,12 +117,12 @@ def from_the_papers_times() -> list[Figure]:
         Figure("7B: swap / compute", "3.1", 3.2, swapped / compute),
         Figure("7B: s of Zero-Offload's transfers, each way", "3.1", 0.93, seven.offload),
         Figure(
-            "7B: slowdown with compute, then transfer", "3.1", 2.11, 1 + seven.offload / compute
+            "7B: slowdown if transfers follow compute", "3.1", 2.11, 1 + seven.offload / compute
         ),
         Figure("7B: s of the host's update", "3.1", 1.92, seven.update),
-        Figure("7B: slowdown with compute, then update", "3.1", 2.14, 1 + seven.update / compute),
+        Figure("7B: slowdown if updates follow compute", "3.1", 2.14, 1 + seven.update / compute),
         Figure("7B: s of forward and backward of a layer on the host", "3.1", 4.9, 1.61 + 3.3),
-        Figure("7B: this / compute", "3.1", 3.21, (1.61 + 3.3) / compute),
+        Figure("7B: the same / compute", "3.1", 3.21, (1.61 + 3.3) / compute),
         Figure("7B: s of compute, by layer times", "table 1", COMPUTE_7B, 32 * 0.0052),
         Figure("7B: LSP / Zero-Offload, s = 512", "fig. 4c", 3.33, zero / layerwise_iteration(lsp)),
         Figure(
@@ -182,7 +182,7 @@ def from_shapes_and_profiles() -> list[Figure]:
             7.8,
             STATES * small.memory.weights / 1e9,
         ),
-        Figure("fp32 Adam: largest model in 24 GB, 10⁹", "1", 1.5, 24 / (4 * (1 + STATES))),
+        Figure("fp32 Adam: 10⁹ parameters in 24 GB", "1", 1.5, 24 / (4 * (1 + STATES))),
         Figure("7B: GB of LoRA's matrices at rank 512", "4.1", 3, rows * 512 * 2 / 1e9),
         Figure("RoBERTa-base: MB with Adam", "table 3", 747, everything * 2 * 3 / 1e6),
         Figure("RoBERTa-base: MB with LSP", "table 3", 253, (everything * 2 + projectors) / 1e6),
@@ -192,7 +192,7 @@ def from_shapes_and_profiles() -> list[Figure]:
             18,
             trained_parameters(roberta, lsp) / 1e6,
         ),
-        Figure("7B: s of compute at 2,048 tokens (paper: not said)", "3.1", COMPUTE_7B, _plain()),
+        Figure("7B: s of compute at 2,048 tokens (not in the paper)", "3.1", COMPUTE_7B, _plain()),
         *(
             Figure(f"{name}: LSP / Zero-Offload, s = 512{said}", "fig. 4c", paper, ratio)
             for name, said, paper, ratio in (

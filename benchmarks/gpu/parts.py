@@ -522,7 +522,7 @@ PARTS = (
     Part(
         "sizes",
         6,
-        "from which batch and length on sharing a pass gains nothing",
+        "the batch and length from which sharing a pass gains nothing",
         steps("llama2-7b", HALF[1:], (1, 4, 16), (32, 128, 512)),
     ),
     Part(

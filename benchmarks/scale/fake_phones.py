@@ -231,7 +231,7 @@ async def tried(
 
 
 def tenth(of: str, number: int, count: int, host: Host) -> dict[str, float]:
-    """Return the memory after each tenth of some work; otherwise an empty mapping."""
+    """Return the memory if another tenth of some work is done; otherwise an empty mapping."""
     done = 10 * number // count
     return {f"{of}, {done}/10": host.memory} if done > 10 * (number - 1) // count else {}
 

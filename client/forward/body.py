@@ -319,7 +319,8 @@ class PerturbedBody(ProvenBody):
     def _perturbations_before_last(
         self, perturbations: int, supervised: Sequence[Sequence[int]] | None
     ) -> int:
-        """Return how many copies of each row enter the last block: one, or one per perturbation.
+        """Return the number of copies of a row that enter the last block: one, or one per
+        perturbation.
 
         One copy is enough if perturbations differ only after the attention of the last block. Then
         only the positions that are read are repeated, after the attention.

@@ -128,7 +128,8 @@ class ProvenBody(ABC):
     def _difference(
         self, sequences: Sequence[Ids], expected: Sequence[Tensor], pair: PerturbedPair | None
     ) -> str:
-        """Return how the outputs of body and network differ, or an empty text if they are equal.
+        """Return the difference between the outputs of body and network; an empty text if they
+        agree.
 
         Args:
             sequences: sequences of different lengths.
@@ -232,7 +233,7 @@ class ProvenBody(ABC):
         return (hidden, *others) if self._outputs_of_block else hidden
 
     def _difference_from_a_chain(self) -> str:
-        """Return how the blocks differ from a chain, or an empty text if they are one.
+        """Return the difference of the blocks from a chain; an empty text if they are a chain.
 
         In a chain, every block runs once, on the output of the previous block.
         """

@@ -100,7 +100,7 @@ def plain_hidden(base: BaseModel, sequence: Ids) -> Tensor:
 
 
 def difference_of_head(base: BaseModel, expected: Sequence[Tensor]) -> str:
-    """Return how a network's head differs from its family, or an empty text if it matches.
+    """Return the difference of a network's head from its family, or an empty text if it matches.
 
     A match is stored, so a model is checked once.
 

@@ -85,7 +85,7 @@ class AnsweredRun:
         return b""
 
     def times_answered(self, instruction: EvaluateInstruction, personal: bool) -> int:
-        """Return how often the client has answered a round's evaluation or the run's comparison."""
+        """Return the number of answers to a round's evaluation or to the run's comparison."""
         return self.times.get(_counted(instruction, personal), 0)
 
     def after_restore(self) -> Self:

@@ -69,7 +69,7 @@ class SessionFolder:
 
         Raises:
             TrainerError: if the file cannot be written, or the client already has
-                `MOST_PERSONAL_RUNS`.
+                `MOST_PERSONAL_RUNS` personal models.
         """
         folder = self.folder_of(run_id)
         is_new = not (folder / SESSION_FILE).exists()
@@ -84,7 +84,7 @@ class SessionFolder:
         Files of a personal model, and records of answers, are never deleted.
 
         Raises:
-            TrainerError: if the client already has `MOST_PERSONAL_RUNS`.
+            TrainerError: if the client already has `MOST_PERSONAL_RUNS` personal models.
         """
         if self.folder_of(run_id).exists():
             return
@@ -107,7 +107,7 @@ class SessionFolder:
         return self._folder / "runs" / run_id.hex()
 
     def _delete_old(self, kept: int = SESSIONS_KEPT) -> None:
-        """Delete old sessions of runs with answers, and whole folders of old runs without.
+        """Delete old sessions of runs with answers, and whole folders of old runs without answers.
 
         If a folder cannot be deleted now, the next call tries again.
 

@@ -237,7 +237,7 @@ def match_scenario(
 
 
 def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[str, Any]) -> str:
-    """Return how a server's settings differ from the most similar signed scenario."""
+    """Return the differences between a server's settings and the most similar signed scenario."""
     differing = [
         {key for key in signed | settings if signed.get(key) != settings.get(key)}
         for signed in (scenario.settings for scenario in scenarios)
@@ -246,7 +246,7 @@ def describe_other_settings(scenarios: Sequence[SignedScenario], settings: dict[
         return "a run, but no scenario is signed"
     keys = min(differing, key=len)
     signed = scenarios[differing.index(keys)].settings
-    return "other settings than those signed: " + _listed(
+    return "settings other than the signed ones: " + _listed(
         f"{key} = {settings.get(key)!r} and not {signed.get(key)!r}" for key in sorted(keys)
     )
 

@@ -142,9 +142,8 @@ class PrefixSpace(SharedPassSpace):
             mask: int64 [rows, S], 0 for padding.
 
         Returns:
-            int64 [rows, m + S]. A masked LM does not query its cache's length. For it, the mask has
-            the
-            form that its attention reads, [rows, 1, S, m + S].
+            int64 [rows, m + S]. A masked LM does not query its cache's length, so its mask has the
+            shape that its attention reads, [rows, 1, S, m + S].
         """
         whole = nn.functional.pad(mask, (self._length, 0), value=1)
         if self._base.family == "causal":

@@ -175,7 +175,7 @@ class ZerothOrder:
         return estimate.mean_loss
 
     def _find_d(self) -> NDArray[np.float32] | None:
-        """Return the next step's d, computed again if the plan requires it; None without D."""
+        """Return D's diagonal for the next step, recomputed if the plan says so; None without D."""
         space = self._space
         settings = self._setup.settings
         if space.scaling_plan is None or not space.scaling_plan.finds_anew(self.steps):

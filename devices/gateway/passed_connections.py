@@ -114,7 +114,7 @@ class PassedConnection(_Half):
 
 
 class _GrpcHalf(_Half):
-    """The gRPC half of a connection."""
+    """The half of a passed-on connection that leads to the gRPC server."""
 
     is_connected = False
     port = 0

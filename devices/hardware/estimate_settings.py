@@ -6,7 +6,7 @@ from samara.shared.settings.setting import Section, Settings, Text, setting
 
 
 class AdapterOfStep(Section):
-    """The adapters of a step."""
+    """The adapters of a step whose cost is estimated: blocks and rank."""
 
     layers: Text = setting(
         "all", "blocks with adapters: `all`, or the highest `top:N`", pattern=r"^(all|top:\d+)$"

@@ -76,10 +76,10 @@ def print_first_order(result: FirstOrderEstimate) -> None:
     console.print(times)
     console.print(sizes)
     if result.fits:
-        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are on the device")
+        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are available on the device")
     else:
         console.print(
-            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are on the device; "
+            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are available on the device; "
             f"these would fit: {'; or '.join(result.remedies) or 'none of the methods'}"
         )
 
@@ -104,10 +104,10 @@ def print_full_parameters(result: FullParameterEstimate) -> None:
     if result.stored_bytes:
         console.print(f"streamed blocks take {result.stored_bytes / 2**20:,.0f} MiB")
     if result.fits:
-        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are on the device")
+        console.print(f"fits: {result.usable_bytes / 2**20:,.0f} MiB are available on the device")
     else:
         remedies = "; or ".join(result.remedies) or "none of this command's options"
         console.print(
-            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are on the device; options that "
-            f"make it fit: {remedies}"
+            f"does not fit: {result.usable_bytes / 2**20:,.0f} MiB are available on the device; "
+            f"options that make it fit: {remedies}"
         )

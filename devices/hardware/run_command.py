@@ -14,9 +14,7 @@ def run(
     link: Annotated[str, typer.Option(help="Link profile; default: this machine's network.")] = "",
     dilation: Annotated[
         float,
-        typer.Option(
-            min=1, help="Seconds here per second of a device that is faster than this machine."
-        ),
+        typer.Option(min=1, help="Seconds on this machine per second of a faster device."),
     ] = 1.0,
     power: Annotated[str, typer.Option(help="Power mode, e.g. 7W; default: the profile's.")] = "",
 ) -> None:

@@ -1,4 +1,4 @@
-"""Log lines without their inserted values. The source code's messages show which parts these are.
+"""Log lines without their inserted values, which are found by means of the code's messages.
 
 A log line may quote a text, a label or a path. Only two parts of a line are shown: words from the
 source code, and values that the code formats as numbers.

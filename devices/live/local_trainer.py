@@ -39,7 +39,7 @@ _ABSENCE_SECONDS = 30.0
 
 @contextmanager
 def find_or_start_trainer(folder: Path) -> Iterator[Path]:
-    """Yield the socket of a client's trainer; if none runs, start one until the block ends.
+    """Yield the socket of a client's trainer; if none is running, run one until the block ends.
 
     Args:
         folder: folder of the client.

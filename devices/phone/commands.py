@@ -66,7 +66,7 @@ def export(
         Runtime, typer.Option(help="executorch, or onnx for browsers.")
     ] = Runtime.EXECUTORCH,
     quantization: Annotated[
-        Quantization, typer.Option(help="8da4w: executorch; float16, int4: onnx.")
+        Quantization, typer.Option(help="8da4w needs executorch; float16 and int4 need onnx.")
     ] = Quantization.NONE,
     delegate: Annotated[
         Delegate, typer.Option(help="Backend; with --runtime executorch only.")
@@ -114,9 +114,13 @@ def export(
 def rows(
     program: Annotated[Path, typer.Option(help="Program from `samara phone export`.")],
     out: Annotated[Path, typer.Option(help="Output file, JSON lines of token ids.")],
-    model: Annotated[str, typer.Option(help="The program's model.")] = "embedded",
+    model: Annotated[
+        str, typer.Option(help="Model from which the program was exported.")
+    ] = "embedded",
     data: Annotated[str, typer.Option(help="File, folder, or name on the hub.")] = "messages",
-    task: Annotated[str, typer.Option(help="The program's task.")] = "messages",
+    task: Annotated[
+        str, typer.Option(help="Task for which the program was exported.")
+    ] = "messages",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the data, key=value.")
     ] = None,

@@ -221,7 +221,7 @@ class RunStatus:
         return "waiting" if self.waits_for else "running"
 
     def describe_server(self) -> str:
-        """Return a sentence about why no server serves the run; empty while a server serves it."""
+        """Return the reason why no server serves the run, in words; empty if one serves it."""
         if self.is_finished:
             return "the run is finished"
         if self.connected is not None:

@@ -138,7 +138,7 @@ class RoundAggregator:
     def _fold(
         self, instruction: TrainInstruction, answers: Sequence[Answer], minimum: int
     ) -> AggregatedRound:
-        """Return the delta of the first answers, as many as fit the range of the exact state."""
+        """Return the delta of as many of the first answers as fit the range of the exact state."""
         if len(answers) < minimum:
             problem = f"{len(answers)} reports are fewer than cohort.minimum"
             return AggregatedRound(self._delta(instruction, []), problem)

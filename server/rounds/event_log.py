@@ -192,7 +192,7 @@ class EventLog:
         self._record(fields)
 
     def log_refusal(self, client: int, reason: str) -> None:
-        """Log why a client's reply is refused, unless the reason equals the client's last one."""
+        """Log the reason for refusing a client's reply, unless the last one was the same."""
         if self._reasons.get(client) != reason:
             log.warning("client %d: %s", client, reason)
         self._reasons[client] = reason

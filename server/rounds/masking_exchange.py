@@ -91,7 +91,7 @@ class MaskingExchange:
 
         def check_answer(answer: Answer) -> None:
             if answer.client not in frames:
-                raise ReportError("it answers a message that it did not receive")
+                raise ReportError("it answers a message that was not sent to it")
             check(answer)
 
         replies = self.grid.send_and_receive(messages, timeout=self.timeout)

@@ -209,14 +209,14 @@ class BlobSender:
         sent = self._sent.get((transfer.holder, transfer.blob.hash), 0)
         if sent >= MAX_REPETITION * transfer.blob.size:
             raise SamaraError(
-                f"it has received {sent} bytes of blob {transfer.blob.hash.hex()[:12]}, which has "
-                f"{transfer.blob.size} bytes; the server sends no more until its restart. Look for "
-                "the reason in the client's log"
+                f"it was sent {sent} bytes of blob {transfer.blob.hash.hex()[:12]}, which has only "
+                f"{transfer.blob.size} bytes; the server sends it no more before the server's next "
+                "start. Look for the reason in the client's log"
             )
 
 
 def _received_bytes(reply: Message, transfer: _Transfer) -> int:
-    """Return how many bytes of a blob a client has, according to its receipt for a part.
+    """Return the number of bytes of a blob that a client has, according to its receipt for a part.
 
     Raises:
         SamaraError: if the client refuses the part, or the reply holds no valid receipt.
@@ -230,7 +230,7 @@ def _received_bytes(reply: Message, transfer: _Transfer) -> int:
         transfer.client,
         transfer.blob.hash,
     ):
-        raise FrameError("its receipt is for a part that it did not receive")
+        raise FrameError("its receipt is for a part that was not sent to it")
     if receipt.received > transfer.blob.size:
         raise FrameError("its receipt names more bytes than the blob has")
     return receipt.received

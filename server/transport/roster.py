@@ -300,7 +300,9 @@ class Roster:
         facts = decode_foreign(_parse_facts, hello.facts)
         client_count = facts.get("clients")
         if type(client_count) is not int or client_count < 0:
-            raise SamaraError(f"the number of clients in its hello is {client_count!r}")
+            raise SamaraError(
+                f"the number of clients in its hello, {client_count!r}, is not a count"
+            )
         if hello.client in taken:
             raise TakenIndexError(
                 "another node already has this client index; give each node a different index"

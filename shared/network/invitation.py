@@ -198,7 +198,9 @@ class JoinRequest:
                 "this is not a request to join: a value cannot be read"
             ) from error
         if not is_signed_by(public_key, signature, join_proof(secret)):
-            raise InvitationError("this is not a request to join: it is not signed with its key")
+            raise InvitationError(
+                "this is not a request to join: its signature does not match its key"
+            )
         return cls(secret, public_key, signature)
 
     @property

@@ -225,7 +225,7 @@ def _normals_of_block(block, seed, table, words, z, row, count):
 
 @_inlined
 def _words_of_block(block, seed, words, sign_words, count):
-    """Write the random words that hold a block's first `count` signs into uint64 [256]."""
+    """Write into `words`, uint64 [256], the random words of a block's first `count` signs."""
     for j in range(0, min(count, 64), _COUNTERS_AT_ONCE):
         _random_words(np.uint64(64 * block + j), seed, words)
         for w in range(4):

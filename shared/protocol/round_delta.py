@@ -105,7 +105,7 @@ Records name a candidate by its index, so a new candidate goes to the end.
 
 @dataclass(frozen=True)
 class CommonDeviation:
-    """The deviation of all private intercepts that the clients chose together.
+    """The standard deviation of all private intercepts, chosen by the clients together.
 
     It is an entry of the round of intercepts, and changes no state.
 

@@ -51,7 +51,8 @@ class Traffic:
         exchanges: number of reports and evaluations of all clients.
         bytes_up: payload of all replies, evaluations included.
         bytes_down: payload of all messages, evaluations included.
-        passes: mean over clients of the rows that went through the model; None if not counted.
+        passes: number of rows that went through the model, the mean over clients; None if not
+            counted.
         scalar_ratio: mean over clients of the number of scalars per trained number; None if not
             counted.
         is_noised: whether differential privacy covers the scalars.
@@ -108,7 +109,10 @@ class Traffic:
         if self.passes is not None:
             said.append(f"passes: {self.passes:,.0f} per client on average")
         if self.scalar_ratio is not None:
-            said.append(f"scalars per trained number: {self.scalar_ratio:.2g}; {self._meaning()}")
+            said.append(
+                "scalars (measured numbers) that a client sent, per trained number: "
+                f"{self.scalar_ratio:.2g}; {self._meaning()}"
+            )
         if self.sends_update:
             said.append(SENDS_UPDATE)
         if self.determines_gradients:
@@ -132,9 +136,9 @@ class Traffic:
         if self.is_noised:
             return "they are noised, and ε bounds the information in them"
         return (
-            f"below {LITTLE:g} they reveal little, and from {DETERMINED:g} on they determine the "
-            "mean gradient; fewer rounds, steps or queries lower this number, and "
-            "data.scalar-limit bounds it"
+            f"below {LITTLE:g} they reveal little of its examples, and from {DETERMINED:g} on they "
+            "determine the mean gradient of these; fewer rounds, steps or queries lower this "
+            "number, and data.scalar-limit bounds it"
         )
 
     def table(self) -> list[list[str]]:

@@ -213,7 +213,7 @@ def _label_bias(flat: Mapping[str, Any]) -> Choice:
 
 
 def _reason_against_shifts(flat: Mapping[str, Any]) -> str:
-    """Return why a run has no round of shifts by default; empty if it has such a round."""
+    """Return the reason why a run has no round of shifts by default; empty if it has one."""
     if not _common_labels(flat):
         return "the rows have no common labels whose scores could be shifted"
     if flat.get("adapter.start") and flat.get(LABEL_BIAS, AUTO) == AUTO:

@@ -208,9 +208,10 @@ class RunConfig(Settings):
         "`summed-cross-entropy`, the sum over the tokens; `profiled-cross-entropy`, for labels, "
         "the cross-entropy under the best shift of all answers ([its "
         "page](../concepts/profiled-loss.md)); minus the task's `metric`; or a registered "
-        "function. `auto` means `profiled-cross-entropy` with a label bias for labels inside the "
-        "model, with the methods `global`, `finetune`, `ditto` and `mixture`, and without privacy, "
-        "a basis, emulated devices or a start that lacks a label bias; otherwise `cross-entropy`",
+        "function. `auto` means `profiled-cross-entropy` with a label bias for tasks with labels "
+        "and adapters inside the model, with the methods `global`, `finetune`, `ditto` and "
+        "`mixture`, and without privacy, a basis, emulated devices or a start that lacks a label "
+        "bias; otherwise `cross-entropy`",
         before=CROSS_ENTROPY,
         page="reference/python.md#own-code",
     )

@@ -25,7 +25,7 @@ class DataSettings(Section):
     )
     partition: Annotated[str, choice("partition", PARTITIONS)] = setting(
         "auto",
-        "division among clients: `iid`, `dirichlet` (by label), `user`, or a registered "
+        "partition of the examples: `iid`, `dirichlet` (by label), `user`, or a registered "
         "partition; `auto` is `user` if the examples have users, otherwise `iid`",
     )
     clients: int = setting(8, "number of clients", ge=1, le=100_000)

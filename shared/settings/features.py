@@ -92,7 +92,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"task": ("generation",), "label bias": ("trained",)},
-        "a text has no labels; set adapter.label-bias to false, and method to another than readout",
+        "a text has no labels; set adapter.label-bias to false, and choose a method other than "
+        "readout",
     ),
     Exclusion(
         {"task": ("generation",), "gradients": ("exact",)},
@@ -128,7 +129,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"method": ("local",), "private rounds": ("earlier",)},
-        "the method has no common rounds between which a client could take private rounds; set "
+        "the method has no common rounds between which a client could run private rounds; set "
         "personal.when to end",
     ),
     Exclusion(
@@ -269,8 +270,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         {"privacy": ("masked",), "clients": ("emulated",)},
-        "emulated devices share forward passes and have no keys to agree on masks with, and their "
-        "time model has no exchanges for masks; leave privacy.mode out, or fleet.devices",
+        "emulated devices share forward passes and have no keys for masks, and their time "
+        "model has no exchanges for masks; leave privacy.mode out, or fleet.devices",
     ),
     Exclusion(
         {"joint clip": ("adaptive",), "privacy": ("none",)},

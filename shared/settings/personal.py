@@ -11,18 +11,18 @@ class PersonalSettings(Section):
 
     rounds: int = term(
         "personal.rounds",
-        "private rounds that each client takes after the last round, and whenever `personal.when` "
+        "private rounds that each client runs after the last round, and whenever `personal.when` "
         "requires them; 0 means no personal model",
         5,
     )
     when: Text = term(
         "personal.when",
-        "when a client takes its private rounds: `end`, after the last round; `every N rounds`, "
+        "when a client runs its private rounds: `end`, after the last round; `every N rounds`, "
         "such as `every 5 rounds`; `on-data`, when its training examples have changed; or `always`",
         owner="either",
         read_by=("finetune", "ditto", "mixture", "partial", "readout"),
         before="end",
-        page="guides/personal.md#when-the-private-rounds-are-taken",
+        page="guides/personal.md#when-private-rounds-run",
     )
     retrain: bool = term(
         "personal.retrain",
@@ -30,7 +30,7 @@ class PersonalSettings(Section):
         owner="either",
         read_by=("finetune", "ditto", "mixture", "partial"),
         before=False,
-        page="guides/personal.md#when-the-private-rounds-are-taken",
+        page="guides/personal.md#when-private-rounds-run",
     )
     prior: Literal["own", "common"] = term(
         "personal.prior",
@@ -38,7 +38,7 @@ class PersonalSettings(Section):
         "examples (`own`), or all training clients together (`common`)",
         read_by=("readout",),
         before="own",
-        page="concepts/personal.md#a-common-deviation",
+        page="concepts/personal.md#a-common-standard-deviation",
     )
     own_words: bool = term(
         "personal.own-words",

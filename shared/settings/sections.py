@@ -320,7 +320,7 @@ class CohortSettings(Section):
     newcomers: int = setting(
         0,
         "number of clients (the last ones) that never train the global model; they are evaluated "
-        "and take private rounds",
+        "and run private rounds",
         ge=0,
     )
     clusters: int = term(

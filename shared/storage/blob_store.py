@@ -132,7 +132,7 @@ class BlobStore:
             return 0
 
     def held_bytes(self, blob: bytes) -> int:
-        """Return how many bytes of a blob are on this machine, without checking their hash."""
+        """Return the number of bytes of a blob on this machine, without checking their hash."""
         try:
             return self._path(blob).stat().st_size
         except OSError:

@@ -129,8 +129,8 @@ class RunTerms:
         retrieves: whether the base model is also evaluated with a client's examples in context.
         has_own_words: whether a client's own words are mixed into its personal model.
         has_common_prior: whether clients choose the deviation of their private intercepts together.
-        reports_shifts: whether clients without private intercepts report the shift that their
-            profiled losses leave out, in the round of intercepts.
+        reports_shifts: whether, in the round of intercepts, clients without private intercepts
+            report the shift that their profiled losses leave out.
     """
 
     method: str

@@ -91,7 +91,7 @@ class Measure:
         return self.level(quality) + self.unit.strip()
 
     def interval(self, low: float, high: float) -> str:
-        """Format an interval of qualities, with the lower displayed end first."""
+        """Format an interval of qualities; the end displayed as the lower comes first."""
         ends = (low, high) if self.factor > 0 else (high, low)
         return " – ".join(map(self.level, ends))
 

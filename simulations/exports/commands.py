@@ -32,7 +32,7 @@ def export(
     ],
     client: Annotated[
         str | None,
-        typer.Option("--client", help="Name or number: add this client's private rounds."),
+        typer.Option("--client", help="Client, by name or number, whose private rounds are added."),
     ] = None,
     form: Annotated[
         Form,
@@ -131,7 +131,7 @@ def apply(
     text: Annotated[str, typer.Argument(help="Text, or a JSON object with the fields.")],
     client: Annotated[
         str | None,
-        typer.Option("--client", help="Name or number: add this client's private rounds."),
+        typer.Option("--client", help="Client, by name or number, whose private rounds are added."),
     ] = None,
     personal: Annotated[
         Path | None,

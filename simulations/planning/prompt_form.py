@@ -11,17 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from samara.client.forward.body import PerturbedBody
-from samara.client.forward.turns import forward_pass
+from samara.client.forward.readout import make_base_engine, run_base
+from samara.client.forward.setup import make_scorer
 from samara.client.streaming.loading import load_model
 from samara.client.training.client_data import example_reader
 from samara.shared.machine.process import cores
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.model_folder import find_model_folder
-from samara.shared.model.readout import representations
-from samara.shared.model.scorers import scorer_for
 from samara.shared.model.structure import detect_family
 from samara.shared.model.tokenizer import load_tokenizer
 from samara.shared.settings.config import RunConfig
@@ -179,21 +176,7 @@ def _read(
     base: BaseModel, task: ClassificationTask | ChoiceTask, most: int, rows: Sequence[Example]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the scores [rows, labels] and representations [rows, features] of rows, float32."""
-    with forward_pass(), torch.no_grad():
-        body = PerturbedBody(base, 0)
-        scorer = scorer_for(base, task, most, body)
-        prompts = [scorer.prompt(row.text, row.answers, row.cut) for row in rows]
-        order = sorted(range(len(rows)), key=lambda i: len(prompts[i].sequences[0]))
-        found: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(rows)
-        for start in range(0, len(rows), _TOGETHER):  # sorted by length, for little padding
-            own = order[start : start + _TOGETHER]
-            part = [prompts[i] for i in own]
-            sequences = [ids for prompt in part for ids in prompt.sequences]
-            lengths = torch.tensor([len(ids) for ids in sequences])
-            hidden = body(sequences)
-            scores = scorer.whole_scores(hidden, lengths, part)[0]
-            features = representations(scorer, hidden, lengths, part)[0]
-            for i, *both in zip(own, scores.float().cpu(), features.cpu(), strict=True):
-                found[i] = (both[0], both[1])
-    scored, read = zip(*found, strict=True)
-    return torch.stack(scored).numpy(), torch.stack(read).numpy()
+    scorer = make_scorer(base, task, most)
+    prompts = [scorer.prompt(row.text, row.answers, row.cut) for row in rows]
+    numbers = run_base(make_base_engine(base, scorer, streamed=False), prompts, _TOGETHER)
+    return numbers[:, : scorer.labels], numbers[:, scorer.labels :]

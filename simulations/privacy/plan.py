@@ -105,10 +105,11 @@ class PlannedRun:
         return self.noise_of_a_scalar(terms) * math.sqrt(self.scalars)
 
     def noise_of_all_rounds(self, terms: PrivacyTerms) -> float:
-        """Return the norm of all rounds' noise, over the largest norm of the rounds' means, summed.
+        """Return the norm of all rounds' noise, divided by the largest sum of the rounds' mean
+        norms.
 
-        The mean of a round has at most the norm of the clip, and these norms add up. For
-        independent noise, the squares of the norms add up.
+        The norm of a round's mean is at most the clip, and the norms of means add up over the
+        rounds. For independent noise, the squares of the norms add up.
         """
         return self.noise_of_a_round(terms) / math.sqrt(self.rounds)
 

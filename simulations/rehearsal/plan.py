@@ -86,7 +86,7 @@ def check_dilation(dilation: float, shares: Sequence[float], machine_cores: int)
 def patience(
     clients: Sequence[PlannedClient], faults: Sequence[Fault], first_pass: float, dilation: float
 ) -> float:
-    """Return how long a rehearsal waits without news before it is abandoned, in seconds.
+    """Return the seconds without news after which a rehearsal is abandoned.
 
     The seconds are seconds of this machine. They are the sum of three times: five minutes, in which
     processes restart and Flower detects lost processes; the longest fault; and five times the

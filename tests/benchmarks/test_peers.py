@@ -1,4 +1,4 @@
-"""Ratios to the loops of peers."""
+"""Ratios of speed to the training loops of other projects."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The files that one round goes through."""
+"""The files whose code runs in one round."""
 
 from pathlib import Path
 

@@ -58,13 +58,13 @@ personal.rounds = 1
 evaluate.every = 0
 """
 TOLERANCE = 1e-4
-"""Of projected gradients, as a part of a step's largest: float32 losses are rounded, then / 2ε."""
+"""Largest error of a projected gradient, relative to the largest one of its step."""
 
 
 def run_on_arm64(*arguments: str, cpu: str = "cortex-a76") -> str:
-    """Return the standard output of the emulated Python, which must end well.
+    """Return the standard output of the emulated Python, which must exit with status 0.
 
-    QEMU's own default, `max`, has SVE, with which it multiplies matrices twenty times slower.
+    The default processor of QEMU, `max`, has SVE, which makes matrix products twenty times slower.
     """
     root = ARM64 / "root"
     ended = subprocess.run(
@@ -94,7 +94,7 @@ def test_frames_are_written_read_and_refused_on_arm64() -> None:
 
 @pytest.fixture(scope="module")
 def run_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was computed here, with personal ledgers."""
+    """A run with personal ledgers that this machine has computed."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "small.toml").write_text(SCENARIO)
     command = ["simulate", "small.toml", "--out", "run"]

@@ -1,4 +1,4 @@
-"""The rows of the table of attacks that take a few seconds each."""
+"""The rows of the table of attacks that take only a few seconds each."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A client that was away when its run ended hears of it from the next `samara server up`."""
+"""The next `samara server up` tells a client that was away of the end of its run."""
 
 import pytest
 from live import ONE_SMALL_STEP

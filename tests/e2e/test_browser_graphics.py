@@ -1,4 +1,4 @@
-"""The page's program by WebGPU, which Chromium has in software, beside WebAssembly."""
+"""The page's program by WebGPU, which Chromium emulates in software, beside WebAssembly."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
 
 
 PIECE = 5
-"""Queries of a call of the page."""
+"""Number of queries per call of the page."""
 SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 """Chromium's options for WebGPU on a machine without a graphics processor."""
 LOAD = """(async () => {
@@ -69,7 +69,7 @@ ADAPTER = """import("/library/onnxruntime-webgpu.mjs").then(({ env }) => env.web
 
 @contextmanager
 def page_with(program: Path, folder: Path, *flags: str) -> Iterator[Tab]:
-    """A page of the built files in Chromium, with a program as a gateway serves it."""
+    """A page of the built files in Chromium, with a program served like at a gateway."""
     published = page_files(BUILT_PAGE) | program_files(program)
     for path, one in published.items():
         file = folder / (path.removeprefix("/") or "index.html")
@@ -86,7 +86,7 @@ def page_with(program: Path, folder: Path, *flags: str) -> Iterator[Tab]:
 def by_graphics(
     model: str, layers: str, quantization: PhoneQuantization, folder: Path, queries: int
 ) -> tuple[str, NDArray[np.float64]]:
-    """Return the graphics adapter, and projected gradients [2, queries]: WebAssembly, WebGPU."""
+    """Return the adapter, and projected gradients of WebAssembly and WebGPU, [2, queries]."""
     file = folder / f"graphics-{layers[:3]}-{quantization}.onnx"
     settings = {"model.path": model, "task": "messages", "adapter.layers": layers, "threads": 1}
     ready = prepare_model(RunConfig.of(settings, "test"), quantization)

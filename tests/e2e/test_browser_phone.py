@@ -63,7 +63,7 @@ class Joined(NamedTuple):
     profile: Path
 
     def ask(self, kind: int, frame: bytes, **more: Any) -> bytes:
-        """The answer of the only phone."""
+        """Return the answer of the only phone."""
         settings = identity_bytes(self.config)
         answers = self.served.ask(kind, frame, SECONDS, settings=settings, **more)
         assert len(answers) == 1, f"no answer within {SECONDS} s"
@@ -187,7 +187,7 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
 
 
 def _leave(tab: Tab) -> None:
-    """Leave by the page, after which nothing is kept."""
+    """Leave the run on the page, and check that the page has kept nothing."""
     tab.run("document.getElementById('leave').click()")
     tab.run("document.querySelector('#sure [value=yes]').click()")
     tab.until("!document.getElementById('joining').hidden")

@@ -1,4 +1,4 @@
-"""The container image: what it is built from, and a server with two clients by compose.yaml."""
+"""The container image: the files in it, and a server with two clients by compose.yaml."""
 
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ ENGINES = {"docker": ["docker", "compose"], "podman": ["podman-compose"]}
 
 
 def output_of(*command: str, seconds: int = 600) -> str:
-    """What a command that must end well prints."""
+    """Return the output of a command, which must exit with status 0."""
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
     )
@@ -40,7 +40,7 @@ def output_of(*command: str, seconds: int = 600) -> str:
 
 
 def fails(*command: str) -> bool:
-    """Whether a command is missing or fails."""
+    """Return whether a command is missing or fails."""
     if shutil.which(command[0]) is None:
         return True
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
@@ -48,7 +48,7 @@ def fails(*command: str) -> bool:
 
 @dataclass(frozen=True)
 class Compose:
-    """compose.yaml under a project name of its own, with a few rounds."""
+    """compose.yaml with a project name of its own, and with few rounds."""
 
     engine: str
     project: str

@@ -1,6 +1,6 @@
 """Phones: the guide's commands, pasted into a shell, and boards of both wires beside a phone.
 
-The second run has the program that the guide's commands have made, since an export takes long.
+The second run uses the program from the guide's commands, because an export takes long.
 """
 
 import json
@@ -54,7 +54,7 @@ status=$?
 echo "$1 $2: $status" >> statuses
 exit $status
 """
-"""A `samara` that makes some commands small, and notes how each has ended."""
+"""Script in place of `samara` that makes some commands small, and records each exit status."""
 STREAM, SUPERNODE, PHONE = "stream", "supernode", "phone"
 ROUNDS = 5
 
@@ -81,7 +81,7 @@ def start_by_stream(live: LiveRun, name: str, door: str, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def guide_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the program of the guide's commands is kept; it is there once they have run."""
+    """The path of the program from the guide's commands; the file exists once they have run."""
     return tmp_path_factory.mktemp("program") / "model.pte"
 
 
@@ -92,7 +92,7 @@ def copy_program(program: Path, to: Path) -> None:
 
 
 def _end(shell: subprocess.Popen[bytes]) -> None:
-    """End a shell and what it has started; `server up` ends its SuperLink, given the time to."""
+    """End a shell and its child processes; give `server up` time to end its SuperLink."""
     with suppress(ProcessLookupError):
         os.killpg(shell.pid, signal.SIGTERM)
         shell.wait()
@@ -154,7 +154,7 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
 
 
 def make_phone(live: LiveRun, data: Path, program: Path) -> None:
-    """Make rows and key of the phone, by the commands that an operator gives, and its program."""
+    """Make rows, key and program of the phone, by an operator's commands."""
     folder, model = live.folder, ("--model", MODEL, "--task", TASK)
     if program.exists():
         copy_program(program, folder / f"{PHONE}.pte")

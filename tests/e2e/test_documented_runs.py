@@ -1,13 +1,14 @@
-"""The commands of the guides, run as they are written: with small data, a tiny model, few rounds.
+"""The guides' commands run as written, with small data, a tiny model and few rounds.
 
 Commands that need other machines, a network or hours are in `ELSEWHERE`, each with the reason and
-with what runs them instead.
+with the test that runs them instead.
 """
 
 import csv
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from itertools import chain
@@ -34,7 +35,8 @@ SMALL = {
         *("--set", "data.validation=8", "--set", "data.test=8", "--set", "threads=1"),
     ),
 }
-"""What is added to a command so that it takes seconds; the last value of an option counts."""
+"""Options added to a command so that it takes seconds; the last value of an option counts."""
+VERDICTS = "negative", "neutral", "positive"
 DATA = re.compile(r"\b(DATA|PUBLIC)$")
 RUN = (
     "README.md",
@@ -78,7 +80,7 @@ ELSEWHERE = {
         "a GGUF file of the reader's own: tests/simulations/exports/test_tuned_export_gguf.py"
     ),
 }
-"""Beginnings of commands that are not run here, and why."""
+"""Beginnings of commands that are not run here, with the reason."""
 PAGES_ELSEWHERE = {
     "docs/measurements/": "minutes to days of measuring; what was measured is on the page",
     "docs/guides/phone.md": "a run with a phone: tests/e2e/test_documented_phone.py",
@@ -90,11 +92,11 @@ SMALLER = {
         *("simulate", "style", "--set", "data.clients=3", "--set", "personal.rounds=2"),
     ),
 }
-"""Commands that take long all the same, and what stands for them."""
+"""Commands that take long even so, and their replacements."""
 
 
 def elsewhere(command: Command) -> str:
-    """Return why a command is not run here; empty if it is."""
+    """Return the reason why this file does not run a command; empty if it runs it."""
     pages = [why for page, why in PAGES_ELSEWHERE.items() if command.page.startswith(page)]
     words = [why for words, why in ELSEWHERE.items() if command.words[: len(words)] == words]
     return next(iter(pages + words), "")
@@ -115,7 +117,7 @@ def write_rows(file: Path, names: tuple[str, str, str], labels: tuple[str, ...])
 
 
 def save_with_words(model: Path, words: tuple[str, ...], folder: Path) -> None:
-    """Save a model under another path, with more words in its vocabulary."""
+    """Save a model under another path, with additional words in its vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModelForCausalLM.from_pretrained(model)
     tokenizer.add_tokens(list(words))
@@ -124,20 +126,27 @@ def save_with_words(model: Path, words: tuple[str, ...], folder: Path) -> None:
     network.save_pretrained(folder)
 
 
-@pytest.fixture
-def folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+@pytest.fixture(scope="module")
+def model_with_words(
+    model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A folder with the files that the pages speak of, as the current one."""
+    """A model whose vocabulary has the words of the pages' tasks."""
+    folder = tmp_path_factory.mktemp("words") / "MODEL"
+    save_with_words(model_folder("causal", 2), VERDICTS, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_with_words: Path) -> Path:
+    """A folder with the files that the pages mention, as the current folder."""
     write_rows(tmp_path / "reviews.csv", ("text", "label", "user"), ("0", "1"))
     write_rows(tmp_path / "public.csv", ("text", "label", "user"), ("1", "0"))
     (tmp_path / "public.toml").write_text(
         'name = "public"\ntext = "{text}"\nquestion = " It was {word}."\n'
         'words = ["terrible", "great"]\nlabels = [0, 1]\n'
     )
-    verdicts = ("negative", "neutral", "positive")
-    write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), verdicts)
-    save_with_words(model_folder("causal"), verdicts, tmp_path / "MODEL")
+    write_rows(tmp_path / "shop.csv", ("review", "verdict", "user"), VERDICTS)
+    shutil.copytree(model_with_words, tmp_path / "MODEL")
     (tmp_path / "field.toml").write_text("rounds = 2\n")
     (tmp_path / "writing.toml").write_text(
         'task = "texts"\npersonal.rounds = 1\n[data]\nclients = 3\n[adapter]\nlayers = "top:2"\n'

@@ -1,4 +1,4 @@
-"""Many phones at a gateway in a process of its own, which is killed."""
+"""Many phones at a gateway whose separate process is killed."""
 
 import asyncio
 

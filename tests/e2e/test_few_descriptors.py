@@ -1,4 +1,4 @@
-"""Processes with 64 file descriptors, of which strangers' connections take all they can get."""
+"""Processes with 64 file descriptors, while strangers open as many connections as they can."""
 
 import socket
 import subprocess
@@ -45,7 +45,7 @@ uvicorn.Server(config).run()
 
 @contextmanager
 def held(port: int, count: int) -> Iterator[None]:
-    """Connections that say nothing, all at once."""
+    """Open a number of connections that send nothing."""
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))

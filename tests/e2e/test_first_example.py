@@ -1,4 +1,4 @@
-"""The first example of the guide: writers gain from each other, and a text has a plain answer."""
+"""The guide's first example: writers gain from each other, and a text gets a clear answer."""
 
 import re
 import shlex

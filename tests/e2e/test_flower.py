@@ -1,4 +1,4 @@
-"""The real Flower engine, and Flower's bundle run from another working directory."""
+"""The real Flower engine, and Flower's bundle, run from another working directory."""
 
 import io
 import json
@@ -37,7 +37,7 @@ print(simulate(RunConfig.of(settings, "test"), engine=sys.argv[3]))
 
 
 def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd: Path) -> Path:
-    """Simulate in a process of its own, with the code of a folder and another working directory."""
+    """Simulate in a separate process, with the code of a folder and another working directory."""
     cwd.mkdir()
     ended = subprocess.run(
         [sys.executable, "-c", LOADED + RUN, str(code_folder), json.dumps(settings), engine],
@@ -72,7 +72,7 @@ ANSWERS = (
 def test_flowers_engine_writes_the_same_ledger(
     adapter: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A start is tested with exact derivatives."""
+    """The case with a start uses exact derivatives."""
     pytest.importorskip("ray", reason="the extra samara-fl[ray] is not installed")
     settings |= {"personal.rounds": 1}
     if adapter == "basis":
@@ -109,7 +109,7 @@ def test_flowers_engine_writes_the_same_ledger(
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """The checkout's app bundle, unpacked."""
+    """The app bundle of the checkout, unpacked."""
     from flwr.cli.build import build_fab_from_disk
 
     data = build_fab_from_disk(ROOT)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def gateway(place: Path, listen: str, web: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """The process, once phones can attach; its SuperNode finds no server."""
+    """A gateway's process, yielded when phones can attach; its SuperNode finds no server."""
     said = place / "gateway.said"
     said.unlink(missing_ok=True)
     with said.open("ab") as log:
@@ -58,7 +58,7 @@ def gateway(place: Path, listen: str, web: str) -> Iterator["subprocess.Popen[by
 
 
 def make_program(program: Path) -> None:
-    """Files that an index lists, in place of a program's."""
+    """Write placeholders for the files of a program, and the index that lists them."""
     for file in (program, program.with_suffix(".json")):
         file.write_bytes(file.name.encode())
     how = Tokenization(special=False, before=[], after="", limit=1, answers=[])
@@ -79,7 +79,7 @@ def make_program(program: Path) -> None:
 
 
 def answer_all(key: SigningKey, browser: WebSocketStub) -> None:
-    """Be attached as a browser that is asked nothing, until the gateway ends the stream."""
+    """Attach as a browser that gets no task, until the gateway ends the stream."""
     nobody: Any = None
     with pytest.raises(StreamEndedError):
         list(answer_tasks(nobody, key, browser))

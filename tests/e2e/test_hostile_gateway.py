@@ -1,4 +1,4 @@
-"""A gateway in a live run that answers for a phone whose private key is gone."""
+"""A hostile gateway forges a phone's answers in a live run; the phone's key is gone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Requests that no sound program would send, to a real process that serves a device's models."""
+"""Hostile requests to a real process that serves a device's models over HTTP."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.faults.hostile_questions_http import attack
 
 pytestmark = pytest.mark.slow
 MOST_GROWTH = 16
-"""MiB."""
+"""Largest growth of the process's memory, MiB."""
 
 
 def test_serve_refuses_hostile_requests_and_goes_on(

@@ -1,4 +1,4 @@
-"""Strangers at a gateway's page server, in a process of its own: nobody is let in."""
+"""Strangers at the page server of a gateway in a separate process: none is admitted."""
 
 import asyncio
 from pathlib import Path

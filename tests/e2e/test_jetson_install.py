@@ -1,4 +1,4 @@
-"""devices/jetson/install.sh against local indexes: what it asks which index for, and says."""
+"""devices/jetson/install.sh with local indexes: its requests to each index, and its output."""
 
 import hashlib
 import os

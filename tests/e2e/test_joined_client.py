@@ -1,4 +1,4 @@
-"""A device joins a live server by the line of its invitation, and takes part with what it got."""
+"""A device joins a live server by its invitation's line, and takes part with the received files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A simulation whose process is killed around a validation, and that then goes on."""
+"""A simulation whose process is killed around a validation, and which then continues."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def simulate_until_killed(config: RunConfig, moment: str, best: int) -> None:
 def test_a_validation_that_a_killed_server_did_not_finish_is_done_when_the_run_goes_on(
     moment: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """The round that turns out the best is in the ledger when the process is killed."""
+    """The process is killed after the best round is in the ledger."""
     changes: dict[str, Any] = {"rounds": 4, "steps": 1, "learning_rate": 3.0, "seed": 5}
     changes |= {"evaluate__every": 1, "evaluate__best": True, "data__seed": 0}
     whole = read_result(simulate(config_of(settings, **changes, out=str(tmp_path / "whole"))))

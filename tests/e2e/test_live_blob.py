@@ -1,4 +1,4 @@
-"""A live client fetches the basis of its run once, whatever is killed meanwhile."""
+"""A live client fetches the basis of its run once, whichever process is killed meanwhile."""
 
 from pathlib import Path
 from typing import Any

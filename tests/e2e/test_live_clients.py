@@ -1,4 +1,4 @@
-"""`samara client up` against a real SuperLink, in processes of their own on loopback."""
+"""`samara client up` with a real SuperLink, in separate processes on loopback."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ NAMES = ("kitchen", "garden")
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Whatever still runs with the folder in its command."""
+    """The running processes whose command line contains the folder."""
     return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in str(p.info["cmdline"])]
 
 
@@ -40,7 +40,7 @@ def trainer_of(folder: Path) -> psutil.Process:
 def service_manager(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[socket.socket]:
-    """What systemd listens with to the services that it has started."""
+    """The socket on which systemd would receive notifications of its services."""
     address = str(tmp_path_factory.mktemp("n") / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)

@@ -26,7 +26,7 @@ def rows(count: int, thing: str) -> str:
 
 
 def owner(home: Path, *arguments: str, given: str = "") -> str:
-    """What a command of the client's owner prints."""
+    """Return the output of a command of the client's owner."""
     command = [sys.executable, "-m", "samara", "client", *arguments, "--home", str(home)]
     done = subprocess.run(
         command,
@@ -63,13 +63,13 @@ def test_examples_that_are_added_are_trained_on_within_a_round(
         index = str(read_client_index(key))
 
         def counts() -> list[int]:
-            """How many training examples each round so far was trained on."""
+            """Return the number of training examples in each round so far."""
             assert client is not None
             assert client.poll() is None, (place / "a.log").read_text()[-4000:]
             return [entry["clients"][index]["examples"] for entry in rounds_of(run)]
 
         def await_more(known: int) -> None:
-            """Wait for a round that began after now; it has more examples than known."""
+            """Wait for a round that began after this call; it must have over `known` examples."""
             done = len(counts())
             for _ in attempts("two more rounds", 300):
                 if len(counts()) >= done + 2:

@@ -1,4 +1,4 @@
-"""The round of the common intercept in live processes, and its repetition as a simulation."""
+"""The round of the common intercept in live processes, and its repetition in a simulation."""
 
 import pytest
 from live import ONE_SMALL_STEP

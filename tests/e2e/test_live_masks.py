@@ -1,4 +1,4 @@
-"""Clients that mask their reports, in processes of their own: the model is that without masks."""
+"""Clients in separate processes mask their reports; the model equals that without masks."""
 
 import os
 from contextlib import ExitStack
@@ -37,7 +37,7 @@ PRIVATE: Settings = {
 
 
 def masked_run(folder: Path, settings: Settings, clients: dict[str, list[str]]) -> LiveRun:
-    """A run with masks that is over, and said to be on its clients' disks."""
+    """Serve a run with masks and known noise to its end, check its clients, and return the run."""
     (folder / "first").mkdir()
     (folder / "first" / "sitecustomize.py").write_text(AT_START)
     paths = map(str, (folder / "first", ROOT, ROOT / "tests"))
@@ -55,7 +55,7 @@ def masked_run(folder: Path, settings: Settings, clients: dict[str, list[str]]) 
 
 
 def groups_of(folder: Path) -> list[list[bytes]]:
-    """The coefficients of every round."""
+    """The encoded groups of every round, which contain the coefficients."""
     records = read_ledger(folder / "ledger")
     return [[group.encode() for group in record.delta.groups] for record in records]
 
@@ -63,7 +63,7 @@ def groups_of(folder: Path) -> list[list[bytes]]:
 def test_the_ledger_is_that_of_the_survivors_without_masks(
     settings: Settings, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of the four leaves between its shares and its report: its privacy budget is spent."""
+    """One of four clients leaves between its shares and its report: its privacy budget is spent."""
     folder = tmp_path_factory.mktemp("k")  # short: sockets lie in it
     model, data, task = (str(settings[key]) for key in ("model.path", "data.path", "task"))
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}

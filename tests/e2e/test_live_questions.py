@@ -1,4 +1,4 @@
-"""`samara client ask` and `serve` in processes of their own, while a run goes on or without one."""
+"""`samara client ask` and `serve` in separate processes, during a run and without one."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A handful of what the scripts in benchmarks/ do to live runs at length."""
+"""Short runs on live servers; the scripts in benchmarks/ make the same runs at length."""
 
 import os
 import sqlite3

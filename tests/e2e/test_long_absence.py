@@ -41,9 +41,7 @@ class _EnoughError(Exception):
 
 
 def build(config: RunConfig, device: int, rounds: int) -> None:
-    """Serve a number of rounds of a run in process, with one client that stands for a live
-    device.
-    """
+    """Serve a number of rounds in this process, with a client that stands for a live device."""
     asked: list[str] = []
 
     def count(kind: str, partition: int) -> None:

@@ -1,4 +1,4 @@
-"""A board and three phones mask their reports: every one a process, by gateway and TLS."""
+"""A board and three phones mask their reports; each is a process and uses a gateway over TLS."""
 
 import pytest
 from phones import BOARD, PHONES, make_phones

@@ -1,6 +1,7 @@
-"""A run is backed up while real processes serve it, and goes on on another host to the same digest.
+"""A run is backed up while real processes serve it, and continues on another host.
 
-The other host is another folder and another address of this machine.
+The digest at the end must be the same. The other host is another folder and another address of this
+machine.
 """
 
 import re

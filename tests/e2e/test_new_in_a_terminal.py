@@ -1,4 +1,4 @@
-"""`samara new` in a terminal: what is asked, what a wrong answer gets, and the end of the input."""
+"""`samara new` in a terminal: its questions, its replies to wrong answers, the end of the input."""
 
 import os
 import pty
@@ -50,7 +50,7 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes the terminal that of the process, so that Ctrl-C is for it, and becomes the command."""
+"""Script that becomes the command, with the terminal as its own, so that Ctrl-C reaches it."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, and are kept without outputs."""
+"""The notebooks run from the first to the last cell, and are stored without outputs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from helpers import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 SECONDS = 600
-"""Longest time of a cell; without other work on the machine the longest takes half a minute."""
+"""Time limit of a cell; on an idle machine the slowest cell takes half a minute."""
 SMALL = {
     **{"rounds": 2, "steps": 1, "queries": 2, "batch": 4, "personal.rounds": 1},
     **{"evaluate.limit": 4, "data.clients": 3, "threads": 1},
@@ -30,7 +30,7 @@ def smaller(scenario, simulate=samara.simulate, **named):
 
 samara.simulate = smaller
 """
-"""A cell before a notebook's own, with which simulations take seconds."""
+"""Cell that is inserted before a notebook's cells, so that simulations take seconds."""
 SMALLER_FILE = "\nrounds = 2\nsteps = 1\nqueries = 2\nbatch = 4\n"
 """Replacement for the rounds in a notebook's scenario file."""
 

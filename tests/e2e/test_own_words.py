@@ -1,4 +1,4 @@
-"""Own words with a real language model: a run of the command, its page, and an export."""
+"""Own words with a real language model: a simulated run, its page, and an export."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A live run with all that happens to its owners: questions, new data, a killed server, a move."""
+"""A live run with everything that owners may do: questions, new data, a killed server, a move."""
 
 import json
 from importlib import resources

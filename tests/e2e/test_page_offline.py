@@ -1,4 +1,4 @@
-"""The page in Chromium opens without a network, once it was there."""
+"""The page in Chromium opens without a network after its first visit."""
 
 from pathlib import Path
 

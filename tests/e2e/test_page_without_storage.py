@@ -1,4 +1,4 @@
-"""The page in Chromium says it where the browser keeps nothing, or nothing more, and goes on."""
+"""The page in Chromium says if the browser stores nothing, or nothing more, and continues."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ SHOWN = "['joining', 'elsewhere'].some((id) => document.getElementById(id)?.hidd
 
 
 def _refusing_page(page: Path, folder: Path) -> Path:
-    """A copy of the page in a browser that keeps nothing, as its worker finds it."""
+    """A copy of the page whose worker refuses to store anything."""
     shutil.copytree(page, folder)
     worker = folder / "worker.js"
     worker.write_text(REFUSING + worker.read_text())

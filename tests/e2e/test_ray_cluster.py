@@ -1,6 +1,6 @@
-"""Flower's simulation on an existing Ray cluster of two nodes, each in a network namespace.
+"""Flower's simulation on an existing Ray cluster of two nodes in separate network namespaces.
 
-The second node has a folder of its own where Ray keeps its sockets, and a cache of its own.
+The second node has a separate folder for Ray's sockets, and a separate cache.
 """
 
 import os
@@ -52,7 +52,7 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start both nodes, and wait until they have found each other."""
+        """Start both nodes, and wait until each knows the other."""
         (self.folder / SCENARIO).write_text("[data]\nclients = 4\n")
         own = self.folder / "ray"
         own.mkdir()
@@ -79,7 +79,7 @@ class Cluster:
             )
 
     def _wait_for(self, count: int) -> None:
-        """Wait until so many nodes are alive."""
+        """Wait until a number of nodes are alive."""
         code = f"import ray; ray.init({CLUSTER!r}, log_to_driver=False); print(len(ray.nodes()))"
         for _ in range(60):
             told = subprocess.run(
@@ -94,7 +94,7 @@ class Cluster:
         """Run `samara simulate` to its end.
 
         Returns:
-            Exit status, what it printed, and the CPU seconds of clients by node.
+            Exit status, output, and the CPU seconds of clients by node.
         """
         command = [sys.executable, "-m", "samara", "simulate", SCENARIO, "--engine", "flower"]
         command += ["--out", out]
@@ -133,7 +133,7 @@ class Cluster:
 
 
 def cpu_seconds(process: psutil.Process) -> dict[int, tuple[str, float]]:
-    """Return the network namespace of a process, and its CPU seconds; nothing if it has ended."""
+    """Return the network namespace of a process, and its CPU seconds; nothing after its end."""
     try:
         namespace = os.readlink(f"/proc/{process.pid}/ns/net")
         return {process.pid: (namespace, process.cpu_times().user)}

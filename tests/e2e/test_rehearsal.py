@@ -1,4 +1,4 @@
-"""A rehearsal: real processes held to devices, a fault, and nothing left of it."""
+"""A rehearsal: real processes limited like devices, a fault, and no leftovers."""
 
 import json
 import os

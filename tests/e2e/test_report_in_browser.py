@@ -1,4 +1,4 @@
-"""The page of a comparison in a real browser: no errors, every figure, legible, not too wide."""
+"""The page of a comparison in a real browser: no errors, all figures, legible, not too wide."""
 
 import json
 import re

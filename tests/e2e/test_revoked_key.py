@@ -1,4 +1,4 @@
-"""A client whose key is revoked while it runs, one with a key of nobody, and what both are told."""
+"""A client whose key is revoked while it runs, and a client with an unknown key, learn why."""
 
 import re
 import subprocess

@@ -53,7 +53,7 @@ def rotate_board(folder: Path, rounds: int) -> str:
 
     Args:
         folder: empty folder of the run.
-        rounds: rounds after the first one with a report under the new key.
+        rounds: number of rounds after the first report under the new key.
 
     Raises:
         AssertionError: if the earlier key still works, or the client differs afterwards.
@@ -123,7 +123,7 @@ def rotate_phone(folder: Path, rounds: int) -> str:
 
     Args:
         folder: empty folder of the run.
-        rounds: rounds after the first one with a report under the new key.
+        rounds: number of rounds after the first report under the new key.
 
     Raises:
         AssertionError: if the earlier key still works, or the phone differs afterwards.

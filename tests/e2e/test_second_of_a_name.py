@@ -1,4 +1,4 @@
-"""Two servers of one run, two clients of one name, and two with one key, in real processes."""
+"""Two servers of one run, two clients of one name, and two clients with one key."""
 
 from pathlib import Path
 

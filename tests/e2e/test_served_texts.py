@@ -1,4 +1,4 @@
-"""`samara client serve` and `ask` of a client that trains on texts, in processes of their own."""
+"""`samara client serve` and `ask` in separate processes, for a client that trains on texts."""
 
 import json
 import os
@@ -32,7 +32,7 @@ QUESTION = [{"role": "user", "content": "good film"}]
 def served(
     place: Path, model: Path, task: str, rows: list[dict[str, Any]]
 ) -> Iterator[tuple[Path, httpx.Client]]:
-    """Serve a client with a task and its rows; yields its folder and an HTTP client."""
+    """Serve a client with a task and its rows; yield its folder and an HTTP client."""
     data, log = place / "rows.jsonl", place / "log"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = resolve_device_settings(str(model), str(data), task, "cpu", ["threads=1"])
@@ -46,7 +46,7 @@ def served(
 
 
 def ask(home: Path, *arguments: str) -> dict[str, Any]:
-    """Return what each model answers, by its name."""
+    """Return each model's answer, by the model's name."""
     command = [sys.executable, "-m", "samara", "client", "ask", "--home", str(home), "--json"]
     told = subprocess.run(
         [*command, "--max-tokens", "4", *arguments],
@@ -62,7 +62,7 @@ def ask(home: Path, *arguments: str) -> dict[str, Any]:
 
 
 def streamed(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
-    """Return the events of a stream, which ends as OpenAI's do."""
+    """Return the events of a stream, which must end like OpenAI's streams."""
     answer = client.post(path, json=body | {"stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
@@ -79,7 +79,7 @@ def refusal(client: httpx.Client, path: str, **body: Any) -> tuple[int, str]:
 def test_a_client_that_trains_on_chats_answers_them(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """By the chat template of its model, alike by HTTP, streamed and by `ask`."""
+    """HTTP, streams and `ask` give the same answer, by the model's chat template."""
     place = tmp_path_factory.mktemp("c")  # short: sockets lie in it
     model = shutil.copytree(model_folder("causal"), place / "model")
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -148,7 +148,7 @@ def test_a_client_that_trains_on_chats_answers_them(
 def test_a_client_that_trains_on_plain_texts_continues_them(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """There are no labels to compare, and none to correct."""
+    """The task has no labels to compare or to correct."""
     place = tmp_path_factory.mktemp("p")
     rows = [{"text": f"the film was very {word} {i}"} for i in range(6) for word in ("good", "bad")]
     with served(place, model_folder("causal"), "texts", rows) as (home, client):

@@ -1,4 +1,4 @@
-"""Clients with a signed scenario over TLS: the same run as without one, and no other."""
+"""Clients with a signed scenario over TLS take part in the same run as without, and in no other."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def start(live: LiveRun, *options: str) -> None:
 
 
 def finish(live: LiveRun) -> str:
-    """The digest at the end of a run, of which the clients hear."""
+    """Wait for the end of a run and of its clients; return the final digest."""
     live.wait(lambda: live.server and live.server.poll() is not None, "the end of the run")
     assert live.server is not None
     assert live.server.returncode == 0, live.said()[-2000:]
@@ -97,7 +97,7 @@ def test_a_run_with_signed_scenarios_ends_as_one_without_and_another_is_refused(
         for name in NAMES:
             refused = ScenarioFolder(live.home(name)).read_refused()
             assert refused is not None
-            assert refused.reason == "other settings than those signed: batch = 1 and not 4"
+            assert refused.reason == "settings other than the signed ones: batch = 1 and not 4"
             assert refused.reason in live.said(name)
         assert not (live.run / "ledger").exists()
         shown = samara(

@@ -1,4 +1,4 @@
-"""The documentation site in a real browser: found offline by search, no page wider than a phone."""
+"""The documentation site in a real browser: searchable offline, no page wider than a phone."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """A page of one browser for all tests, since its start costs as much as a test."""
+    """A page of one browser for all tests, because starting a browser takes as long as a test."""
     with driven(chromium(), tmp_path_factory.mktemp("profile")) as started:
         yield started
 

@@ -1,4 +1,4 @@
-"""SmolLM2, from its GGUF file to its owners' answers, with nothing set but the data."""
+"""SmolLM2, from its GGUF file to its owners' answers; only the data are set."""
 
 import csv
 import importlib.util

@@ -1,4 +1,4 @@
-"""A command that SIGTERM ends takes the processes with it that it has started."""
+"""A command that is ended by SIGTERM also ends its child processes."""
 
 import subprocess
 import sys
@@ -14,11 +14,11 @@ MEASURING = "samara.simulations.rehearsal.own_"
 
 
 def held_child(process: "subprocess.Popen[bytes]", part: str) -> psutil.Process:
-    """A child that is held where it is, so that nothing but a kill ends it.
+    """Return a child process after stopping it, so that only a kill can end it.
 
     Args:
         process: the process that starts it.
-        part: a part of its command line.
+        part: a part of the child's command line.
     """
     for _ in attempts("a child", 120):
         assert process.poll() is None, "it has ended"

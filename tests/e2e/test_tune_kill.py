@@ -1,4 +1,4 @@
-"""A tuning process that is killed again and again comes to the result of one that was not."""
+"""A tuning process that is killed repeatedly gives the result of an undisturbed process."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def started(arguments: list[str]) -> "subprocess.Popen[str]":
 
 
 def killed_at(arguments: list[str], line_begins: str) -> None:
-    """Run until it says so, then `kill -9`."""
+    """Run a command until it prints a line with this beginning, then kill it with `kill -9`."""
     process = started(arguments)
     assert process.stdout is not None
     said = []

@@ -1,4 +1,4 @@
-"""`samara tune` on an emulated accelerator whose memory Adam's states do not fit into."""
+"""`samara tune` on an emulated accelerator whose memory is too small for Adam's states."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def tune(method: str, memory: int, out: Path) -> "subprocess.CompletedProcess[str]":
-    """Take two steps on the embedded model, in which all of its numbers are trained."""
+    """Take two steps on the embedded model, training all of its numbers."""
     drawn = ("data.train=16", "data.validation=8", "data.test=8")
     sizes = ["--steps", "2", *(word for pair in ("batch=4", *drawn) for word in ("--set", pair))]
     settings = ("micro-batch=2", "threads=1", f"offload.memory={memory}")

@@ -1,4 +1,4 @@
-"""A run that an earlier version began goes on with this one, whichever side is updated first."""
+"""A run that an earlier version began continues with this version; either side may update first."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ from samara.shared.results.result import RunResult
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 BEFORE = "3a818154"
-"""A commit of the day before that in which settings of runs and of `tune` were declared once."""
+"""A commit from the day before the settings of runs and of `tune` shared their declarations."""
 CLIENTS = ("anna", "ben")
 ROUNDS = 9
 SETTINGS: dict[str, Any] = {
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Where the code of that commit runs."""
+    """The place where the code of the earlier commit runs."""
     folder = earlier_code(BEFORE, tmp_path_factory.mktemp("before"))
     return Place(environment={"PYTHONPATH": str(folder)})
 

@@ -1,4 +1,4 @@
-"""Clients and phones of an earlier version join a server of this one, and the reverse."""
+"""Clients and phones of an earlier version join a server of this version, and vice versa."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ PHONE = PHONES[0]
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of that commit."""
+    """The folder with the code of the earlier commit."""
     folder = earlier_code(BEFORE, tmp_path_factory.mktemp("before"))
     assert not (folder / "samara" / "shared").exists()
     return folder

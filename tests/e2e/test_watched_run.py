@@ -1,4 +1,4 @@
-"""A live run with `server up --dashboard --json` and `server status --watch`, as it is seen."""
+"""A live run as shown by `server up --dashboard --json` and `server status --watch`."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""A board and a browser's client in Python: by a link, HTTP and WebSocket to one digest."""
+"""A board and a Python client, which joins like a browser by a link, reach the same digest."""
 
 import hashlib
 import threading
@@ -39,7 +39,7 @@ ROUNDS = 2
 
 
 def fetch_program(origin: str, folder: Path) -> Path:
-    """Fetch what the index names, each file by its hash; return the program."""
+    """Fetch the files in the index, each by its hash; return the program."""
     folder.mkdir()
 
     def fetch(name: str, sha256: str, file: Path) -> None:
@@ -56,7 +56,7 @@ def fetch_program(origin: str, folder: Path) -> Path:
 
 
 def join(origin: str, link: str, key_file: Path) -> None:
-    """Join by a link, as the page does."""
+    """Join by a link in the same way as the page."""
     code = InvitationCode.parse(link.removeprefix(f"{origin}/#join="))
     welcome = httpx.get(f"{origin}{JOIN_PATH}/{code.identifier}").raise_for_status().content
     assert Welcome.decode(welcome, code.trusted).authority.startswith("-----BEGIN")
@@ -68,7 +68,7 @@ def join(origin: str, link: str, key_file: Path) -> None:
 
 
 def attach(origin: str, phone: Any, key: SigningKey, ended: list[Any]) -> None:
-    """Answer tasks until the gateway says that the run is finished, or rejects the key."""
+    """Answer tasks until the gateway reports the run as finished, or rejects the key."""
     while not ended:
         try:
             for _ in answer_tasks(phone, key, WebSocketStub(lambda: open_stream(origin))):

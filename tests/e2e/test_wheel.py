@@ -1,4 +1,4 @@
-"""Samara installed, or on the path, in environments of their own, from folders with its names."""
+"""Samara, installed or on the path, runs in folders whose files have its modules' names."""
 
 import os
 import runpy
@@ -21,7 +21,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 def finished(*command: object, folder: Path, path: str = "") -> str:
-    """Standard output of a command that must end well, without this checkout on its path."""
+    """Return the output of a command that must succeed without this checkout on its path."""
     environment = {**os.environ, "PYTHONPATH": path}
     ended = subprocess.run(
         [*map(str, command)],
@@ -38,7 +38,7 @@ def finished(*command: object, folder: Path, path: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout, which builds may change."""
+    """A copy of this checkout, which builds may modify."""
     folder = tmp_path_factory.mktemp("source")
     tracked = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -71,7 +71,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_environment(folder: Path, *install: object) -> Path:
-    """The Python of a fresh environment; pip installs there beside other people's packages."""
+    """Return the Python of a fresh environment that also finds other people's packages."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     purelib = Path(
@@ -89,7 +89,7 @@ def make_environment(folder: Path, *install: object) -> Path:
 
 @pytest.fixture(scope="module")
 def samara(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of the wheel in an environment of its own."""
+    """The command of the wheel in a separate environment."""
     return make_environment(tmp_path_factory.mktemp("environment"), wheel).with_name("samara")
 
 
@@ -103,7 +103,7 @@ def test_the_wheel_holds_the_product_alone(wheel: Path) -> None:
 
 
 def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
-    """Scenarios, tasks, profiles, protocols, the embedded model, page templates, scripts.
+    """Scenarios, tasks, profiles, protocols, the embedded model, page templates and scripts.
 
     The page's TypeScript is built with npm, in a checkout.
     """
@@ -146,7 +146,7 @@ def test_the_demo_and_a_comparison_run_from_the_wheel(samara: Path, tmp_path: Pa
 def test_it_is_imported_and_run_beside_modules_with_the_names_of_its_parts(
     way: str, source: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The modules are imported by their names, too."""
+    """Modules of the project with the same names can still be imported, too."""
     if way == "wheel":
         python = request.getfixturevalue("samara").with_name("python")
     else:

@@ -1,4 +1,4 @@
-"""A wheelhouse: made from local indexes, installed where no network is."""
+"""A wheelhouse: made from local indexes, installed without a network."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ ARCHIVE = f"20261003/cpython-{PYTHON}.15+20261003-aarch64-unknown-linux-gnu.tar.
 
 
 class Usage(NamedTuple):
-    """What `shutil.disk_usage` returns."""
+    """The result of `shutil.disk_usage`."""
 
     total: int
     used: int
@@ -49,7 +49,7 @@ def indexes(tmp_path: Path) -> Iterator[Indexes]:
 
 @pytest.fixture
 def board(tmp_path: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> Board:
-    """A board, and indexes with a uv that is this machine's."""
+    """A board, and indexes that offer this machine's uv."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         pytest.skip("uv is missing")

@@ -1,4 +1,4 @@
-"""The frames in the golden files: at least one of each kind, by the version that brought it."""
+"""The frames in the golden files: at least one of each kind, by the version that introduced it."""
 
 import hashlib
 from dataclasses import replace
@@ -127,19 +127,19 @@ def frames() -> dict[str, Any]:
 
 
 def later_frames() -> dict[str, Any]:
-    """Kinds that came after the file of the others."""
+    """Kinds that are newer than the file of the first frames."""
     return {"round_cost": RoundCost(bytes(range(8)), 4, 61.5, 12.25, 430.5)}
 
 
 def frames_of_privacy() -> dict[str, Any]:
-    """The kind that came with differential privacy."""
+    """The kind that was introduced with differential privacy."""
     gradients = np.array([[3.0, -4.0, 0.5], [0.25, 0.0, -1.0]], np.float32)
     report = Report(bytes(range(8)), 4, 120, 0.6875, gradients, curvature=-2.5)
     return {"vector_report": VectorReport.of(report, 2.0)}
 
 
 def frames_of_local_privacy() -> dict[str, Any]:
-    """The kind that came with noise on clients, with noise that is known here."""
+    """The kind that was introduced with noise on clients; the noise is known here."""
 
     def known(count: int, sigma: int) -> Any:
         return np.array([sigma * (-1) ** n * 3**n for n in range(count)], object)
@@ -150,7 +150,7 @@ def frames_of_local_privacy() -> dict[str, Any]:
 
 
 def frames_of_adaptive_clip() -> dict[str, Any]:
-    """The form of an instruction that came with the adaptive clip, and a report on it."""
+    """Instructions in the form introduced with the adaptive clip, and a report on one."""
     plain_train = frames()["train"]
     asked = replace(plain_train, joint_clip=1.75)
     forward = replace(asked, differences="forward", curvature_every=3)
@@ -164,7 +164,7 @@ def frames_of_adaptive_clip() -> dict[str, Any]:
 
 
 def frames_of_secure_aggregation() -> dict[str, Any]:
-    """The kinds that came with secure aggregation; no point, seal or signature in them is sound."""
+    """The kinds introduced with secure aggregation; points, seals and signatures are invalid."""
     token, share = bytes(range(8)), bytes(range(33))
 
     def keys(client: int) -> MaskingKeys:
@@ -188,13 +188,13 @@ def frames_of_secure_aggregation() -> dict[str, Any]:
 
 
 def frames_of_buckets() -> dict[str, Any]:
-    """The kind that came with buckets."""
+    """The kind that was introduced with buckets."""
     listed = frames_of_secure_aggregation()["key_list"]
     return {"bucket_key_list": BucketKeyList(listed, tuple(bytes([n] * 32) for n in range(4)))}
 
 
 def frames_of_profiled_losses() -> dict[str, Any]:
-    """The instruction to train a profiled loss, alone and with another flag."""
+    """Instructions to train with a profiled loss, with and without another flag."""
     train = replace(frames()["train"], is_profiled=True)
     return {
         "train_profiled": train,
@@ -203,7 +203,7 @@ def frames_of_profiled_losses() -> dict[str, Any]:
 
 
 def frames_of_common_priors() -> dict[str, Any]:
-    """The round that came with a common deviation."""
+    """The round delta in the form that was introduced with a common deviation."""
     entries = DenseValues(20, np.array([7, -2, -5], np.int64)), CommonDeviation(3)
     contributor = Contributor(4, 120, 1)
     return {
@@ -214,6 +214,6 @@ def frames_of_common_priors() -> dict[str, Any]:
 
 
 def frames_of_intercepts() -> dict[str, Any]:
-    """The instruction of a round of intercepts, alone and clipped jointly."""
+    """Instructions of a round of intercepts, with and without a joint clip."""
     train = replace(frames()["train"], track=INTERCEPT_TRACK, seed_policy=SeedPolicy.SHARED)
     return {"train_intercept": train, "train_intercept_clipped": replace(train, joint_clip=1.5)}

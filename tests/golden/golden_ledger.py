@@ -71,7 +71,7 @@ def private_fit() -> RoundDelta:
 
 
 def made_private_fit() -> dict[str, bytes]:
-    """A personal ledger with a private fit, and the personal file of it."""
+    """A personal ledger with a private fit, and its personal file."""
     header, delta = LedgerHeader(PERSONAL_TRACK, RUN_ID, LAYOUT.hash), private_fit()
     state = replay(zero_state(LAYOUT.size), delta.scalar_groups(), LAYOUT.distribution)
     record = Record.create(header.start, delta, digest(LAYOUT.hash, state))

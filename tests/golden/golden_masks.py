@@ -1,6 +1,6 @@
 """The golden file of secure aggregation's cipher suite: keys, masks, ciphertexts and shares.
 
-What a client draws at random is given, so that every implementation derives the same.
+A client's random numbers are given, so that every implementation derives the same values.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ COEFFICIENTS = (PRIME - 1, 2**255 + 7)
 
 
 def secret_of(client: int, use: int) -> bytes:
-    """A secret of a client, 32 bytes, and a number below the order of P-256."""
+    """A client's secret, 32 bytes, below the order of P-256 as a number."""
     return hashlib.sha256(f"secret {use} of {client}".encode()).digest()
 
 
@@ -50,7 +50,7 @@ def client_of(client: int) -> dict[str, Any]:
 
 
 def pair_with(neighbour: int) -> dict[str, Any]:
-    """What the client and a neighbour agree on, and what it seals for it."""
+    """The common keys of the client and a neighbour, and the sealed message to the neighbour."""
     pair = pair_of(digest_of_clients(TOKEN, CLIENTS), CLIENT, neighbour)
     sealing, mask = (
         RoundKey(secret_of(CLIENT, use)).agree(
@@ -72,7 +72,7 @@ def pair_with(neighbour: int) -> dict[str, Any]:
 
 
 def made_masks() -> dict[str, Any]:
-    """A client with one neighbour before and one after it, and a secret in shares."""
+    """A client with one smaller and one larger neighbour, and a secret divided into shares."""
     pairs = [pair_with(neighbour) for neighbour in NEIGHBOURS]
     pair_keys = {pair["neighbour"]: pair["key_for_masks"] for pair in pairs}
     seed, drawn = secret_of(CLIENT, 2), iter(COEFFICIENTS)

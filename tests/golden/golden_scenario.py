@@ -1,4 +1,7 @@
-"""The golden file of a signed scenario, and what follows from it. The signing key is nobody's."""
+"""The golden file of a signed scenario, and the requests that follow from it.
+
+The signing key belongs to nobody.
+"""
 
 import json
 from dataclasses import asdict
@@ -42,12 +45,12 @@ SIGNATURE = bytes.fromhex(
     "3046022100a0bf9c2ef163e0bd1436767cc14c8702434ac182e4fb38a3a0a0f9df8220d4"
     "2b022100b71c5afbfb084235106d97f96dc8099b2f756078e6c00b1065c2342608bacbad"
 )
-"""ECDSA signatures are random, so one is kept."""
+"""The stored signature, because ECDSA signatures are random."""
 MODEL_ID = bytes(range(32))
 
 
 def fields_of(frame: Any) -> dict[str, Any]:
-    """Return the fields of a frame that the version which it came with knew."""
+    """Return the fields of a frame that existed in the version that introduced the frame."""
     fields = asdict(frame)
     for column in fields.get("columns", ()):
         if column["ordered"] is None:

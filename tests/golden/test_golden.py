@@ -39,7 +39,7 @@ from samara.shared.protocol.wire import Kind
 from samara.shared.terms.signed_scenario import read_scenario
 
 LEDGERS = "ledger", "ledger-3"
-"""As versions 2 and 3 write it."""
+"""Ledgers in the formats of versions 2 and 3."""
 
 
 def golden(name: str) -> Any:
@@ -136,7 +136,7 @@ def test_a_client_catches_up_by_the_files_in_the_folder(name: str) -> None:
 
 @pytest.mark.parametrize(("rounds", "every"), [(0, 0), (1, 0), (1, 2), (2, 2)])
 def test_a_ledger_of_an_earlier_version_goes_on(tmp_path: Path, rounds: int, every: int) -> None:
-    """Its last segment ends where the first round of this version begins another."""
+    """The earlier version's last segment ends; this version's first round begins another."""
     said, deltas = golden("ledger.json"), golden_rounds()
     names = [SEGMENT] if rounds < 2 else [SEGMENT, SNAPSHOT]
     for name in names:

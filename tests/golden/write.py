@@ -1,8 +1,8 @@
-"""The golden files: what the format makes of given numbers, for every implementation to agree with.
+"""The golden files: the results of the format for given numbers, which every implementation needs.
 
-`PYTHONPATH=tests python -m golden.write`, run in the repository's root, writes them anew. Do that
-only for a new version of the format: what it changes, old ledgers and other implementations do not
-follow. Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits beyond 2⁵³.
+`PYTHONPATH=tests python -m golden.write`, run in the repository's root, writes them again. Do that
+only for a new version of the format: old ledgers and other implementations do not follow a change.
+Numbers of 64 bits and bytes are hexadecimal, because JSON readers lose bits beyond 2⁵³.
 """
 
 import hashlib
@@ -67,12 +67,12 @@ HEAD = 64
 
 
 def sha256(array: np.ndarray[Any, Any]) -> str:
-    """Of the array's little-endian bytes."""
+    """Return the SHA-256 of the array's little-endian bytes."""
     return hashlib.sha256(array.astype(array.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON: bytes and 64-bit numbers hexadecimal, arrays as lists."""
+    """Return a value as JSON: bytes and 64-bit numbers in hexadecimal, arrays as lists."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, np.ndarray):
@@ -194,7 +194,7 @@ def made_frames(frames: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made_signatures() -> list[dict[str, Any]]:
-    """Both forms of signatures on two curves: of short numbers, and of first bytes over 7f."""
+    """Both forms of signatures on two curves, with short numbers and with first bytes above 7f."""
     cases = []
     for curve, size in (("P-256", 32), ("P-384", 48)):
         largest, short = 2 ** (8 * size) - 1, 2 ** (8 * size - 1) - 1
@@ -211,7 +211,7 @@ def made_signatures() -> list[dict[str, Any]]:
 
 
 def replay_case(distribution: Distribution) -> dict[str, Any]:
-    """Seeds that come back, coefficients whose sum is wide, a shrink, and elements past a block."""
+    """A replay with a repeated seed, a wide sum of coefficients, a shrink, and several blocks."""
     size, widest = ELEMENTS[distribution], 2**31 - 1
     state = (np.arange(size) - size // 2) * 2**46
     seeds = np.array([*SEEDS, SEEDS[1]], np.uint64)
@@ -261,7 +261,7 @@ def made_start() -> Start:
 
 
 def made_start_without_layout() -> Start:
-    """A start as earlier versions wrote it."""
+    """A start in the form that earlier versions wrote."""
     return replace(made_start(), layout=None, layers="")
 
 
@@ -270,7 +270,7 @@ def as_json(made: Any) -> bytes:
 
 
 def golden_basis() -> Basis:
-    """A basis of LAYOUT's adapter with every number from -127 to 127."""
+    """A basis of LAYOUT's adapter, with all numbers from -127 to 127."""
     elements = LAYOUT.adapter_element_count
     vectors = (np.arange(13 * elements).reshape(13, elements) * 37 % 255 - 127).astype(np.int8)
     origin = BasisOrigin("5a" * 32, LAYOUT.adapter_hash.hex(), "sst2", "random-tokens", 2000, 0.96)
@@ -278,7 +278,7 @@ def golden_basis() -> Basis:
 
 
 def made_basis() -> dict[str, Any]:
-    """Coordinates with bits that are rounded off, ties among them, and their elements."""
+    """Coordinates with bits that rounding removes, including ties, and the resulting elements."""
     basis = golden_basis()
     layout = replace(LAYOUT, basis=basis.reference)
     theta = (np.arange(13, dtype=np.int64) - 6) * (2**44 + 2**21)

@@ -1,4 +1,4 @@
-"""The loop of docs/concepts/mezo.md, run as it is written, and what it leaves."""
+"""The loop in docs/concepts/mezo.md, run as written, and its results."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the documents name exists: tests, benchmarks and files."""
+"""Tests, benchmarks and files that the documents name exist."""
 
 import re
 import subprocess
@@ -12,18 +12,18 @@ from helpers import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HISTORY = {"CHANGELOG.md", "0015-rooms.md"}
-"""Documents that name what is gone."""
+"""Documents that may name removed things."""
 TEST = re.compile(r"(?:(tests/[\w/]+\.py)::)?\b(test_\w+)(?!\w*\.py)\b")
 FILE = re.compile(r"(?<![\w/.])((?:tests|server|client|shared|devices|simulations)/[\w/]+\.py)\b")
 MODULE = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
 BENCHMARK = re.compile(r"\b(benchmarks/[\w/]+\.py)(?:`?\s+at\s+([0-9a-f]{8}))?")
 CHECKOUT = re.compile(r"git checkout ([0-9a-f]{8})")
-"""The line of a block of commands that run the benchmarks of an earlier commit."""
+"""The line by which a block of commands runs the benchmarks of an earlier commit."""
 
 
 @cache
 def exists(path: str, commit: str = "") -> bool:
-    """Whether a file is in the tree, or in an earlier commit; a shallow clone has every file."""
+    """Return whether a file is in the tree or in an earlier commit; in a shallow clone, True."""
     if not commit:
         return (ROOT / path).is_file()
     git = ["git", "-C", str(ROOT), "cat-file", "-e"]
@@ -62,7 +62,7 @@ def test_what_a_document_names_exists(document: Path) -> None:
 
 
 def claims(text: str) -> Iterator[str]:
-    """Yield each item of a list in a threat model that is not said to be uncovered."""
+    """Yield the items of a threat model's lists, except items that are marked as uncovered."""
     for section in text.split("\n## ")[1:]:
         _, _, body = section.partition("\n")
         enforced = re.split(r"\n\nNot (?:covered|bounded)", body)[0]

@@ -1,4 +1,4 @@
-"""Tests mirror the code: a file has the name of a module, and none imports another."""
+"""Tests mirror the code: test files have the names of modules, and none imports another."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ NO_MIRRORS = {"e2e", "golden", "house"}
 
 
 def names_a_module(file: Path) -> bool:
-    """Whether a test file's name begins with that of a module or folder of the mirrored folder."""
+    """Return whether a test file's name begins with the name of a module or folder it mirrors."""
     folder, words = ROOT / file.parent.relative_to(TESTS), file.stem.split("_")[1:]
     names = ("_".join(words[:count]) for count in range(1, len(words) + 1))
     return any((folder / f"{name}.py").is_file() or (folder / name).is_dir() for name in names)

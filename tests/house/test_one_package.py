@@ -1,4 +1,4 @@
-"""The folders of the product are one package, also for the checks."""
+"""The product's folders are one package, also for ruff, mypy and import-linter."""
 
 import os
 import re
@@ -18,7 +18,7 @@ PARTS = sorted(OLD_NAMES)
 
 
 def finished(folder: Path, program: str, *arguments: str) -> str:
-    """Output of a program of this environment."""
+    """The output of a program of this environment."""
     ended = subprocess.run(
         [Path(sys.executable).parent / program, *arguments],
         cwd=folder,
@@ -38,7 +38,7 @@ def other_files(folder: str, names: list[str]) -> list[str]:
 
 @pytest.fixture
 def product(tmp_path: Path) -> Path:
-    """Copy of the product's Python files, and of the files of its checks."""
+    """A copy of the product's Python files, and of the files that the checks need."""
     for name in ("samara", *PARTS, "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=other_files)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -103,7 +103,7 @@ def test_no_file_is_loaded_under_two_names() -> None:
 
 
 def test_tests_are_no_part_of_it() -> None:
-    """Pytest collects `tests` alone, which has no links."""
+    """Pytest collects only `tests`, which contains no links to the package."""
     assert not [path for path in (ROOT / "tests").rglob("*") if path.is_symlink()]
     assert not list((ROOT / "samara").glob("*/test_*.py"))
 

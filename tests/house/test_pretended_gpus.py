@@ -1,4 +1,4 @@
-"""The pretended GPUs of `accelerator`: what they compute, and which mistakes they catch."""
+"""The pretended GPUs of `accelerator`: their results, and the mistakes that they catch."""
 
 import threading
 from collections.abc import Callable, Iterator

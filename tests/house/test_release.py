@@ -1,4 +1,4 @@
-"""`make release`: what keeps a version from being released, and archives that can be made again."""
+"""`make release`: reasons not to release a version, and reproducible archives."""
 
 import hashlib
 import importlib.util
@@ -77,7 +77,7 @@ def test_all_obstacles_are_named_at_once(releasing: ModuleType, repository: Path
     assert obstacles[0] == "uncommitted changes: CHANGELOG.md, more.py"
     assert "v3.0.0 is tagged already" in obstacles[1]
     assert "no section '## [3.0.0]" in obstacles[2]
-    assert "CITATION.cff has another version" in obstacles[3]
+    assert "CITATION.cff and pyproject.toml" in obstacles[3]
 
 
 def test_make_release_stops_at_an_obstacle_and_leaves_nothing(repository: Path) -> None:
@@ -90,7 +90,7 @@ def test_make_release_stops_at_an_obstacle_and_leaves_nothing(repository: Path) 
         check=False,
     )
     assert ended.returncode == 1
-    assert "no release:\nuncommitted changes: CITATION.cff\nCITATION.cff has" in ended.stderr
+    assert "no release:\nuncommitted changes: CITATION.cff\nCITATION.cff and" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (repository / "dist").exists()
 

@@ -1,4 +1,4 @@
-"""The words of the code: docstrings begin with a sentence, retired words are gone."""
+"""The words of the code: docstrings begin with a sentence, and retired words are gone."""
 
 import ast
 import re
@@ -46,7 +46,7 @@ RETIRED = (
 )
 RETIRED_WORDS = re.compile("|".join(rf"(?<![\w-]){word}(?![\w-])" for word in RETIRED))
 HISTORY = {"CHANGELOG.md"}
-"""Files that name what a thing was called before."""
+"""Files that may contain retired words."""
 
 
 def sources() -> list[Path]:
@@ -56,7 +56,7 @@ def sources() -> list[Path]:
 
 
 def docstrings(file: Path) -> Iterator[tuple[int, str]]:
-    """Docstrings of modules, classes, functions, and of names that are assigned."""
+    """Docstrings of modules, classes, functions, and assigned names."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
@@ -72,7 +72,7 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
 def test_docstrings_begin_with_a_sentence() -> None:
     bad = [
         f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for file in sources()
+        for file in [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]
         for line, text in docstrings(file)
         if BAD_OPENERS.match(text)
     ]

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that every mistake is one clear message."""
+"""The command line: its output; every mistake gives one clear message."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def test_compare_averages_seeds_and_writes_every_client(
 def test_compare_refuses_the_same_counts_of_other_examples(
     run: Run, scenario: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Another data.seed deals as many examples to every client, and not the same ones."""
+    """Another data.seed gives every client as many examples, but different ones."""
     folders = [tmp_path / name for name in ("a", "b")]
     for seed, out in enumerate(folders):
         settings |= {"data.seed": seed, "rounds": 1}
@@ -206,6 +206,18 @@ def test_what_is_not_there_is_named(arguments: tuple[str, ...], run: Run) -> Non
     assert (status, printed) == (1, "")
     assert arguments[-1] in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("command", ["server keys operator", "server sign --make-key"])
+def test_no_option_takes_a_request_for_help_as_its_value(
+    command: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for word in ("--help", "-h"):
+        status, printed, _ = run(*command.split(), word)
+        assert status == 0
+        assert "server sign [OPTIONS]" in printed
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a newcomer meets: forgotten data, plans, lists, finished runs and stopped ones."""
+"""A newcomer's first commands: forgotten data, plans, lists, finished runs and stopped runs."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def words(text: str) -> str:
-    """A text without the line breaks that the width of a terminal made."""
+    """Return a text without the line breaks of a terminal."""
     return " ".join(text.split())
 
 

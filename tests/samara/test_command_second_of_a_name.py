@@ -1,4 +1,4 @@
-"""The second server, client or gateway of one name: it is refused by name, and changes nothing."""
+"""A second server, client or gateway of the same name is refused by name, and changes nothing."""
 
 from collections.abc import Callable
 from pathlib import Path

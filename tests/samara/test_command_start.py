@@ -16,7 +16,7 @@ PRINT_LOADED = "import sys; print(*{name.partition('.')[0] for name in sys.modul
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules that are loaded after some lines of Python in a new process."""
+    """Return the top-level modules that are loaded after some lines of Python in a new process."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{PRINT_LOADED}"],
         capture_output=True,
@@ -80,6 +80,6 @@ def test_every_public_name_is_there_and_documented() -> None:
     ],
 )
 def test_only_a_clients_trainer_loads_what_a_model_needs(modules: str) -> None:
-    """`client up` runs for months beside the trainer; its status is read while it works."""
+    """`client up` runs for months beside the trainer, so it must not load the model's libraries."""
     needed = {"torch", "transformers", "scipy", "pandas", "numba"}
     assert not modules_after(f"import {modules}") & needed

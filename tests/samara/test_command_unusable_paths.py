@@ -1,4 +1,4 @@
-"""What commands say of folders that are files, full disks, open keys and taken ports."""
+"""Messages of commands about folders that are files, full disks, readable keys and taken ports."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ from samara.shared.network.addresses import check_host
 def said_by(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> str:
-    """The one line of a command that fails."""
+    """Return the one-line message of a command that fails."""
     monkeypatch.setattr("sys.argv", ["samara", *words])
     with pytest.raises(SystemExit) as ended:
         run(app)

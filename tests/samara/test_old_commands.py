@@ -1,6 +1,4 @@
-"""Old forms of commands: each means a command of today, with one line of warning."""
-
-from pathlib import Path
+"""Old forms of commands: each is converted to a current command, with a one-line warning."""
 
 import click
 import pytest
@@ -59,18 +57,6 @@ def test_an_old_option_does_what_its_setting_does(run: Run) -> None:
     assert old[1] != run(*command)[1]
     assert "--queries is now --set queries=VALUE" in old[2]
     assert len(old[2].splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", ["server keys operator", "server sign --make-key"])
-def test_no_option_takes_a_request_for_help_as_its_value(
-    command: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for word in ("--help", "-h"):
-        status, printed, _ = run(*command.split(), word)
-        assert status == 0
-        assert "server sign [OPTIONS]" in printed
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_stands_behind_two_hyphens_is_left_alone() -> None:

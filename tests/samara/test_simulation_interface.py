@@ -1,4 +1,4 @@
-"""The Python interface: runs, frames, comparisons, models, and errors with the command's words."""
+"""The Python interface: runs, frames, comparisons, models, and errors with the command's text."""
 
 import doctest
 import math
@@ -216,7 +216,7 @@ def test_models_answer_and_are_peft_models(run: samara.Run, tmp_path: Path) -> N
 def test_a_readout_and_a_label_bias_are_no_peft_model(
     trained: dict[str, Any], advice: str, settings: dict[str, Any]
 ) -> None:
-    """The error names the settings that would change this."""
+    """The error names the settings that would make it one."""
     run = samara.simulate(settings | trained | {"rounds": 1, "evaluate.limit": 4})
     model = run.global_model()
     assert set(model.probabilities("the film was good")[0]) == {"terrible", "great"}

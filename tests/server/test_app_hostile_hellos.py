@@ -1,4 +1,4 @@
-"""Hellos of a hostile client, which no run must begin with, end with, or be locked by."""
+"""Hellos of a hostile client can neither start a run, nor end it, nor lock it."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from samara.simulations.engines.in_process import InProcessGrid
 
 
 class InterruptedGrid(InProcessGrid):
-    """A grid that fails in the second round, as if the server was killed."""
+    """A grid that fails in the second round, as if the server were killed."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -30,7 +30,7 @@ class InterruptedGrid(InProcessGrid):
 
 
 class ReturningGrid(HostileGrid):
-    """A grid whose clients send hellos that are refused, leave, and come back with sound ones."""
+    """A grid whose clients send refused hellos, leave, and return with valid hellos."""
 
     has_answered = False
 
@@ -74,7 +74,7 @@ def test_a_hostile_client_that_comes_first_decides_nothing(attack: str, tmp_path
 
 @pytest.mark.parametrize("attack", HELLOS)
 def test_what_the_folder_holds_outweighs_hellos(attack: str, tmp_path: Path) -> None:
-    """A run goes on with its one honest client although three others agree on something else."""
+    """A run continues with its one honest client although three others agree on other values."""
     config = config_of(tmp_path / "run")
     with pytest.raises(InterruptedError):
         serve(config, InterruptedGrid(app, CLIENTS, config.flat()))
@@ -94,7 +94,7 @@ def test_a_cluster_run_goes_on_in_its_folder_after_a_hostile_hello(tmp_path: Pat
 
 
 def test_hellos_that_differ_begin_no_run(tmp_path: Path) -> None:
-    """Two against two: neither side is more than half, and the folder is not created."""
+    """With two against two, neither side has a majority, and no folder is created."""
     config = config_of(tmp_path / "run")
     grid = HostileGrid(config, dict.fromkeys((0, 1), HELLOS["a foreign layout"]))
     with pytest.raises(SamaraError, match="4 clients have introduced themselves; at least 2 of"):
@@ -114,7 +114,7 @@ def test_the_operators_layout_and_model_outweigh_every_hello(tmp_path: Path) -> 
 
 
 def test_the_size_of_a_layout_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of a refused layout's size is allocated, even if all clients agree on it."""
+    """No memory is allocated for a refused layout, even if all clients agree on it."""
     monkeypatch.setattr("samara.shared.protocol.ledger.ledger.zero_state", pytest.fail)
     config = config_of(tmp_path / "run")
     grid = HostileGrid(config, dict.fromkeys(range(CLIENTS), HELLOS["a layout of 2²⁹ numbers"]))
@@ -128,7 +128,7 @@ def test_the_size_of_a_layout_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_clients_that_come_back_after_a_refusal_are_asked_again_at_once(tmp_path: Path) -> None:
-    """Also before the run has begun, while fewer are connected than it waits for."""
+    """This also holds before the run begins, while it still waits for clients."""
     config = config_of(tmp_path / "run")
     refused = dict.fromkeys(range(CLIENTS), HELLOS["a layout of 2²⁹ numbers"])
     run = serve(config, ReturningGrid(config, refused), patient=True)

@@ -1,4 +1,4 @@
-"""Federations with a message, a client or a setting that is refused: the others go on."""
+"""Federations that refuse a message, a client or a setting: the other clients continue."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_an_evaluation_of_other_labels_is_dropped(settings: Settings) -> None:
 
 
 def test_a_client_counts_in_the_columns_that_it_has(settings: Settings) -> None:
-    """Most clients are phones, which have no personal model; one invents columns of its own."""
+    """Most clients are phones without a personal model; one client invents columns."""
     config = config_of(settings, rounds=1, personal__rounds=1)
     grid = grid_of(config, Tampering)
 

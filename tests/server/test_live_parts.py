@@ -123,7 +123,7 @@ def test_a_damaged_key_file_refuses_its_key_alone(content: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_change_of_a_key_is_noticed_at_the_next_check(settled: bool, tmp_path: Path) -> None:
-    """A folder that has changed within the last second is searched at each check."""
+    """A folder that has changed within the last second is listed again at each check."""
     keys = ClientKeys(tmp_path)
 
     def let_time_pass() -> None:
@@ -150,7 +150,7 @@ def test_a_change_of_a_key_is_noticed_at_the_next_check(settled: bool, tmp_path:
 def test_the_cost_of_a_check_does_not_grow_with_the_number_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files are counted and not seconds: a check looks at the folder and at its own file."""
+    """The test counts file accesses: a check looks only at the folder and at its key's file."""
     keys = ClientKeys(tmp_path)
     for number in range(20):
         keys.create(f"client-{number}")
@@ -192,7 +192,7 @@ def test_the_own_certificate_proves_the_server_by_every_name(tmp_path: Path) -> 
 
 
 def shakes_hands(certificate: Path, key: Path, authority: Path, name: str) -> bool:
-    """TLS in memory: a client that asks for a name, and the server."""
+    """Return whether a TLS handshake in memory succeeds, for a client that expects a name."""
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(certificate, key)
     client_side = ssl.create_default_context(cafile=str(authority))
@@ -239,7 +239,7 @@ def test_other_hosts_may_request_the_fleet_api_only(host: str, path: str, allowe
 
 
 def request_to(path: str) -> dict[str, Any]:
-    """Return the ASGI scope of another host's request."""
+    """Return the ASGI scope of a request from another host."""
     headers = [(b"content-type", b"application/protobuf")]
     client = ("10.0.0.7", 1234)
     return {"type": "http", "method": "POST", "client": client, "path": path, "headers": headers}

@@ -1,4 +1,4 @@
-"""Registered and installed code: found by name, part of the run's identity, refused if unknown."""
+"""Registered and installed code is found by name, part of the run's identity, or refused."""
 
 import importlib.metadata
 import importlib.util
@@ -32,7 +32,7 @@ Module = Callable[[Path], ModuleType]
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Forget a test's registrations after the test."""
     monkeypatch.setattr(extensions, "_registered", {})
 
 
@@ -263,7 +263,7 @@ def test_a_registered_task_is_loaded_by_its_name() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example package installed in it."""
+    """A folder in which the example package is installed."""
     folder = tmp_path_factory.mktemp("installed")
     source = tmp_path_factory.mktemp("source")
     for file in (ROOT / "examples" / "package").iterdir():

@@ -1,4 +1,4 @@
-"""The parts of Flower that are not public are as they were tested, and imported in one place."""
+"""Flower's private parts are as tested, and are imported in only one module."""
 
 import ast
 import inspect
@@ -47,7 +47,7 @@ def test_a_missing_part_is_named_with_the_installed_and_the_tested_version(
 
 
 def test_what_is_used_of_the_parts_is_there() -> None:
-    """Parameters and attributes that Samara relies on beside the names."""
+    """Samara relies on these parameters and attributes besides the names."""
     assert "max_tries_per_object" in inspect.signature(flower_compat.pull_objects).parameters
     assert hasattr(flower_compat.HttpGrid, "_runtime_client")
     assert hasattr(flower_compat.HttpGrid, "get_nodes")

@@ -1,4 +1,4 @@
-"""The names that Samara's packages had before they were parts of `samara`."""
+"""The former names of Samara's packages, before they were parts of `samara`."""
 
 import importlib
 import subprocess

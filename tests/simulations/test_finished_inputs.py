@@ -1,4 +1,4 @@
-"""A run is neither found finished nor continued once its task or data are others."""
+"""A run whose task or data have changed is neither found finished nor continued."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `samara new` sees in records, and the files that it drafts."""
+"""The columns that `samara new` recognizes in records, and the files that it drafts."""
 
 import tomllib
 from collections import Counter
@@ -29,7 +29,7 @@ from samara.simulations.project.summary import describe_data
 
 
 def rows(count: int, **columns: Any) -> list[dict[str, Any]]:
-    """Records; a column is a constant, or a function of the number of the record."""
+    """Return records; a column is a constant or a function of the record's number."""
     return [
         {name: value(i) if callable(value) else value for name, value in columns.items()}
         for i in range(count)

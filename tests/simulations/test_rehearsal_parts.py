@@ -1,4 +1,4 @@
-"""Rehearsals: their settings, the dilation of time, what processes are told, and the report."""
+"""Rehearsals: settings, time dilation, commands of the processes, and the report."""
 
 import json
 from pathlib import Path
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 
 class FakeLimit:
-    """A memory limit that has killed so many processes."""
+    """A memory limit that has killed a number of processes."""
 
     limit_bytes = 450 * 2**20
     killed = 0
@@ -154,7 +154,7 @@ class FakeLimit:
 
 
 class FakeMeans:
-    """Means of faults that do nothing."""
+    """Means of causing faults that do nothing."""
 
     def take_memory(self) -> None: ...
 

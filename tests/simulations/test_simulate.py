@@ -128,7 +128,7 @@ def test_a_validation_brings_what_the_next_instruction_would(
 
 
 def assert_no_round_brings_more_than_the_state(result: dict[str, Any]) -> None:
-    """With its evaluations: one catch-up for each client, and the instructions."""
+    """Check that a round sends each client at most one catch-up, and instructions."""
     clients, state = len(result["clients"]), 192 + 8 * result["elements"]
     for event in result["rounds"]:
         after = [other for other in result["evaluations"] if other["round"] == event["round"]]
@@ -143,7 +143,7 @@ def assert_no_round_brings_more_than_the_state(result: dict[str, Any]) -> None:
 def test_the_backend_does_not_change_the_ledger(
     layers: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps, private rounds and the server's replay, by numba, numpy and torch."""
+    """Steps, private rounds and the server's replay are computed by numba, numpy and torch."""
     settings |= {"adapter.layers": layers, "personal.rounds": 1}
     folders = []
     for backend in ("numba", "numpy", "torch"):
@@ -217,7 +217,7 @@ def test_a_repeated_instruction_gets_the_stored_report(
 def test_full_participation_with_shared_seeds_is_one_client_with_the_whole_batch(
     layers: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """Equal shards, all of each in the batch: the mean of the g's is the g of the union."""
+    """The mean of equal shards' projected gradients is that of the whole batch."""
     rows = [
         {"text": f"the film was {word} {mark}", "label": int(word in ("good", "great"))}
         for word in ("good", "great", "bad", "awful")
@@ -326,7 +326,7 @@ def test_data_that_changed_between_two_runs_of_a_process_are_read_again(
 
 
 def test_a_client_computes_with_its_own_number_of_threads_in_numpy_too(settings: Settings) -> None:
-    """Its products would take all cores, beside other clients that do so too."""
+    """Otherwise its products would take all cores, which other clients also need."""
     blas = ThreadpoolController().select(user_api="blas")
     assert blas.lib_controllers
     seen = set()

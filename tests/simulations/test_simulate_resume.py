@@ -1,4 +1,4 @@
-"""Runs that are interrupted, clients that were away, and the ledger that brings them on."""
+"""Interrupted runs, absent clients, and the ledger from which both continue."""
 
 import json
 import re
@@ -87,7 +87,7 @@ def test_an_interrupted_run_goes_on_to_the_same_ledger(
 def test_a_run_killed_as_its_round_ends_has_the_event_of_that_round_once(
     killed: tuple[type, str], settings: Settings, tmp_path: Path
 ) -> None:
-    """Killed between the ledger's record and the event, and before both."""
+    """The run is killed before the ledger's record, or between the record and the event."""
     whole = read_result(simulate(config_of(settings, out=str(tmp_path / "whole"))))
     config = config_of(settings)
     kind, name = killed
@@ -153,9 +153,9 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """It returns, lowers the rate that was given by hand, and says so; nobody contributed.
+    """The run reverts, lowers the given learning rate and says so; the round has no contributor.
 
-    All that can be repeated, as whose reports decided it is written down.
+    Another run can repeat this round, because the clients whose reports decided it are recorded.
     """
 
     def rising(instruction: TrainInstruction, *rest: Any) -> Observation:
@@ -189,7 +189,10 @@ def test_a_loss_that_rises_takes_rounds_back_to_the_bit(
 
 
 def with_small_records(settings: Settings, **changes: Any) -> RunConfig:
-    """One client a round, a snapshot every other round, which is longer than a few records."""
+    """Settings with one client per round, and a snapshot every second round.
+
+    A snapshot is longer than a few records.
+    """
     sparse = {"cohort__fraction": 0.3, "rounds": 7, "ledger__snapshot_every": 2}
     return config_of(settings, **(sparse | changes))
 
@@ -197,7 +200,7 @@ def with_small_records(settings: Settings, **changes: Any) -> RunConfig:
 def test_a_run_goes_on_from_a_compacted_ledger_to_the_same_end(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compacted as if a snapshot were shorter than any record, so that everybody gets it."""
+    """Compaction takes a snapshot as shorter than any record, so every client gets the snapshot."""
     monkeypatch.setattr(ledgers, "snapshot_bytes", lambda _: 0)
     config = with_small_records(settings, out=str(tmp_path / "whole"))
     whole = simulate(config)
@@ -308,7 +311,7 @@ def test_a_run_goes_on_though_its_model_moved_and_is_executed_otherwise(
 def test_a_run_of_an_earlier_version_is_verified_and_exported_but_not_continued(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its run id was made of all settings, and two of its keys had other names."""
+    """The run's id depended on all settings, and two of its keys had other names."""
     config = config_of(settings, personal__rounds=1)
     with monkeypatch.context() as earlier:
         earlier.setattr(RunConfig, "identity", RunConfig.flat)

@@ -1,4 +1,4 @@
-"""What models write: their file, their scores, and how they are shown."""
+"""Texts that models write: their file, their scores, and their display."""
 
 import json
 from dataclasses import replace

@@ -63,7 +63,7 @@ def check_clocks(held: bool | None) -> CheckResult:
 
 
 def check_desktop(taken: int) -> CheckResult:
-    """Check how much memory the desktop takes.
+    """Check the amount of memory that the desktop takes.
 
     Args:
         taken: bytes that the desktop's programs take.
@@ -78,7 +78,7 @@ def check_desktop(taken: int) -> CheckResult:
 
 
 def check_zram(taken: int) -> CheckResult:
-    """Check how much memory compressed swap takes.
+    """Check the amount of memory that compressed swap takes.
 
     Args:
         taken: bytes that compressed swap takes.

@@ -50,7 +50,7 @@ class Board:
 
 
 def _check_config(settings: bytes) -> None:
-    """Raise an error unless a task has a run config, whose values the trainer checks.
+    """Check that a task has a run config; the trainer checks the config's values.
 
     Raises:
         ConfigError: if the run config is too long, or is not a JSON object.

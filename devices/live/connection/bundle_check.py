@@ -24,7 +24,7 @@ _CODE = ("tool", "samara", "client-code")
 
 
 def describe_difference(bundle: bytes) -> str:
-    """Describe how the server's version differs from the installed one; empty if it does not.
+    """Describe the difference between the server's and the installed version; empty if equal.
 
     Args:
         bundle: app bundle (zip) as the SuperLink ships it.

@@ -48,7 +48,10 @@ class IntroducedClients:
         self._clients = set[int]()
 
     def add(self, client: int, hello: bytes) -> None:
-        """Record a client by its hello; without a readable layout, its state counts as empty."""
+        """Record a client by its hello.
+
+        If the hello has no readable layout, the state counts as empty.
+        """
         self._clients.add(client)
         try:
             layout = Layout.from_json(json.loads(Hello.decode(hello).layout))

@@ -1,4 +1,4 @@
-"""The stream to a gateway as a client's wire, over which the gateway sends tasks."""
+"""A client's wire through a stream to a gateway, which sends tasks over the stream."""
 
 import threading
 from functools import partial

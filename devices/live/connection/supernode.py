@@ -46,7 +46,7 @@ _HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"
 
 
 def watch_requests(reachability: Reachability) -> None:
-    """Log when the server does not answer, and end this process when the server rejects it."""
+    """Log that the server does not answer, and end this process if the server rejects it."""
     handle = httpx.HTTPTransport.handle_request
 
     def watched(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:

@@ -130,7 +130,7 @@ def forget(
         ),
     ] = "",
     private: Annotated[
-        bool, typer.Option("--private", help="Private rounds of all runs, and taught examples.")
+        bool, typer.Option("--private", help="Private rounds of all runs, and learned examples.")
     ] = False,
     everything: Annotated[
         bool,

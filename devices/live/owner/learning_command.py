@@ -26,13 +26,13 @@ def learn(
     ] = "",
     name: Name = "",
     home: Home = None,
-    show: Annotated[bool, typer.Option("--list", help="List the taught examples.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the learned examples.")] = False,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the examples with these ids.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="With --delete: all examples.")] = False,
 ) -> None:
-    """Teach this client an example, used from the next round on, or delete taught examples.
+    """Teach this client an example, used from the next round on, or delete learned examples.
 
     Earlier effects of a deleted example remain: models trained on it, and scalars sent about it.
 

@@ -90,7 +90,7 @@ def serve(
     name: Name = "",
     home: Home = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other addresses than loopback need --token.")
+        str, typer.Option(help="Address to listen on; addresses other than loopback need --token.")
     ] = ("127.0.0.1"),
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port; 0 means any free port.")

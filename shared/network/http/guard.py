@@ -1,8 +1,9 @@
 """The access guard of Samara's HTTP servers.
 
 A server on loopback is open to every program of this machine, but to no web page in its browser.
-Two headers give web pages away. A page of another site sends an Origin header. A page that an
-attacker's DNS server has pointed to this machine (DNS rebinding) sends a foreign Host header.
+Two headers distinguish the requests of web pages. A page of another site sends an Origin header. A
+page that an attacker's DNS server has pointed to this machine (DNS rebinding) sends a foreign Host
+header.
 """
 
 import hmac

@@ -241,7 +241,7 @@ class TrainInstruction:
         return pool_indices(self.root, seed_stream, self.steps, self.queries, self.pool_size)
 
     def uses(self, steps: int) -> NDArray[np.int64]:
-        """Return how often the first steps use each pool seed, in order of first use.
+        """Return the number of uses of each pool seed in the first steps, in order of first use.
 
         Args:
             steps: number of these local steps.

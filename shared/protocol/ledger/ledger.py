@@ -273,7 +273,7 @@ class Ledger:
 
         Raises:
             LedgerError: if deleting fails, or the older of the two snapshots is damaged. That
-                snapshot is then deleted, and nothing else before the next snapshot.
+                snapshot is then deleted; nothing else is deleted before the next snapshot.
         """
         if len(self._snapshots) < 2:
             return

@@ -545,7 +545,8 @@ def replay_batch(
         raise LedgerError(f"round {records[-1].delta.round} or before: {error}") from error
     if digest(layout.hash, state) != records[-1].end_digest:
         raise _DigestMismatchError(
-            f"round {records[-1].delta.round}: replaying it gives another digest than recorded"
+            f"round {records[-1].delta.round}: replaying it gives a digest other than the recorded "
+            "one"
         )
     return state
 

@@ -147,7 +147,9 @@ def _read_whole_records(segments: Sequence[Segment], start: Position) -> tuple[P
     position, end = start, SEGMENT_HEADER_BYTES
     for segment in segments:
         if segment.start != position:
-            raise LedgerError(f"{segment.path}: round {position.round + 1} is missing before it")
+            raise LedgerError(
+                f"{segment.path}: round {position.round + 1}, which comes before it, is missing"
+            )
         end = SEGMENT_HEADER_BYTES
         with segment.path.open("rb") as file:
             file.seek(end)

@@ -1,9 +1,9 @@
 """Buckets: small random groups of a round's clients, each with a separate sum.
 
-Masks hide a hostile client's vector, so that it could move the sum of all clients at will. The sums
-of several buckets can be compared, and an aggregation rule leaves out sums far from the others (He,
-Karimireddy, Jaggi, Secure Byzantine-Robust Machine Learning, 2020; Velicheti, Xia, Koyejo, Secure
-Byzantine-Robust Distributed Learning via Clustering, 2021).
+Masks hide a hostile client's vector too. With a single sum of all clients, such a client could move
+the sum at will. The sums of several buckets can be compared, and an aggregation rule leaves out
+sums far from the others (He, Karimireddy, Jaggi, Secure Byzantine-Robust Machine Learning, 2020;
+Velicheti, Xia, Koyejo, Secure Byzantine-Robust Distributed Learning via Clustering, 2021).
 
 The draw depends on the round's token and on the fresh keys of all clients. A client sends its keys
 before it sees any other client's keys. So no client chooses its bucket, and every client can check

@@ -1,4 +1,4 @@
-"""Bytes to accuracy: what compressions send, and a whole benchmark on a small model."""
+"""Bytes to accuracy: updates under compression, and a whole benchmark on a small model."""
 
 import argparse
 import csv
@@ -64,7 +64,7 @@ def test_bytes_are_those_of_values_scales_and_indices() -> None:
 def test_what_a_compression_leaves_out_is_sent_later(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every client's update is the same in each round; in the end all of it has arrived."""
+    """Every client's update is the same in each round; after many rounds all of it has arrived."""
     update, rounds = np.linspace(1, 2, SIZE, dtype=np.float32), 400
     monkeypatch.setattr(FedAvg, "__init__", lambda self: None)
     federation = FedAvg()  # type: ignore[call-arg]
@@ -84,7 +84,7 @@ def test_a_target_is_reached_at_the_first_model_as_accurate() -> None:
 def test_every_method_is_measured_once(
     layers: str, long_rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a round of FedKSeed, which are long, it is left out. Defaults are measured once."""
+    """FedKSeed is left out if there are no long rounds. Defaults are measured once."""
     adapter: dict[str, Any] = {"adapter.layers": layers}
     level = Level("messages", False, adapter, rounds=2, long_rounds=long_rounds)
     monkeypatch.setattr(bytes_to_accuracy, "LEVELS", {"small": level})

@@ -1,4 +1,4 @@
-"""The readers of data sets that no default was chosen on."""
+"""The readers of data sets on which no default was chosen."""
 
 import json
 import tomllib
@@ -11,7 +11,7 @@ from benchmarks.accuracy.data_sets import DATA_SETS
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A folder of sources as the packages have them, some examples of each label."""
+    """A folder of sources in the packages' layout, with some examples of each label."""
     folder = tmp_path / "sources"
 
     def write(name: str, content: str) -> None:

@@ -1,4 +1,4 @@
-"""People's accuracy is measured beside references, and a prior by EM helps if slopes differ."""
+"""People's accuracy beside references; a prior fitted by EM helps if slopes differ."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ metric = "accuracy"
 
 
 def examples_of(random: np.random.Generator, count: int, slopes: np.ndarray) -> Examples:
-    """Return examples that are labelled by a slope of the user's own."""
+    """Return examples whose labels follow a slope of the user."""
     features = random.normal(size=(count, len(slopes)))
     chance = 1 / (1 + np.exp(-features @ slopes))
     labels = (random.random(count) < chance).astype(np.int64)
@@ -125,7 +125,7 @@ def test_a_set_is_measured_and_measured_once(
 
 
 def test_a_curve_has_the_users_that_have_its_last_number_of_examples(tmp_path: Path) -> None:
-    """Of 14 users 10 have 40 examples, and two none to test on."""
+    """Ten of 14 users have 40 examples, and two have no test examples."""
     random, slopes = np.random.default_rng(0), np.array([8.0, 0, 0])
     sizes = [(40, 50)] * 10 + [(12, 50)] * 2 + [(40, 0)] * 2
     group = [

@@ -1,4 +1,4 @@
-"""Rows of benchmarks: each is measured once, also after an interruption."""
+"""Rows of benchmarks: each row is measured once, even after an interruption."""
 
 from pathlib import Path
 

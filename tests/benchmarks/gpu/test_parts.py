@@ -1,4 +1,4 @@
-"""The GPU day, rehearsed: every part on a pretended GPU, and what is kept of one that is ended."""
+"""The GPU day, rehearsed on a pretended GPU: every part, and the results of an interrupted part."""
 
 import multiprocessing
 import os
@@ -28,7 +28,7 @@ from samara.shared.storage.events import append_event
 
 PAGE = ROOT / "docs" / "measurements" / "gpu.md"
 FIRST = {"digests", "replay", "tests", "steps-1.1b", "zo2-1.3b", "sst2", "offload", "streams"}
-"""One part of each kind; the others are the same code with other sizes."""
+"""One part of each kind; the other parts run the same code with other sizes."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tables of the papers: every row can be run or predicted, or says why not."""
+"""The tables of the papers: every row can be run or predicted, or gives the reason why not."""
 
 import argparse
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Memory of methods and ablations of streaming, measured on a tiny model."""
+"""Memory of the methods and of ablations of streaming, measured on a tiny model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The measurements that need no data: ``python -m benchmarks`` in a checkout."""
+"""The measurements without data: ``python -m benchmarks`` in a checkout."""
 
 import json
 import subprocess

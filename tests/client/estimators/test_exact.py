@@ -1,4 +1,4 @@
-"""The exact estimator: what it requests, and what it makes of the answers."""
+"""The exact estimator: its requests, and its estimates from the answers."""
 
 import numpy as np
 import pytest

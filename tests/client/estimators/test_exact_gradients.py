@@ -1,4 +1,4 @@
-"""Exact gradients: the limit of differences, in federations as everywhere else."""
+"""Exact gradients: the limit of differences, in federations and in `tune`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The estimate of MeZO, and what changes from step to step."""
+"""MeZO's estimate, and its changes from step to step."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ SEEDS = np.array([5, 2**63, 7], np.uint64)
 
 
 def losses_of(request: LossRequest) -> NDArray[np.float64]:
-    """Any function of seed, sign and batch."""
+    """An arbitrary function of seed, sign and batch."""
     own = np.sin(request.seeds.astype(np.float64)) + request.batch.sum()
     return np.concatenate([own + request.epsilon, own * 2])
 
@@ -76,7 +76,10 @@ def test_one_point_compares_with_the_step_before() -> None:
 
 
 def test_one_point_is_unbiased_on_a_quadratic() -> None:
-    """L(θ) = θᵀ·H·θ/2 + b·θ at a fixed θ; E ĝ = ∇L, as of definition 8's smoothed loss."""
+    """If L(θ) = θᵀ·H·θ/2 + b·θ, then E ĝ = ∇L.
+
+    Definition 8 smooths the loss, which does not change the gradient of a quadratic.
+    """
     rng = np.random.default_rng(0)
     d, count, epsilon = 3, 400_000, 0.5
     root = rng.normal(size=(d, d))

@@ -1,4 +1,4 @@
-"""The estimate of P-RGE: which losses it asks for, and what it makes of them."""
+"""The estimate of P-RGE: the losses that it requests, and the result."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ CENTRE = 3.0
 
 
 def asked(requests: list[LossRequest]) -> Callable[[LossRequest], NDArray[np.float64]]:
-    """A loss that is a parabola along every direction; what is asked is noted."""
+    """A loss that is a parabola along every direction; its requests are recorded."""
 
     def losses_of(request: LossRequest) -> NDArray[np.float64]:
         requests.append(request)

@@ -1,4 +1,4 @@
-"""The hooks hold for model families that name and call their parts differently."""
+"""The body's hooks work for model families that name and call their parts differently."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The first tokens of a task's prompts run once; the results are those of whole passes."""
+"""The first tokens of a task's prompts run once; the results equal those of whole passes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,7 +112,7 @@ def counted(base: BaseModel) -> Iterator[list[int]]:
 
 
 def both(base: BaseModel, task: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], list[int]]:
-    """Scores and representations after the prefix, those of whole passes, and the tokens read."""
+    """Scores and representations after the prefix and of whole passes, and the tokens read."""
     scorer = make_scorer(base, task, 40)
     prompts = prompts_of(scorer)
     engine = make_base_engine(base, scorer, False)

@@ -1,4 +1,4 @@
-"""All ways to take a step give the same projected gradients but for rounding."""
+"""All ways to take a step give the same projected gradients up to rounding."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +48,7 @@ TASK = ClassificationTask.model_validate(
 
 
 class Rig:
-    """A model with adapters, somewhere in the space of adapters."""
+    """A model with adapters, at an arbitrary point of the adapters' space."""
 
     def __init__(self, folder: Path, layers: str = "all", **loading: Any) -> None:
         self.base: BaseModel = load_base_model(str(folder), **loading)

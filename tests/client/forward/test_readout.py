@@ -162,7 +162,7 @@ def test_clients_that_share_a_product_get_their_own_scores(readout: Settings) ->
 def test_a_step_does_not_depend_on_what_is_kept(
     readout: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole splits are computed alike: after an eviction, from a subset, in another order."""
+    """Scores of a split are the same after an eviction, from a subset and in another order."""
     plain = loaded(readout)
     monkeypatch.setattr("samara.shared.settings.config.TRUNK_CACHE_BYTES", 1)
     forgetful = loaded(readout)
@@ -232,7 +232,7 @@ def test_a_streamed_model_gives_the_same_bits(layers: str, readout: Settings) ->
 
 
 def blocks_loaded(stream: BlockStream) -> int:
-    """Return how many blocks have been loaded, with none being read ahead."""
+    """Return the number of blocks loaded so far, while no block is being read ahead."""
     stream.free_buffers()
     return stream.statistics.blocks
 
@@ -241,7 +241,7 @@ def blocks_loaded(stream: BlockStream) -> int:
 def test_a_streamed_model_is_read_once_per_unit_of_examples(
     unit: int, readout: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds and steps pass each example through a model that is larger than memory once."""
+    """In all rounds and steps, each example runs only once through a model larger than memory."""
     streams: list[BlockStream] = []
     plain = BlockStream.__init__
 
@@ -268,7 +268,7 @@ def test_a_streamed_model_is_read_once_per_unit_of_examples(
 
 
 def test_beside_adapters_it_reads_what_they_give(readout: Settings) -> None:
-    """With B = 0 inside the model, both forms are the same readout."""
+    """With B = 0 inside the model, a readout beside adapters equals a readout alone."""
     alone, beside = loaded(readout), loaded(readout, adapter__layers="readout,top:1")
     prompts = alone.data.share_of(0, 3).tokenized(Split.VALIDATION).prompts
     assert isinstance(beside.runtime.forward, ResidentForward)

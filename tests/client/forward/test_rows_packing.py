@@ -1,4 +1,4 @@
-"""Short texts that share a row have the losses that they have one by one."""
+"""Short texts that share a row have the same losses as in separate rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ class Rig:
         self.base.body.register_forward_pre_hook(self._note_rows, with_kwargs=True)
 
     def _note_rows(self, _: object, __: object, called: dict[str, Any]) -> None:
-        """Note the rows of a pass; the head calls the body too, with ids alone."""
+        """Record the rows of a pass; the head also calls the body, with ids alone."""
         if any(called.get(name) is not None for name in ("attention_mask", "position_ids")):
             self.rows.append(len(called["input_ids"]))
 
@@ -89,7 +89,7 @@ def test_sequences_lie_beside_each_other_in_rows_of_the_longest(lengths: list[in
 def test_the_loss_of_a_packed_batch_is_that_of_its_texts_one_by_one(
     rig: Rig, lengths: list[int]
 ) -> None:
-    """Under every perturbation, for losses, predicted tokens, and the loss of the whole batch."""
+    """Losses, predicted tokens and the whole batch's loss are equal under every perturbation."""
     prompts, perturbations = rig.prompts(lengths), rig.perturbations()
     rig.rows.clear()
     together = rig.engine.scores(perturbations, prompts)
@@ -126,7 +126,7 @@ def test_a_streamed_pass_is_packed_to_the_same_bits(model_folder: ModelFolder) -
 
 
 def bloom(vocabulary: int) -> Any:
-    """A model whose positions follow from the padding, so that none can begin again in a row."""
+    """A model whose positions follow from the padding, so that no position can restart in a row."""
     return transformers.BloomForCausalLM(
         transformers.BloomConfig(vocab_size=vocabulary, hidden_size=32, n_layer=3, n_head=4)
     )

@@ -62,7 +62,7 @@ CAUSAL = [one for one in PARAMETERS if one.id.startswith("causal")]
 
 @pytest.mark.parametrize("tried", CAUSAL)
 def test_a_text_goes_on_as_in_transformers(tried: Architecture, tmp_path: Path) -> None:
-    """With keys and values where these give the same states, and without them elsewhere."""
+    """A KV cache is used if it gives the same states; other models run over the whole text."""
     try:
         cells = Cells(tried, tmp_path)
     except NotBuiltError as error:

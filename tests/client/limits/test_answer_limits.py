@@ -1,4 +1,4 @@
-"""A hostile server's questions to a client: real frames, a real model, the client's real files."""
+"""A hostile server's requests to a client, with real frames, a real model and real files."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The log of a client's answers: what it says, what a crash leaves of it, and how long it gets."""
+"""The log of a client's answers: its content, its state after a crash, and its length."""
 
 import json
 import logging
@@ -177,7 +177,7 @@ ANSWERS = st.builds(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ANSWERS, max_size=30), st.integers(0, 30))
 def test_totals_do_not_depend_on_where_a_log_was_cut(answers: list[LoggedAnswer], cut: int) -> None:
-    """A file written, read, shortened and written again holds the totals of all answers."""
+    """A log that is written, read, shortened and continued has the totals of all answers."""
     assert [LoggedAnswer.parse(json.loads(one.to_json())) for one in answers] == answers
     whole = add_answers({}, answers)
     pieces = add_answers(add_answers({}, answers[:cut]), answers[cut:])

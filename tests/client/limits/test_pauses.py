@@ -1,4 +1,4 @@
-"""A trainer that pauses between forward passes computes what it would have computed."""
+"""A trainer that pauses between forward passes computes the same results as without pauses."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def server_config(settings: Settings) -> RunConfig:
 
 
 class Moods:
-    """A device that gets hot at every fifth look during messages, for three looks."""
+    """A device that is hot at every fifth look during messages, and stays hot for three looks."""
 
     def __init__(self) -> None:
         self.looks = self.pauses = 0
@@ -64,7 +64,7 @@ def test_a_run_with_pauses_has_the_bits_of_one_without(
             ledgers.append(ledger_of(serve(config, Live([socket], config))))
 
     def hot_within_messages_only() -> str:
-        """A message that is refused at once would be a round without a report."""
+        """Stay cool between messages, so that no message is refused at once."""
         import inspect
 
         inside = any(frame.function == "before_pass" for frame in inspect.stack()[1:3])

@@ -38,7 +38,7 @@ LIMITS = DeviceLimits(
 
 
 class Hour:
-    """A device whose surroundings change every minute, and its clock, which others move.
+    """A device whose surroundings change every minute, with a clock that tests advance.
 
     Attributes:
         seconds: seconds since noon.
@@ -76,7 +76,7 @@ class Hour:
         return not LIMITS.pause_reason(self.minutes[int(seconds // 60)], moment)
 
     def move(self, seconds: float) -> None:
-        """Let time pass; the watch looks every second, as its thread does."""
+        """Let time pass; the watch looks every second, like its real thread."""
         with self._lock:
             goal = self.seconds + seconds
             while self.seconds < goal:
@@ -85,7 +85,7 @@ class Hour:
                     self.watch.look()
 
     def is_over(self) -> bool:
-        """Return whether work is allowed again; while it is not, let some seconds pass."""
+        """Let 5 s pass if work is paused, then return whether work is allowed."""
         if self.watch.pause_reason():
             self.move(5.0)
         return not self.watch.pause_reason()
@@ -108,7 +108,7 @@ class TimedTurns(Turns):
 
 
 class Patient(Unhurried):
-    """A server that asks again, once work is allowed, what was refused because of a pause.
+    """A server that repeats a message that was refused because of a pause, once work is allowed.
 
     Attributes:
         refused: number of refusals.

@@ -1,4 +1,4 @@
-"""A client's own privacy budget: what is charged once, kept, and refused."""
+"""A client's own privacy budget: charges, stored reports and refusals."""
 
 import itertools
 import json
@@ -72,7 +72,7 @@ def test_the_budget_is_that_of_all_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_gets_no_more_rounds_than_its_epsilon_is_for(tmp_path: Path) -> None:
-    """Also without a limit of the owner's, whatever round the server says it is."""
+    """The limit holds without a limit of the owner, whatever round number the server sends."""
     for number in range(ROUNDS):
         own, asked = budget(tmp_path), instruction_with(round=1 + number % 3)
         own.check(asked)
@@ -151,7 +151,7 @@ SYSTEM_CALLS = ("make_folder", "_append_line", "sync_folder", "write_durably")
 
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[list[str]]:
-    """Have the process end before or after the so-many-th step of a write."""
+    """End the process before or after a given step of a write."""
     steps: list[str] = []
 
     def step(name: str) -> None:
@@ -177,7 +177,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[list[str]]:
 def test_whatever_step_a_crash_comes_after_there_is_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step of every answer, also of the one that drops old reports."""
+    """Try a crash at every step of every answer, including an answer that drops old reports."""
     fresh, seen = itertools.count(), set[str]()
     for answers in (1, 2, 2 * REPORTS_KEPT + 1):
         for at in itertools.count(1):

@@ -1,4 +1,4 @@
-"""A client's counts of what it answers: whatever is asked, repeated, or lost in a crash."""
+"""A client's counts of its answers, under any requests, repetitions and crashes."""
 
 import tempfile
 from contextlib import suppress
@@ -29,7 +29,7 @@ COLUMNS = {False: ("global",), True: ("base rate", "zero-shot", "global", "perso
 
 
 class Question(NamedTuple):
-    """One message of a server: in which run and round, what, and whether a crash follows."""
+    """A message of a server: run, round and kind of request, and whether a crash follows."""
 
     run: int
     round: int
@@ -53,7 +53,7 @@ QUESTIONS = st.builds(
 
 
 class Client:
-    """A client's guard and files; it answers without a model, and remembers what has left."""
+    """A client's guard and files. It answers without a model, and records the sent answers."""
 
     def __init__(self, folder: Path, limits: AnswerLimits) -> None:
         answered = AnsweredRuns(lambda run_id: folder / run_id.hex())
@@ -147,7 +147,7 @@ def test_what_leaves_is_counted_and_within_the_limits(
 
 
 def _is_each_asked_once(questions: list[Question]) -> bool:
-    """Whether no question is asked again; after others it would be answered and counted anew."""
+    """Return whether no question is repeated; a late repetition is answered and counted again."""
     asked = {
         (evaluate_of(one, one.split), one.personal)
         if one.split is not None

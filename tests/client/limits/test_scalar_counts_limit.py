@@ -1,4 +1,4 @@
-"""The limit of the scalars that a client sends: with real frames, over runs and restarts."""
+"""The limit on the scalars that a client sends, with real frames, over runs and restarts."""
 
 import re
 from pathlib import Path
@@ -34,19 +34,19 @@ GRADIENTS, PER_ROUND = 4, 5
 
 @pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
-    """What a server asks of live clients: 4 scalars a round."""
+    """The settings of a server that asks live clients for 4 scalars a round."""
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0, cohort__patience=1)
 
 
 def limited(settings: Settings, client: int, folder: Path, limit: float) -> ResidentTrainer:
-    """A client whose owner set a limit; loaded anew from its folder."""
+    """A client whose owner has set a limit, loaded again from its folder."""
     config = config_of(settings, data__scalar_limit=limit, data__clients=1)
     return ResidentTrainer.load(config, client, folder)
 
 
 def sent_by(folder: Path, data: ClientData) -> int:
-    """How many scalars about its training examples a client has sent."""
+    """The number of scalars about its training examples that a client has sent."""
     by_layout = ScalarCounts(folder).read()[data.hash_of(Split.TRAIN)]
     return sum(count.sent for count in by_layout.values())
 

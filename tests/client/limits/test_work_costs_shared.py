@@ -1,4 +1,4 @@
-"""What a round costs a device is told to the server if its owner allows it, and only then."""
+"""A device's cost of a round is told to the server only if the device's owner allows it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,7 +32,7 @@ def server_config(settings: Settings) -> RunConfig:
 
 
 class Forging(Live):
-    """Delivers every reply with another cost beside its report."""
+    """Delivers every reply with a forged cost beside its report."""
 
     forged = b""
 

@@ -1,4 +1,4 @@
-"""The emulated accelerator: its memory, its link, and whose turn it is."""
+"""The emulated accelerator: its memory, its link, and the order in which threads use it."""
 
 import gc
 import threading
@@ -63,7 +63,7 @@ def test_an_idle_link_saves_nothing_up_and_a_busy_one_queues() -> None:
 
 
 def test_directions_do_not_wait_for_each_other() -> None:
-    """The clock does not move for others, so each direction counts from the same moment."""
+    """Only the waiting thread moves the clock, so both directions count from the same moment."""
     moments: list[float] = []
 
     class StillClock(TestClock):

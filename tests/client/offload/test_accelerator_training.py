@@ -1,4 +1,4 @@
-"""Training on an emulated accelerator: what fits its memory, and what the estimate says of it."""
+"""Training on an emulated accelerator: memory limits, and the estimate of the time."""
 
 from contextlib import ExitStack
 
@@ -41,7 +41,7 @@ RUNS: list[tuple[FirstOrderMethod, Order | None, int | None]] = [
 def train(
     limit: int | None, order: Order | None, subspace: int | None, batch: int = 1
 ) -> EmulatedAccelerator:
-    """Take two steps; without an order, the optimizer is on the accelerator too."""
+    """Take two steps; without an order, the optimizer is also on the accelerator."""
     accelerator = EmulatedAccelerator(limit, EmulatedTransfer(1e9, 1e9))
     network = new_network(SHAPE)
     layers = scheduled_layers(network, subspace)

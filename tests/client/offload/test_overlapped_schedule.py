@@ -1,4 +1,4 @@
-"""Overlapped training gives the bits of training without overlap, whatever takes how long."""
+"""Overlapped training gives the bits of training without overlap, whatever the stages take."""
 
 import threading
 import time
@@ -61,7 +61,7 @@ def updates_of(network: Network, subspace: int | None) -> list[list[LayerUpdate]
 
 
 def train(network: Network, hooks: GradientHooks, accelerator: Accelerator, passes: int) -> None:
-    """Take steps of several passes each, on data that depend on the pass alone."""
+    """Take steps of several passes each, on data that depend only on the pass."""
     for step in range(STEPS):
         for number in range(passes):
             generator = torch.Generator().manual_seed(100 * step + number)
@@ -91,7 +91,7 @@ def overlapped(
 
 
 class UnevenAccelerator(Accelerator):
-    """A CPU whose stages take other times for every layer."""
+    """A CPU whose stages take a different time for every layer."""
 
     def __init__(self, delays: list[int]) -> None:
         super().__init__(CpuTransfer())
@@ -164,7 +164,7 @@ def test_an_emulated_accelerator_gives_the_same_bits(order: Order) -> None:
 
 
 class HeldAccelerator(Accelerator):
-    """A CPU whose transfers to the host end when the backward pass begins to wait for them."""
+    """A CPU whose transfers to the host end only when the backward pass waits for them."""
 
     def __init__(self) -> None:
         super().__init__(CpuTransfer())

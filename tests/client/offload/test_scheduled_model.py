@@ -66,7 +66,7 @@ def test_the_bits_are_those_of_immediate_updates(
 
 
 def train(base: BaseModel, hooks: GradientHooks) -> None:
-    """Take steps that use the body's module, and the head's weight without its module."""
+    """Take steps that use the module of the body, but the weight of the head without its module."""
     hooks.learning_rate = 0.01
     table = base.network.get_input_embeddings().weight
     for step in range(3):

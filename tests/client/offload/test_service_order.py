@@ -155,7 +155,7 @@ def test_a_step_takes_no_less_than_the_busiest_lane(layers: list[LayerSeconds]) 
 def test_a_step_of_many_equal_layers_against_the_papers_formula(
     order: Order, offload: float, update: float, above: float
 ) -> None:
-    """The formula leaves out what fills and empties the pipeline, so it is a lower bound."""
+    """The formula ignores the filling and emptying of the pipeline, so it is a lower bound."""
     layers = [LayerSeconds(1.0, 2.0, offload, update, offload)] * 64
     formula = layerwise_iteration if order == "layer-wise" else zero_offload_iteration
     steps = 40

@@ -1,4 +1,4 @@
-"""A checkpoint's moments and projectors: read back as they were, or refused by name."""
+"""A checkpoint's moments and projectors are read back unchanged, or are refused by name."""
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ from federations import Settings
 
 @pytest.fixture
 def writers(settings: Settings, tmp_path: Path) -> Settings:
-    """Three users with own words, each of whom says the same of everything."""
+    """Settings of three users with own words, each of whom always writes the same phrase."""
     phrases = ("the film was very good", "the meal was cold !", "a rude day and a bad walk")
     rows = [
         {"user": f"{user}", "text": f"{number} {phrase} {number % 3}"}

@@ -1,4 +1,4 @@
-"""The code in a model card answers as Samara does, in a Python that has no Samara."""
+"""The code in a model card answers like Samara, in a Python without Samara."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def snippet_of(folder: Path) -> str:
 def answers_without_samara(
     folders: list[Path], rows: Mapping[str, Mapping[str, str]], *options: str
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """What the code of each folder prints for each row, in a process with Python's options."""
+    """The output of each folder's code for each row, in a process with Python options."""
     for folder in folders:
         (folder / "snippet.py").write_text(snippet_of(folder))
     given = json.dumps(list(map(str, folders))), json.dumps(rows)
@@ -78,7 +78,7 @@ def answers_without_samara(
 def exported(
     out: Path, path: str, layers: str, merged: bool, more: Mapping[str, Any], task: str = "sst2"
 ) -> Callable[[Mapping[str, str]], np.ndarray]:
-    """Write a folder with random trained numbers; returns the probabilities of a row by Samara."""
+    """Write a folder with random trained numbers; return Samara's probabilities for a row."""
     settings = {"model.path": path, "task": task, "model.max-length": 32, "adapter.layers": layers}
     config = RunConfig.of(settings | dict(more), "test")
     base, known, scorer = load_scorer(config)

@@ -1,4 +1,4 @@
-"""The quality of private parts of fewer examples, alone and in a live client's status."""
+"""The quality of private parts fitted to fewer examples, alone and in a live client's status."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ CLIENT = 7
 
 
 def examples_of(count: int, seed: int, intercept: float = 0.0) -> Examples:
-    """Examples of two labels, of which the second is drawn the more often by the intercept."""
+    """Examples of two labels; the larger the intercept, the more often the second label occurs."""
     random = np.random.default_rng(seed)
     labels = (random.normal(size=count) < intercept).astype(np.int64)
     return Examples(np.zeros((count, 2)), labels, random.normal(size=(count, 3)))

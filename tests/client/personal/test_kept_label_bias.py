@@ -1,4 +1,4 @@
-"""What private rounds have learned of a client's labels, in the file that its next run reads."""
+"""The label bias that private rounds have learned, in a file that the client's next run reads."""
 
 import json
 import logging

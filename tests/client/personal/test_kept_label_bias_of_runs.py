@@ -1,4 +1,4 @@
-"""A client that changes its base model begins private rounds with what it knows of its labels."""
+"""After a change of base model, private rounds start from the client's earlier label bias."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from samara.shared.protocol.round_delta import Group
 
 @pytest.fixture
 def one_sided(settings: Settings, data_file: Path, tmp_path: Path) -> Settings:
-    """The settings of an owner almost all of whose examples have one label."""
+    """The settings of an owner whose examples almost all have one label."""
     rows = [json.loads(line) for line in data_file.read_text().splitlines()]
     kept = [row for row in rows if row["label"] or row["user"] == "user0"]
     file = tmp_path / "one sided.jsonl"

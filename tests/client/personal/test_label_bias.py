@@ -1,4 +1,4 @@
-"""The label-bias baseline reaches the minimum of its convex loss, however many labels there are."""
+"""The label-bias baseline reaches the minimum of its convex loss for any number of labels."""
 
 import warnings
 
@@ -41,7 +41,7 @@ def newton(scores: Floats, labels: NDArray[np.int64]) -> Floats:
 
 
 def examples(count: int, rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Scores that favour some labels, and labels of a client that has others; one never occurs."""
+    """Scores that favour some labels, and labels with other frequencies; one label never occurs."""
     random = np.random.default_rng(seed)
     scores = random.normal(0, 2, (rows, count)) + random.normal(0, 2, count)
     frequencies = random.dirichlet(np.full(count - 1, 0.5))

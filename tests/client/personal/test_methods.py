@@ -1,4 +1,4 @@
-"""Every method: what it spends, what it keeps to itself, that its files are its model."""
+"""Every method: its cost, its private data, and files that reproduce its model."""
 
 from collections import Counter
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_a_partial_model_is_private_here_and_common_there(small: Settings) -> No
 
 
 def test_only_what_moves_is_tried(settings: Settings) -> None:
-    """A projected gradient along a masked direction is that of the masked direction."""
+    """With a mask, the projected gradients are along the masked directions."""
     runtime, source = RUNS.run_for(config_of(settings))
     layout, data = runtime.layout, source.share_of(0, 3)
     moving = np.zeros(layout.size, np.bool_)
@@ -186,7 +186,10 @@ def test_the_small_file_of_every_method_is_the_private_state(
 
 
 def test_private_rounds_go_on_where_they_were(small: Settings, tmp_path: Path) -> None:
-    """Asked again, a client answers from its ledger; the server asks for two splits anyway."""
+    """If the server asks again, a client answers from its ledger.
+
+    The server still asks for two splits.
+    """
     config = config_of(small, method="mixture")
     folder = simulate(config)
     before = FinishedRun.at(folder).personal_state(0)

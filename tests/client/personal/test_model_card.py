@@ -1,4 +1,4 @@
-"""The header of a model card, by which the Hugging Face hub says how a model is loaded."""
+"""The header of a model card, which tells the Hugging Face hub how to load the model."""
 
 import pytest
 

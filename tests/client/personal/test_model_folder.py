@@ -1,4 +1,4 @@
-"""A live client's model leaves its folder for other software, and computes the same there."""
+"""A live client's model, exported for other software, computes the same results there."""
 
 import json
 from collections.abc import Callable

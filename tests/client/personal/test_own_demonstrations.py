@@ -50,7 +50,7 @@ def rows_of(task: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def own(settings: Settings, tmp_path: Path) -> Callable[[str], Settings]:
-    """The settings of three users of a task, with short answers in words that the model knows."""
+    """The settings of three users of a task, with short answers in the model's vocabulary."""
 
     def made(task: str) -> Settings:
         file = tmp_path / f"{task}.jsonl"

@@ -76,7 +76,7 @@ def test_without_weight_the_mixture_is_the_model(
 
 
 def test_counts_back_off_to_shorter_contexts_and_these_to_the_model() -> None:
-    """After 1, 2 comes 3 twice and 4 once, of which 2, 4 comes once elsewhere."""
+    """Tokens 1, 2 are followed twice by 3 and once by 4. Elsewhere, 2 is followed once by 4."""
     own = OwnWords((OwnText((1,), (2, 3)), OwnText((1,), (2, 3)), OwnText((1,), (2, 4))), 0.5, 1.0)
     model = np.full(VOCABULARY, 1 / VOCABULARY)
     once = 0.5 * model[3] + 0.5 * 2 / 6
@@ -107,7 +107,7 @@ def test_own_words_are_mixed_in_where_validation_texts_have_them() -> None:
 
 
 def test_one_text_that_gains_does_not_outweigh_the_others() -> None:
-    """The gain of one of many texts is within a standard error of their mean."""
+    """Only one text of several gains, so the mean gain is within one standard error."""
     phrase = OwnText((0,), (1, 2, 3))
     others = [OwnText((0,), (5, 6, 7))] * 3
     uniform = np.log(np.full(3, 1 / VOCABULARY))

@@ -1,4 +1,4 @@
-"""The files of personalizations: what crashes between their writes leave, and damage."""
+"""The files of personalizations after crashes between their writes, and damaged files."""
 
 import logging
 from pathlib import Path

@@ -42,7 +42,7 @@ def given_settings(
 
 
 def made_alone(config: RunConfig, run: FinishedRun, client: int) -> OwnWords | list[int]:
-    """Own words, or the model with an intercept, of a client that has only the last state."""
+    """Own words, or the model with an intercept, of a client that knows only the last state."""
     runtime, source = load_run(config)
     learner = RuntimeLearner(runtime, source.share_of(client, 3))
     if config.method == "readout":

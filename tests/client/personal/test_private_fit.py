@@ -1,4 +1,4 @@
-"""The method readout: a private part that a solver fits once, recorded and never fitted again."""
+"""The method readout: a solver fits a private part once; the recorded fit is never repeated."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ from samara.simulations.simulate import simulate
 
 @pytest.fixture
 def small(settings: Settings) -> Settings:
-    """Two clients of three train."""
+    """Settings of three clients, two of which train."""
     return settings | {
         "method": "readout",
         "rounds": 2,
@@ -154,7 +154,7 @@ def test_the_intercept_changes_what_the_steps_see(small: Settings, tmp_path: Pat
 
 
 def count_fits(monkeypatch: pytest.MonkeyPatch) -> list[Examples]:
-    """Have every fit of a private part noted in a list."""
+    """Record every fit of a private part in a list."""
     fits: list[Examples] = []
 
     def counted(examples: Examples, *rest: Any) -> SoftmaxFit:

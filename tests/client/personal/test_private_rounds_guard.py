@@ -1,4 +1,4 @@
-"""A private round that leads out of all bounds is reverted, and the client goes on."""
+"""A later private round that fails or leaves the exact range is reverted; the client goes on."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Private rounds on texts that do not lower the loss of the owner's validation texts are undone."""
+"""Private rounds that do not lower the loss of the owner's validation texts are undone."""
 
 import json
 from contextlib import closing
@@ -20,12 +20,12 @@ ROUNDS = 3
 
 
 def has_moved(state: State) -> bool:
-    """Return whether a state is not zero; erasing leaves a last bit."""
+    """Return whether a state differs from zero by more than the last bit, which erasing leaves."""
     return bool(np.abs(state).max() > 1)
 
 
 class Judged(RuntimeLearner):
-    """A learner whose validation loss rises or falls by what private rounds have moved."""
+    """A learner whose validation loss rises or falls as soon as private rounds move the state."""
 
     def __init__(self, *of_client: object, rises: bool) -> None:
         super().__init__(*of_client)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def texts(settings: Settings, tmp_path: Path) -> Settings:
 def test_rounds_that_raise_the_validation_loss_are_undone(
     method: str, rises: bool, texts: Settings, tmp_path: Path
 ) -> None:
-    """A repeated call, as after a crash, comes to the same end from what is recorded."""
+    """A second call, as after a crash, gives the same end from the recorded rounds."""
     runtime, source = loaded(texts, method=method)
     terms, w = config_of(texts, method=method).terms, zero_state(runtime.layout.size)
     learner = Judged(runtime, source.share_of(0, 3), rises=rises)

@@ -1,4 +1,4 @@
-"""When private rounds are taken: from which states, how often, and that nothing else changes."""
+"""The schedule of private rounds: from which states and how often. It changes nothing else."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ def recorded(config: RunConfig) -> tuple[Path, list[bytes]]:
 
 @pytest.fixture(scope="module")
 def traffic_at_the_end() -> Callable[[Settings], list[bytes]]:
-    """The traffic of a run whose private rounds come after its last round, served once."""
+    """The traffic of a run with private rounds only after its last round, served once."""
     found: list[list[bytes]] = []
 
     def traffic_of(settings: Settings) -> list[bytes]:

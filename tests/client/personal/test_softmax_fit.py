@@ -1,4 +1,4 @@
-"""The solver of private parts finds the minimum, and penalizes what few examples cannot show."""
+"""The solver of private parts finds the minimum, and penalizes features if examples are few."""
 
 from itertools import product
 
@@ -25,7 +25,7 @@ from samara.shared.errors import TrainingError
 def examples_of(
     count: int, labels: int, features: int, seed: int = 0, strength: float = 0.0
 ) -> Examples:
-    """Examples whose labels are drawn by an intercept, and by features of some strength."""
+    """Examples whose labels depend on an intercept, and on features with some strength."""
     random = np.random.default_rng(seed)
     offsets = random.normal(size=(count, labels))
     phi = random.normal(size=(count, features)) / max(1, features) ** 0.5
@@ -36,7 +36,7 @@ def examples_of(
 
 
 def loss(examples: Examples, fit: SoftmaxFit, penalties: tuple[float, float]) -> float:
-    """The penalized mean cross-entropy, as the docstring says it."""
+    """The penalized mean cross-entropy, as defined in the docstring of the solver."""
     contrasts = helmert(examples.offsets.shape[1])
     logits = examples.offsets + fit.intercept + examples.features @ fit.readout.T @ contrasts
     own = log_softmax(logits, axis=1)[np.arange(len(logits)), examples.labels]
@@ -49,7 +49,7 @@ both_solvers = pytest.mark.parametrize("solve", [lbfgs.fit_softmax, newton.fit_s
 
 @both_solvers
 def test_the_fit_is_the_best_point_of_a_grid(solve: Solver) -> None:
-    """Two labels, one feature: the intercept's one degree of freedom and V, by brute force."""
+    """With two labels and one feature, the intercept and V have one degree of freedom each."""
     examples, penalties = examples_of(12, 2, 1, 3, 2.0), (0.05, 0.02)
     fit = solve(examples, helmert(2), *penalties)
     assert fit.intercept.sum() == pytest.approx(0, abs=1e-6)

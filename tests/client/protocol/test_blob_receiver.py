@@ -1,4 +1,4 @@
-"""Files that a server sends a client: their bytes on its disk are bounded, by run and in all."""
+"""Files that a server sends a client: their bytes on its disk are limited, by run and in total."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +16,7 @@ HASHES = [hashlib.sha256(file).digest() for file in FILES]
 
 
 def sent(number: int, first: int = 0, end: int = 1000) -> bytes:
-    """A part of one of the files, as a server sends it."""
+    """A part of one of the files, in the form that a server sends."""
     return BlobPart(HASHES[number], 1000, first, FILES[number][first:end]).encode()
 
 
@@ -43,7 +43,7 @@ def test_the_files_of_a_run_are_bounded_together(
 
 
 def test_the_files_of_all_runs_are_bounded(tmp_path: Path) -> None:
-    """Whole or not, the least recently used ones make room."""
+    """The least recently used files, complete or not, are deleted to make room."""
     store = BlobStore(tmp_path / "store", max_bytes=2500)
     for number in (0, 1, 2, 3, 0, 1):
         for first, end in ((0, 400), (400, 900)):

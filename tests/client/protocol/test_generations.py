@@ -1,4 +1,4 @@
-"""Generations of examples: one example more lifts no limit, and does not begin at the limit."""
+"""Generations of examples: a new example raises no earlier limit, and its own count starts at 0."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Client:
         budget.add(token, LAYOUT, sent)
 
     def left(self) -> int:
-        """The most scalars that may still be sent."""
+        """The largest number of scalars that may still be sent."""
         budget = ScalarBudget(
             ScalarCounts(self._folder), lambda split: self.generations, SIZE, self._limit
         )

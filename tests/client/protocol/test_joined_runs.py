@@ -1,4 +1,4 @@
-"""What a client keeps of its runs, so that their models can be used without a server."""
+"""A client's stored runs, whose models can be used without a server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ LAYOUT, MODEL = layout_of(6), bytes(range(32))
 
 
 def joined(folder: Path, seed: int = 0) -> bytes:
-    """The id of a run of which there is a session too."""
+    """The id of a stored run that also has a session."""
     run_id = JoinedRuns(folder).write(RunConfig.of({"seed": seed}, "test"), LAYOUT, MODEL)
     session = Session.begin(LedgerHeader(0, run_id, LAYOUT.hash), LAYOUT)
     SessionFolder(folder).write_session(run_id, session)

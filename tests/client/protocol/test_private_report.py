@@ -1,4 +1,4 @@
-"""Runs in which clients add the noise, whole: what leaves them, once, and what they refuse."""
+"""Whole runs in which clients add the noise: each report is sent once, and limits are kept."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_a_run_tells_its_cost_and_who_is_trusted(settings: Settings, mode: str, 
 def test_a_server_that_was_killed_after_a_release_uses_it_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients of a simulation have lost their reports by then, and send others."""
+    """Restarted simulated clients have lost their reports and send different ones."""
     config = private(settings, "distributed", rounds=2)
     serve_until_recording(config, 2, monkeypatch)
     file = Path(config.out) / RELEASES_FILE
@@ -202,7 +202,7 @@ MOMENTS = [f"{when} {step}" for step in STEPS for when in ("before", "after")]
 
 
 def check_after(folder: Path, moment: str, again: Callable[[], bytes]) -> None:
-    """Check that a client which died has one report in all, and charges it once."""
+    """Check that a killed client ends with a single report, and charges it once."""
     before = [charge.report for charge in ChargeLog(folder).read()]
     is_charged = MOMENTS.index(moment) >= MOMENTS.index("after charge")
     assert len(before) == is_charged
@@ -259,7 +259,7 @@ print(trainer.client_under(config).answer(train_task(asked.encode())).hex())
     ],
 )
 def test_kill_9_makes_no_second_noise(settings: Settings, tmp_path: Path, moment: str) -> None:
-    """A process that is killed on its way, and another one that gets the same instruction."""
+    """A process is killed at a moment of its answer; its successor gets the same instruction."""
     home = tmp_path / "home"
 
     def run(moment: str) -> subprocess.CompletedProcess[str]:
@@ -283,6 +283,6 @@ def test_kill_9_makes_no_second_noise(settings: Settings, tmp_path: Path, moment
 
 
 def test_simulated_clients_without_a_limit_write_nothing(settings: Settings) -> None:
-    """Those of a simulation without a limit: their process is the server's."""
+    """Simulated clients without a limit need no file: they run in the server's process."""
     folder = simulate(private(settings, "local", rounds=1))
     assert not list(folder.glob(f"**/{CHARGES_FILE}"))

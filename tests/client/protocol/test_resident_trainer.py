@@ -1,4 +1,4 @@
-"""The resident trainer: what it keeps on disk, its service on a socket, and what kill -9 leaves."""
+"""The resident trainer: its files, its service on a socket, and its state after kill -9."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ from samara.simulations.simulate import simulate
 
 @pytest.fixture
 def server_config(settings: Settings) -> RunConfig:
-    """What a server asks of live clients: it names no model or data that they could use."""
+    """Settings of a server for live clients: they name no model or data that a client could use."""
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     return config_of(settings | theirs, cohort__available=1, evaluate__every=0)
 

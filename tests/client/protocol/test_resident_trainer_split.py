@@ -1,4 +1,4 @@
-"""A live client under a run that splits by text: it divides its own file as a simulation would."""
+"""A live client in a run that splits by text divides its own file like a simulation."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ USERS = ("ann", "bob", "cy")
 
 
 def rows_of(user: str) -> list[dict[str, Any]]:
-    """Some texts of one user's own, and more that all have."""
+    """Rows of one user's own texts, and of texts that all users have."""
     common = [f"the film was {'good' if n % 2 else 'bad'} " + "very " * (n // 2) for n in range(30)]
     own = [f"the meal was good {user} " + "so " * n for n in range(10)]
     return [{"text": text, "label": n % 2, "user": user} for n, text in enumerate([*common, *own])]
@@ -48,7 +48,7 @@ def run(settings: Settings, tmp_path: Path) -> RunConfig:
 
 
 def resident(run: RunConfig, path: str, folder: Path, index: int, **own: Any) -> ResidentTrainer:
-    """A live client whose owner has said nothing of splits."""
+    """A live client whose owner has set no split."""
     flat = run.flat() | {"data.path": path, "data.clients": 1, "data.split": "random"}
     return ResidentTrainer.load(
         RunConfig.of(flat | {"data.seed": 0} | own, "device"), index, folder
@@ -149,7 +149,7 @@ def test_data_that_are_gone_stay_as_they_were_and_the_run_is_refused(
 
 
 def test_generated_messages_stay_those_of_their_writer() -> None:
-    """Each generated text has one split already, and the device's seed says who writes."""
+    """A generated text already has a split, and the device's seed decides the writers."""
     assert len({writer.user for writer in writers(2, 3)}) == 2
     server = RunConfig.of({"data.split": "text", "seed": 7}, "run")
     device = RunConfig.of({"data.seed": 4}, "device")

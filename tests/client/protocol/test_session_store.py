@@ -1,4 +1,4 @@
-"""The bounds of a client's run folders, in which no message deletes a personal model."""
+"""The limits on a client's run folders; no message deletes a personal model."""
 
 import os
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def session() -> Session:
 
 
 def begin(home: Path, run_id: bytes, age: int, kind: str = "") -> None:
-    """Begin a run that has answers, a personal model, or neither."""
+    """Store a run that has answers, a personal model, or neither."""
     folders = SessionFolder(home)
     folder = folders.folder_of(run_id)
     folders.write_session(run_id, session())

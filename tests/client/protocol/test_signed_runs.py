@@ -1,4 +1,4 @@
-"""A client with a signed scenario obeys no other run: hostile instructions by real messages."""
+"""A client with a signed scenario obeys no other run: hostile instructions in real messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +60,7 @@ def server_config(settings: Settings) -> RunConfig:
 
 @dataclass
 class Server:
-    """A server that sends one live client whatever it likes, as Flower's messages."""
+    """A server that sends arbitrary Flower messages to one live client."""
 
     socket: Path
     config: RunConfig
@@ -86,7 +86,7 @@ def asking(trainer: ResidentTrainer, socket: Path, config: RunConfig) -> Iterato
 
 
 def round_of(trainer: ResidentTrainer, config: RunConfig, number: int = 1) -> TrainInstruction:
-    """What an honest server asks in a round that follows on the base model."""
+    """The instruction of an honest server for a round that starts from the base model."""
     trainer.client_under(config)  # after which its runtime has the run's layout
     layout = trainer.runtime.layout
     run_id = run_id_of(config, layout, trainer.runtime.model_id)
@@ -101,7 +101,7 @@ def never(*arguments: object) -> Report:
 
 
 def is_recovered(server: Server, attack: TrainInstruction, size: int) -> bool:
-    """Whether the scalars along the first directions predict those along the last 64."""
+    """Return whether the scalars along the first directions predict those along the last 64."""
     gradients = server.train(attack).gradients[0].astype(np.float64)
     z = directions(attack.seeds(CLIENT)[0], size, "gaussian") * 2.0**-11
     gradient = np.linalg.lstsq(z[:size], gradients[:size], rcond=None)[0]
@@ -239,7 +239,7 @@ def test_no_settings_are_not_the_devices_own(
     trainer = resident(settings, CLIENT, short)
     with pytest.raises(ConfigError, match="run config"):
         trainer.client_for(b"")
-    with pytest.raises(ScenarioError, match="other settings than those signed"):
+    with pytest.raises(ScenarioError, match="settings other than the signed ones"):
         trainer.client_for(b"{}")
 
 

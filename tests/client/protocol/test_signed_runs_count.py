@@ -1,4 +1,4 @@
-"""The bound on the scalars that leave a client: the number that its owner was shown."""
+"""The limit on the scalars that leave a client: the number that its owner was shown."""
 
 import json
 import os
@@ -112,7 +112,7 @@ def ledger_of(run_id: bytes, which: int) -> History:
 
 
 class Left:
-    """The different answers that have left a client, by kind."""
+    """The distinct answers that have left a client, counted by kind."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -150,7 +150,7 @@ class Left:
 
 
 class Device:
-    """A client, or a phone, with a signed scenario and its files, and what has left it."""
+    """A client or a phone with a signed scenario, its files, and its sent answers."""
 
     def __init__(self, method: str, home: Path, is_phone: bool = False) -> None:
         self.config, self.home, self.is_phone = config_named(method), home, is_phone
@@ -164,7 +164,7 @@ class Device:
         self.start()
 
     def start(self) -> None:
-        """Begin a process: nothing is known but what the files hold."""
+        """Start a process, which knows only the content of the files."""
         learner = Modelless(LAYOUT)
         if self.is_phone:
             limits = AnswerLimits(least_batch=2)
@@ -228,7 +228,7 @@ CLUSTERS_IN_TURN = st.lists(st.integers(0, 15), min_size=1, max_size=4, unique=T
 
 
 class HostileServer(RuleBasedStateMachine):
-    """A server with an operator's signed scenario, which asks for whatever it likes."""
+    """A server with an operator's signed scenario, which sends arbitrary requests."""
 
     methods, is_phone = ("global", "finetune", "readout", "pool"), False
 
@@ -300,7 +300,7 @@ class HostileServer(RuleBasedStateMachine):
 
     @rule()
     def ask_again(self) -> None:
-        """The reply was lost on its way."""
+        """Repeat a request because its reply was lost."""
         if self.last:
             self.device.ask(self.last)
 
@@ -325,19 +325,19 @@ class HostileServer(RuleBasedStateMachine):
 
 
 class HostileGateway(HostileServer):
-    """The same of a phone."""
+    """The hostile server with a phone as its client."""
 
     is_phone = True
 
 
 class HostileClusters(HostileServer):
-    """The same in a run with clusters."""
+    """The hostile server in a run with clusters."""
 
     methods = ("cluster",)
 
 
 class HostileClustersOfPhones(HostileClusters):
-    """The same of a phone."""
+    """The hostile server in a run with clusters, with a phone as its client."""
 
     is_phone = True
 
@@ -358,7 +358,7 @@ MESSAGES = 1_000
 
 
 def send_some(machine: HostileServer, rng: np.random.Generator) -> None:
-    """Take a step of a machine that hypothesis has no room for in sequences of this length."""
+    """Take a random step of a machine; hypothesis does not allow sequences of this length."""
     number, ledger = int(rng.integers(ROUNDS)), int(rng.integers(LEDGERS))
     clusters = rng.permutation(16)[: rng.integers(1, 5)].tolist()
     ledgers = rng.integers(LEDGERS, size=rng.integers(1, 4)).tolist()
@@ -408,7 +408,7 @@ def device_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
 
 
 def ask_honestly(device: Device) -> None:
-    """Ask what a server asks that keeps to the scenario, every reply being lost once."""
+    """Send all requests of a server that keeps to the scenario; every reply is lost once."""
     terms, last = device.terms, device.terms.rounds_of_federation
     evaluated = [number for number in range(ROUNDS) if terms.is_evaluated(number, Split.VALIDATION)]
     for number in range(ROUNDS):

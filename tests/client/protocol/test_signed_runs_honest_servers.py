@@ -1,4 +1,4 @@
-"""An honest server asks for nothing but what follows from its scenario, whatever the scenario."""
+"""An honest server's requests all follow from its scenario, whatever the scenario."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from samara.simulations.engines.in_process import InProcessGrid
 
 
 class Requests(InProcessGrid):
-    """Keeps every request: node, message type, frame."""
+    """Records node, message type and frame of every request."""
 
     requests: list[tuple[int, str, bytes]]
 
@@ -47,7 +47,7 @@ def folder_of(client: Path, run_id: bytes) -> Path:
 
 
 def count_columns(runs: SignedRuns, answered: AnsweredRuns, frame: bytes, personal: bool) -> int:
-    """Return the columns of an evaluation that was not answered before, which is allowed."""
+    """Count the columns of an allowed evaluation; 0 for a repeated request."""
     asked, token = EvaluateInstruction.decode(frame), token_of(frame)
     book = answered.read(asked.run_id)
     if book.find_evaluation(asked, token, personal):

@@ -1,4 +1,4 @@
-"""The round of intercepts is one to which a signed scenario leads, and nothing else of its kind."""
+"""A signed scenario may lead to one round of intercepts, but to no other request of this kind."""
 
 from dataclasses import replace
 from pathlib import Path

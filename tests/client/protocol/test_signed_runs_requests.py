@@ -1,4 +1,4 @@
-"""What follows from a signed scenario, and that nothing else is accepted."""
+"""Requests that follow from a signed scenario are accepted, and no other requests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ class Signed:
         )
 
     def reason(self, asked: TrainInstruction | EvaluateInstruction, personal: bool = False) -> str:
-        """Why an instruction is refused; empty if it is accepted."""
+        """Return the reason why an instruction is refused; empty if it is accepted."""
         before = len(self.refused)
         try:
             self.runs.check(asked.encode(), personal)

@@ -1,4 +1,4 @@
-"""One process, several runs: a file that a run's settings name may have changed since."""
+"""One process, several runs: a file that a run's settings name may change between the runs."""
 
 from pathlib import Path
 from typing import Any

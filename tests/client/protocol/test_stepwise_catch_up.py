@@ -1,4 +1,4 @@
-"""A catch-up in slices and steps: it obeys pauses, loses nothing, and ends as a whole one does."""
+"""A catch-up in slices and steps obeys pauses, loses nothing, and ends like a single catch-up."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,10 +38,10 @@ class Killed(BaseException):
 
 
 class Device:
-    """A device's folder with a session, and turns that end in a pause, or with the process.
+    """A device's folder with a session; a message ends with a pause or a kill of the process.
 
     Args:
-        ends: for each message, the number of turns after which it ends so.
+        ends: for each message, the number of turns after which it ends, and the error that ends it.
     """
 
     def __init__(self, ends: Sequence[tuple[int, type[BaseException]]]) -> None:
@@ -67,7 +67,7 @@ class Device:
         yield
 
     def answer(self, catch_up: CatchUp, is_late: Callable[[], bool]) -> None:
-        """Catch up in a message of a server; what a step reaches is kept, and the end of all."""
+        """Catch up in a message of a server; store the session after each step and at the end."""
         self.messages += 1
         end, error = self._ends.pop(0) if self._ends else (10**9, Killed)
 
@@ -96,7 +96,10 @@ def test_any_slices_pauses_and_kills_end_as_one_whole_catch_up(
     lates: list[bool],
     sent: list[tuple[bool, int]],
 ) -> None:
-    """The server sends from where it believes the client, or a snapshot, until it has arrived."""
+    """The server sends records or snapshots until the client has its state.
+
+    The server may start from an earlier round than the client's.
+    """
     device, late = Device(ends), iter(lates)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stepwise_catch_up, "SLICE_ELEMENTS", slice_elements)
@@ -137,7 +140,7 @@ def test_slices_are_the_fold_of_all(slice_elements: int, count: int) -> None:
 
 
 class Clock:
-    """Seconds that pass in waiting alone."""
+    """A clock that advances only while somebody waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -152,7 +155,7 @@ class Clock:
 def test_a_replay_waits_for_the_owners_limits_slice_by_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It gets hot before every slice, and the server waits for 100 s."""
+    """The device is hot before every slice, and the server waits for 100 s."""
     monkeypatch.setattr(stepwise_catch_up, "SLICE_ELEMENTS", LAYOUT.size)
     clock, looks = Clock(), iter(range(10**9))
     begun = [False]
@@ -192,7 +195,7 @@ def test_more_records_than_the_state_is_long_are_refused_before_a_replay(
 def test_a_record_of_many_shrinks_is_refused_before_a_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A shrink is 2 bytes, and reads the whole state."""
+    """A shrink takes 2 bytes in a record, but its replay reads the whole state."""
     delta = RoundDelta(1, 0, bytes(8), (), (Shrink(1),) * (MOST_SHRINKS + 1))
     history = history_of([delta], LAYOUT)
     monkeypatch.setattr(session_module, "replay_batch", never_replayed)
@@ -203,7 +206,7 @@ def test_a_record_of_many_shrinks_is_refused_before_a_replay(
 
 
 def test_what_is_late_goes_on_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server waits for no more than one step of two rounds, each time."""
+    """The server waits for only one step of two rounds per message."""
     monkeypatch.setattr(session_module, "STEP_RECORDS", 2)
     device = Device([])
     for expected in (2, 4, 6):

@@ -1,4 +1,4 @@
-"""A new base model does not lose its owner: the better personal model stays in use."""
+"""After a change of base model, the owner's better personal model stays in use."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_the_model_with_less_loss_on_common_examples_is_better() -> None:
 
 
 def run_with(home: Path, seed: int, model: int, of: ValidationLosses | None, age: int) -> str:
-    """A run of which there are a session and, if given, validation losses; its id."""
+    """Store a run with a session and optional validation losses; return the run's id in hex."""
     layout, model_id = layout_of(6), bytes([model]) * 32
     run_id = JoinedRuns(home).write(RunConfig.of({"seed": seed}, "test"), layout, model_id)
     sessions = SessionFolder(home)

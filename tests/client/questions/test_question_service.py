@@ -70,7 +70,7 @@ def trained(server_config: RunConfig, resident: ResidentTrainer, socket: Path) -
 
 
 def ask(socket: Path, question: Callable[[RemoteModel], Any]) -> Any:
-    """Return what one question gives."""
+    """Return the answers to one question."""
 
     async def run() -> Any:
         async with RemoteModel(socket) as model:
@@ -80,7 +80,7 @@ def ask(socket: Path, question: Callable[[RemoteModel], Any]) -> Any:
 
 
 def written(socket: Path, **request: Any) -> tuple[str, list[GeneratePart]]:
-    """Return the text of an answer, and its parts."""
+    """Return the text of an answer, and the parts in which it arrived."""
 
     async def run() -> list[GeneratePart]:
         async with RemoteModel(socket) as model:
@@ -156,7 +156,7 @@ def test_questions_between_all_passes_change_no_bit_of_a_report(
     settings |= {"model.path": str(model_folder(family)), "adapter.layers": layers}
 
     def report(folder: Path, disturbed: bool) -> tuple[bytes, list[Any]]:
-        """A report, and what was answered between the passes of its steps."""
+        """Return a report, and the answers to questions between the forward passes of its steps."""
         resident = load_resident(settings, folder, **{"micro-batch": 2})
         config = config_of(settings, method="global")
         client = resident.client_for(sent(config))
@@ -195,7 +195,7 @@ def test_questions_between_all_passes_change_no_bit_of_a_report(
 
 
 def drive(steps: Any) -> Iterator[Any]:
-    """Yield what the steps give, and what they return."""
+    """Yield the values of a generator, and then its result."""
     yield (yield from steps)
 
 
@@ -424,7 +424,7 @@ def test_a_missing_trainer_is_named(short: Path) -> None:
 def test_a_prompt_is_read_and_ended_as_the_task_of_the_run_has_it(
     settings: Settings, short: Path
 ) -> None:
-    """Messages are prompts to answer; a prompt alone is continued as it is."""
+    """Messages are answered as prompts of the task; a bare prompt is continued as it is."""
     rows = [{"prompt": f"the {w}", "response": "was good", "user": "a"} for w in "abcdefghij"]
     file = short / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

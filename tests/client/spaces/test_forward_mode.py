@@ -56,7 +56,7 @@ def test_forward_mode_is_the_limit_of_central_differences(
 def test_a_scaled_direction_is_differentiated_along_as_it_is_scaled(
     kind: str, model_folder: ModelFolder
 ) -> None:
-    """Derivatives are linear in the direction: those along each group add up to the whole one."""
+    """Derivatives are linear in the direction: derivatives along groups add up to the whole one."""
     rig = Rig(model_folder("causal"), kind)
     rig.wander()
     groups = len(rig.space.groups.names)

@@ -1,4 +1,4 @@
-"""Variance- and expectation-modified SPSA: expectations, D = 1, and D in the trajectory."""
+"""SPSA modified by variance and expectation: expectations, D = 1, and D in the trajectory."""
 
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -87,7 +87,7 @@ class QuadraticSpace(FlatSpace, SequentialSpace):
 
 @cache
 def estimates(modify: Modification) -> NDArray[np.float64]:
-    """ĝ of many directions, each from the code of a step of one direction, [COUNT, d]."""
+    """ĝ of COUNT directions, each from the code of a step with one direction, [COUNT, d]."""
     space, scaling = QuadraticSpace(), Scaling.by(D, modify)
     space.scaling = scaling
     batch = np.zeros((1, 1), np.int64)
@@ -198,7 +198,7 @@ def test_d_of_ones_changes_no_bit(modify: Modification) -> None:
 
 @pytest.mark.parametrize("interval", [0, 2])
 def test_a_trajectory_holds_d_where_it_is_found(interval: int, tmp_path: Path) -> None:
-    """Steps with two D's, read back and replayed to the same bits."""
+    """A trajectory of steps with two different D is read back and replayed to the same bits."""
     plan = ScalingPlan("variance", 1, interval)
 
     def new_space() -> ToySpace:

@@ -1,4 +1,4 @@
-"""Spaces in real models: what is scored around θ, and that θ comes back."""
+"""Spaces in real models: the scores around θ, and the return to θ afterwards."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -44,7 +44,7 @@ EPSILON = 0.25
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model has several, and tensors that lie in two of them."""
+    """Make chunks so small that a tiny model has several, and some tensors lie in two chunks."""
     monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
 
 
@@ -113,7 +113,10 @@ def test_base_and_trajectory_are_the_trained_model(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A schedule of directions, a batch of its own for each, real losses."""
+    """The number of directions follows a schedule.
+
+    Each direction has its own batch; losses are real.
+    """
     monkeypatch.setattr("os.fsync", lambda _: None)
     folder, path = model_folder("causal"), tmp_path / "trajectory"
     rig = Rig(folder, kind, dtype=dtype)
@@ -217,7 +220,7 @@ def test_lora_begins_as_lora_fa_and_trains_a(model_folder: ModelFolder) -> None:
 def test_points_share_passes_with_the_scores_of_a_pass_for_each(
     shape: str, kind: str, scaled: bool, shape_folder: Shape
 ) -> None:
-    """Every grouping has the scores of θ moved to each point, in the expected number of passes.
+    """Every grouping gives the scores of θ moved to each point, in the expected number of passes.
 
     A row is repeated for each perturbation only from the first adapted block on.
     """
@@ -267,7 +270,7 @@ def test_points_share_passes_with_the_scores_of_a_pass_for_each(
 def test_points_share_passes_of_a_single_block(
     build: Callable[[BaseModel], Space], model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attention of the last block, which differs by point, is also that of the first."""
+    """With one block, the attention of the last block is also the attention of the first block."""
     monkeypatch.setitem(BUILD, "single", build)
     rig = Rig(model_folder("causal", 1), "single")
     rig.wander()
@@ -280,7 +283,7 @@ def test_points_share_passes_of_a_single_block(
 
 
 def behind(tokens: list[int], prompt: Prompt) -> Prompt:
-    """The prompt with tokens before each of its sequences."""
+    """Return the prompt with tokens added before each of its sequences."""
     return Prompt(
         tuple((*tokens, *sequence) for sequence in prompt.sequences),
         tuple(tuple(len(tokens) + at for at in places) for places in prompt.supervised),
@@ -364,7 +367,7 @@ def test_a_network_makes_a_prefix_out_of_embeddings(model_folder: ModelFolder) -
 
 
 def test_a_trained_head_is_no_longer_tied(tmp_path: Path) -> None:
-    """The word embeddings stay what they were, in the run and in the exported model."""
+    """The word embeddings stay unchanged, in the run and in the exported model."""
     from transformers import AutoModelForCausalLM
 
     source = tmp_path / "tied"

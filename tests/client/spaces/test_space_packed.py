@@ -1,4 +1,4 @@
-"""Short texts that share a row have the losses that they have one by one, in every space."""
+"""Short texts that share a row have the same losses as in separate rows, in every space."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ PREFIX_TOKENS = 3
 
 
 def space_in(base: BaseModel, kind: str) -> Space:
-    """A space somewhere else than where it begins."""
+    """A space whose θ is not at its start."""
     space: Space
     match kind:
         case "lora-fa":
@@ -65,7 +65,7 @@ def space_in(base: BaseModel, kind: str) -> Space:
 
 
 class Packed:
-    """A language model with a space in it, whose passes over texts are packed where that is right.
+    """A language model with a space in it, which packs texts into shared rows if that is exact.
 
     Attributes:
         rows: number of rows of every pass so far.
@@ -83,7 +83,7 @@ class Packed:
         self.base.body.register_forward_pre_hook(self._note_rows, with_kwargs=True)
 
     def _note_rows(self, _: object, __: object, called: dict[str, Any]) -> None:
-        """Note the rows of a pass; the head calls the body too, with ids alone."""
+        """Record the rows of a pass; the head also calls the body, with ids alone."""
         if any(called.get(name) is not None for name in ("attention_mask", "position_ids")):
             self.rows.append(len(called["input_ids"]))
 

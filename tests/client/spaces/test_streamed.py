@@ -1,4 +1,4 @@
-"""All parameters trained block by block: the bits of a model that is in memory."""
+"""All parameters trained block by block: the bits of a model in memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,12 +43,12 @@ LONG = {
     "GPT-NeoX": (False, True),
     "BERT": (True, False),
 }
-"""Of each shape, whether it is tied and kept as a copy, where 50 steps are taken."""
+"""For each shape with 50 steps: whether its head is tied, and whether steps keep a copy."""
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors are worked on in several parts, which are not those of a resident model."""
+    """Divide tensors into several chunks, differently from a resident model."""
     monkeypatch.setattr(spaces, "CPU_CHUNK", WHOLE_BLOCKS)
     monkeypatch.setattr(StreamedFullSpace, "chunk", 1000)
 
@@ -113,7 +113,7 @@ class Rig:
         hold: bool = False,
         after_step: Callable[[], None] = lambda: None,
     ) -> list[float]:
-        """Steps with the engine's MeZO estimator; everything that was measured."""
+        """Take steps with the engine's MeZO estimator; return all measured numbers."""
         descent = Descent(self.space, update, hold)
         measured = []
         for step in range(steps):

@@ -1,4 +1,4 @@
-"""Damaged, missing and unusual files of blocks: error messages, and files that stay unchanged."""
+"""Damaged, missing and unusual files of blocks: error messages, and no change of the files."""
 
 import errno
 import json
@@ -93,7 +93,7 @@ def test_direct_reads_give_the_same_bytes(
 
 
 def reads_of(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> set[bool]:
-    """Return whether reads of all blocks were direct, under a free memory of some bytes."""
+    """Return whether blocks are read directly (O_DIRECT) if `free` bytes of memory are free."""
     monkeypatch.setattr(loading, "free_memory", lambda: free)
     whole, found = os.open, set[bool]()
 

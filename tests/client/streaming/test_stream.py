@@ -1,4 +1,4 @@
-"""A model whose blocks are streamed gives the bits of one that is in memory."""
+"""A model with streamed blocks gives the bits of a model in memory."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ EPSILON = 0.25
 
 
 class Rig:
-    """A model with adapters and an engine; streamed where it is told so."""
+    """A model with adapters and an engine; its blocks may be streamed."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ def load(folder: Path, device: str, tier: str, **more: object) -> LoadedModel:
 
 
 def streamed(loaded: LoadedModel, scheduling: Scheduling = DEFAULT_SCHEDULING) -> Tensor:
-    """Compute logits block by block, the second time in buffers that have been used."""
+    """Compute logits block by block, twice; the second pass reuses buffers."""
     assert loaded.store is not None
     stream = BlockStream(loaded.base, loaded.store, scheduling=scheduling)
     network = loaded.base.network
@@ -92,7 +92,7 @@ def test_quantized_blocks_stream_to_a_gpu(quantization: str, model_folder: Model
 
 
 def test_buffers_may_be_written_by_threads_in_any_mode() -> None:
-    """The copies are those of a GPU, whose buffers a thread of their own fills."""
+    """A separate thread fills the buffers, outside of inference mode, as with a real GPU."""
     with torch.inference_mode():
         memory = allocate(4, torch.device("cpu"))
     thread = threading.Thread(target=memory.fill_, args=[7])

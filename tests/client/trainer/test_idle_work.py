@@ -1,4 +1,4 @@
-"""Private rounds of live clients: between messages, interrupted by them, the simulation's bits."""
+"""Private rounds of live clients: between messages, interrupted, with the simulation's bits."""
 
 import json
 import os
@@ -132,7 +132,7 @@ def test_the_owner_decides_when_and_needs_no_server(
 def waiting(
     settings: Settings, server_config: RunConfig, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ResidentTrainer:
-    """A trainer whose run was left with private rounds that wait, and that has met another one."""
+    """A trainer with pending private rounds in an earlier run; it has since met another run."""
     config = config_of(server_config.flat(), personal__when="always", rounds=3)
     trainer, socket = resident(settings, 7, short / "h"), short / "t.sock"
     with monkeypatch.context() as without_idle_time:
@@ -179,7 +179,7 @@ def test_private_rounds_that_wait_are_taken_though_the_client_is_in_another_run_
 
 
 def move_to_other_model(home: Path, run: Path) -> bytes:
-    """Move what a client has of a run to a run with another base model; returns its id."""
+    """Move a client's files of a run to a run with another base model; return that run's id."""
     description = json.loads((run / RUN_FILE).read_text())
     other = JoinedRuns(home).write(
         RunConfig.of(description["settings"], "test"),

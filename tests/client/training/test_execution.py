@@ -1,4 +1,4 @@
-"""Federations whose steps run in other ways: decided by the machine, quantized, within a budget."""
+"""Federations whose steps run in other ways: chosen by measurement, quantized, within a budget."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_an_explicit_grouping_gives_the_same_ledger_every_time(
 def test_clients_side_by_side_change_nothing(
     layers: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three at once give the ledgers, also the private ones, of one after the other."""
+    """Three clients at once give the same public and private ledgers as one after another."""
     settings |= {"adapter.layers": layers, "personal.rounds": 2}
     folders = []
     for cores in (1, 3):

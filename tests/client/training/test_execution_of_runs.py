@@ -17,7 +17,7 @@ RUN = bytes(8)
 
 
 class Stopwatch:
-    """A made-up machine: a pass takes 1 s to begin, and 1 s and some bytes for every row."""
+    """A made-up machine: a pass takes 1 s to begin, and each row takes 1 s and some bytes."""
 
     def __init__(self, queries: int, batch: int, row: int = 10, fixed: int = 0) -> None:
         self._queries, self._batch, self._row, self._fixed = queries, batch, row, fixed
@@ -69,7 +69,7 @@ def test_a_budget_that_not_even_one_example_fits_is_refused() -> None:
 
 
 def test_without_a_budget_passes_on_a_cpu_stay_small() -> None:
-    """Of 8 examples as many share a pass as fit 32 MiB, or twice what a pass of one takes."""
+    """A pass takes at most 32 MiB, or at most twice the memory of a pass with one example."""
     mib = 2**20
     assert decide(Stopwatch(4, 8, mib // 2)) == Schedule("both", 8)
     assert decide(Stopwatch(4, 8, mib)) == Schedule("both", 4)

@@ -1,4 +1,4 @@
-"""Data that grow: stable splits, half lines, damaged rows, vanished files, retention, deletion."""
+"""Growing data: stable splits, half lines, damaged rows, vanished files, retention, deletion."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A live client whose data grow: over rounds, restarts, evaluations, limits and its commands."""
+"""A live client with growing data: over rounds, restarts, evaluations, limits and its commands."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The measurement of an informed basis: what it catches, its scale, and the command."""
+"""The measurement of an informed basis: the variance it explains, its scale, and the command."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The plan of local steps: the batches of clustering rounds, and the loss that is reported."""
+"""The plan of local steps: the batches of clustering rounds, and the reported loss."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,10 @@ from samara.shared.protocol.frames.instructions import CLUSTERING_TRACK, SeedPol
 
 
 def test_labels_take_turns_and_count_by_their_share_of_the_batch() -> None:
-    """A step's batch has one label; the gradients of one that the client lacks are zero."""
+    """A step's batch has one label.
+
+    If the client lacks this label, the step's gradients are zero.
+    """
     instruction = instruction_with(
         track=CLUSTERING_TRACK, seed_policy=SeedPolicy.SHARED, learning_rate=0.0, steps=4, batch=4
     )
@@ -36,7 +39,7 @@ def test_labels_take_turns_and_count_by_their_share_of_the_batch() -> None:
     ids=["all examples", "more than all", "a part of the examples"],
 )
 def test_the_reported_loss_is_that_of_the_start(batch: int, reported: float) -> None:
-    """Later steps say what a client has learned in the round, and count only for their examples."""
+    """With all examples in a step, the first step's loss is reported; otherwise the mean loss."""
     instruction = instruction_with(learning_rate=0.0, steps=3, batch=batch)
     plan = LocalStepPlan(instruction, 0, np.array([0, 1, 0, 1, 1]), label_count=2)
     for loss in (0.7, 0.5, 0.3):

@@ -1,4 +1,4 @@
-"""Local steps: losses that one request asks for are those of separate requests."""
+"""Local steps: losses of one combined request equal the losses of separate requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ Losses = Callable[[Sequence[LossRequest]], Sequence[NDArray[np.float64]]]
 def in_separate_requests(
     estimators: Sequence[Estimator], losses_of: Losses
 ) -> list[GradientEstimate]:
-    """Run estimators, and ask for the unperturbed losses after all others."""
+    """Run estimators, and request the unperturbed losses after all others."""
 
     def answers(requests: Sequence[LossRequest]) -> list[NDArray[np.float64]]:
         assert all(request.unperturbed for request in requests)

@@ -1,4 +1,4 @@
-"""A runtime under settings of another depth: the model is loaded again, and its scores are none."""
+"""A runtime under settings of another depth: the model is loaded again, and has no scores."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A runtime that is made while a question is open."""
+"""A runtime that is created while a question is open."""
 
 import threading
 from contextvars import copy_context

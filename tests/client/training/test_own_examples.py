@@ -1,4 +1,4 @@
-"""What an owner has taught a client: durable, private, whole lines, deleted for good."""
+"""Examples that an owner has taught a client: durable, private, in whole lines, fully deleted."""
 
 import json
 import os

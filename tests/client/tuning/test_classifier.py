@@ -1,4 +1,4 @@
-"""A classifier in place of label words: without a prompt, and begun by linear probing."""
+"""A classifier in place of label words: without a prompt, and initialized by linear probing."""
 
 from collections.abc import Callable
 from functools import cache
@@ -95,7 +95,7 @@ def test_a_run_with_a_classifier_goes_on_to_the_same_result(
 def test_an_exported_classifier_gives_the_scores_of_the_run(
     classifier: str, family: str, method: str, trained: Trained, tmp_path: Path
 ) -> None:
-    """By transformers and numpy alone; the model beside it has no layer of ours."""
+    """Transformers and numpy suffice; the exported model has no layer of Samara."""
     folder, out = trained(classifier, family, method), tmp_path / "exported"
     assert export_tuned(folder, out) == {}
     _, answers = tuned_look(folder, "a fine film")
@@ -109,7 +109,7 @@ def test_an_exported_classifier_gives_the_scores_of_the_run(
 
 
 def representation(folder: Path, family: str) -> NDArray[np.float32]:
-    """The representation of a text without a question, by other software."""
+    """The representation of a text without a prompt, computed without Samara."""
     loaders = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "encoder": AutoModel}
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = loaders[family].from_pretrained(folder)

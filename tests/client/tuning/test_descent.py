@@ -33,7 +33,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gradient_of(step: UpdateStep, size: int) -> FloatArray:
-    """ĝ as it is written, one rounding per operation."""
+    """ĝ by its definition, with one rounding per operation."""
     z = directions(step.seeds, size, "gaussian").astype(np.float32) / np.float32(2048)
     total = np.zeros(size, np.float32)
     for share, own in zip(step.gradients / np.float32(len(step.seeds)), z, strict=True):
@@ -56,7 +56,7 @@ def plain_momentum(theta: FloatArray, steps: list[UpdateStep], beta: float = 0.9
 
 
 def plain_adam(theta: FloatArray, steps: list[UpdateStep]) -> FloatArray:
-    """As torch.optim.Adam writes it, in float64: the same but for rounding."""
+    """Adam in float64, as in torch.optim.Adam; the result differs only by rounding."""
     exact, m, v = theta.astype(np.float64), 0.0, 0.0
     for t, step in enumerate(steps, 1):
         g = gradient_of(step, len(theta)).astype(np.float64)
@@ -114,7 +114,7 @@ def test_updates_are_those_of_torch(name: str, decay: float) -> None:
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 def test_recomputed_held_and_replayed_moments_give_the_same_bits(update: UpdateRule) -> None:
-    """Long enough that windows of the faster decays begin anew."""
+    """The number of steps is so large that the windows of the faster decays restart."""
     steps = steps_of(60, most=1)
     recomputed, descent = taken(update, steps, hold=False)
     held, _ = taken(update, steps, hold=True)

@@ -1,4 +1,4 @@
-"""Every method on tiny models: what it does, that it goes on, and what it refuses."""
+"""Every method on tiny models: its results, its continuation after a stop, and its refusals."""
 
 import logging
 import sys
@@ -37,7 +37,7 @@ from samara.shared.tasks.catalog import load_task
 
 ModelFolder = Callable[[str], Path]
 BY_PEFT_TRAINED = [("mezo", "vera"), ("fo-adam", "vera")]
-"""What of the spaces that PEFT computes is tried here; the rest where tuned models are exported."""
+"""Cases of PEFT's spaces that are tested here; the tests of exports have the other cases."""
 TRAINED = [
     (method, space)
     for method, spaces in SPACES.items()
@@ -144,7 +144,7 @@ def test_a_projected_gradient_is_the_true_gradient_along_its_direction(settings:
 def test_an_interrupted_run_goes_on_to_the_same_result(
     method: str, space: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """It is stopped between two validations, and at one."""
+    """The run is stopped once between two validations, and once at a validation."""
     changes = {"optimizer": method, "space": space, "steps": 6, "learning_rate_schedule": "linear"}
     whole = tuned(tuning_of(settings, out=str(tmp_path / "whole"), **changes))
     for stop in (3, 4):
@@ -196,7 +196,7 @@ def test_a_loss_that_rises_returns_and_the_run_goes_on_the_same(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The fourth step is a return to the beginning; killed behind it, the run comes to the same."""
+    """The fourth step returns to the start. A run killed after this step gives the same result."""
     monkeypatch.setattr(StepSize, "_has_risen", lambda self, average, latest: self.done == 3)
     whole = tuned(tuning_of(settings, steps=6, out=str(tmp_path / "whole")))
     assert "the loss rose" in caplog.text

@@ -1,4 +1,4 @@
-"""Readouts in `samara tune`, exact gradients, and the state that it hands on as a start."""
+"""Readouts in `samara tune`, exact gradients, and the start file for a federation."""
 
 import logging
 from collections.abc import Callable

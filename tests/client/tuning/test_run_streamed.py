@@ -1,4 +1,4 @@
-"""Runs of `samara tune` whose blocks are streamed: the result of a resident model."""
+"""Runs of `samara tune` with streamed blocks give the result of a resident model."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings of tuning runs: what is completed, and what is refused."""
+"""Settings of tuning runs: automatic values, and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The trajectory file: what is written is read, what a crash leaves is cut, damage is refused."""
+"""The trajectory file: it is read as written, cut after a crash, and refused if damaged."""
 
 import os
 from contextlib import closing
@@ -30,7 +30,7 @@ def open_writer(path: Path, portable: bool = True, **changes: Any) -> closing[Tr
 
 
 def sizes_of(path: Path, portable: bool = True) -> list[int]:
-    """Write a trajectory of all steps; its size before the first and after each."""
+    """Write a trajectory of all steps; return its size at first and after each step."""
     with open_writer(path, portable) as writer:
         sizes = [path.stat().st_size]
         for number, gradients in enumerate(GRADIENTS):
@@ -41,7 +41,7 @@ def sizes_of(path: Path, portable: bool = True) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on when the disk has what it is given."""
+    """Skip fsync, because no test here depends on it."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -67,7 +67,7 @@ def test_a_trajectory_reads_what_was_written(tmp_path: Path) -> None:
 def test_base_and_trajectory_are_the_trained_model(
     update: UpdateRule, portable: bool, hold: bool, tmp_path: Path
 ) -> None:
-    """Steps, a crash, a rebuild, more steps, and a rebuild of all: the same bits throughout."""
+    """Steps, a crash, a rebuild, more steps and a final rebuild give the same bits throughout."""
     path = tmp_path / "trajectory"
     trained = ToySpace(SIZE, portable)
     descent = Descent(trained, update)

@@ -1,4 +1,4 @@
-"""Variants of MeZO in `samara tune`: what each does to the same run, and that it goes on."""
+"""Variants of MeZO in `samara tune`: the effect of each on the same run, and its continuation."""
 
 from collections.abc import Callable
 from functools import cache
@@ -76,7 +76,7 @@ def settings(model_folder: ModelFolder, data_file: Path, tmp_path: Path) -> Sett
 def plain_curve(
     model_folder: ModelFolder, data_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., list[Any]]:
-    """The validations of a run without a variant; each run is made once."""
+    """The validations of a run without a variant; each run is executed once."""
 
     @cache
     def curve_of(**changes: Any) -> list[Any]:
@@ -125,7 +125,7 @@ def test_recomputed_moments_are_the_held_ones(
 def test_in_place_is_the_copy_but_for_the_rounding_of_restoring(
     settings: Settings, tmp_path: Path
 ) -> None:
-    """Each of three moves of a step may round once; steps of the copy restore exactly."""
+    """Each of the three moves in a step may round once; steps on a copy restore θ exactly."""
     thetas = []
     for in_place in (False, True):
         out = tmp_path / str(in_place)
@@ -189,7 +189,7 @@ def test_scaling_by_ones_is_plain(
 def test_norms_by_a_backward_pass_are_near_those_from_losses(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The same batch: estimates from 40 directions of each group are √(2/π) of the norms."""
+    """On the same batch, estimates from 40 directions of each group are √(2/π) times the norms."""
     found: list[NDArray[np.float32]] = []
 
     def noted(norms: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Who gets into a gateway of phones: proofs of keys, limits, certificates."""
+"""Admission to a gateway of phones: proofs of keys, settings, certificates."""
 
 import asyncio
 import re
@@ -6,34 +6,28 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from gateways import SECONDS, Echo, Served, attached_phones, keys_in, opened_stream, serve_phones
+from gateways import SECONDS, Echo, Served, attached_phones, keys_in, serve_phones
 from typer.testing import CliRunner
 
-from samara.devices.gateway import gateway as gateway_module
 from samara.devices.gateway import server as gateway_server
-from samara.devices.gateway.admission import NEW_KEYS_PER_MINUTE, RejectionError
 from samara.devices.gateway.admitted_keys import AdmittedKeys
 from samara.devices.gateway.certificate import GatewayCertificate
 from samara.devices.gateway.commands import app as gateway_app
 from samara.devices.gateway.gateway import MAX_ANSWER_BYTES, Gateway
-from samara.devices.gateway.passed_connections import MAX_UNPROVEN_STREAMS
 from samara.devices.gateway.phone_stream import _port_of
 from samara.devices.gateway.server import start_gateway
 from samara.devices.gateway.settings import GatewaySettings
 from samara.devices.live.connection.gateway_endpoint import GatewayEndpoint
 from samara.devices.live.connection.gateway_stream import attach
 from samara.shared.errors import DeviceError
-from samara.shared.network import rate_limit
 from samara.shared.network.certificates import make_certificates, renew_certificate
-from samara.shared.network.log_budget import LINES_AT_ONCE
-from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult, ToPhone
+from samara.shared.proto.trainer_pb2 import FromPhone, Proof, TaskKind, TaskResult
 from samara.shared.proto.trainer_pb2_grpc import GatewayStub
 from samara.shared.protocol.client_index import client_index_of_key
 from samara.shared.protocol.signing import SigningKey, proof_bytes
@@ -90,174 +84,10 @@ def test_a_foreign_or_unadmitted_key_is_rejected(served: Served, keys: list[Sign
     assert served.gateway.refused["this key is not admitted; add it to the gateway's --phones"] == 1
 
 
-def test_a_silent_stream_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "PROOF_SECONDS", 0.1)
-    silent = threading.Event()
-
-    def says() -> Iterator[FromPhone]:
-        silent.wait(SECONDS)
-        yield from ()
-
-    with grpc.insecure_channel(served.endpoint.address) as channel:
-        stream = GatewayStub(channel).Attach(says())
-        with pytest.raises(grpc.RpcError, match="no proof of the key within"):
-            list(stream)
-        silent.set()
-
-
-@pytest.mark.parametrize("limit", ["MAX_UNPROVEN", "MAX_UNPROVEN_OF_NETWORK"])
-def test_the_oldest_connection_without_a_proof_makes_room(
-    limit: str, keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway_server, limit, 2)
-    with serve_phones(keys[:2]) as served, ExitStack() as stack:
-        phone = opened_stream(stack.enter_context(channel_to(served)), keys[0])
-        served.until(lambda gateway: bool(gateway.attached_phones))
-        silent = [stack.enter_context(silent_stream(served)) for _ in range(3)]
-        with pytest.raises(grpc.RpcError) as raised:
-            next(silent[0])
-        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-        other = opened_stream(stack.enter_context(channel_to(served)), keys[1])
-        served.until(lambda gateway: len(gateway.attached_phones) == 2)
-        assert silent[2].is_active()
-        phone.cancel()
-        other.cancel()
-
-
-def channel_to(served: Served) -> Any:
-    """A connection of its own to a gateway."""
-    options = (("grpc.use_local_subchannel_pool", 1),)
-    return grpc.insecure_channel(served.endpoint.address, options)
-
-
-@contextmanager
-def silent_stream(served: Served) -> Iterator[Any]:
-    """A stream with a connection of its own, which was challenged and gives no proof."""
-    silent = threading.Event()
-
-    def says() -> Iterator[FromPhone]:
-        silent.wait(SECONDS)
-        yield from ()
-
-    with channel_to(served) as channel:
-        stream = GatewayStub(channel).Attach(says())
-        assert next(stream).HasField("challenge")
-        yield stream
-        stream.cancel()
-        silent.set()
-
-
-def test_a_connection_opens_few_streams_without_a_proof(
-    served: Served, keys: list[SigningKey]
-) -> None:
-    with channel_to(served) as channel:
-        for _ in range(MAX_UNPROVEN_STREAMS):
-            with pytest.raises(grpc.RpcError, match="must be a proof of the key"):
-                list(GatewayStub(channel).Attach(iter([NOT_A_PROOF])))
-        with pytest.raises(grpc.RpcError) as raised:
-            list(GatewayStub(channel).Attach(iter([NOT_A_PROOF])))
-        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-    with channel_to(served) as channel:
-        for _ in range(2 * MAX_UNPROVEN_STREAMS):
-            stream = opened_stream(channel, keys[0])
-            served.until(lambda gateway: bool(gateway.attached_phones))
-            stream.cancel()
-            served.until(lambda gateway: not gateway.attached_phones)
-
-
-class Mute:
-    """A stream of a stranger who hangs up, or proves a key."""
-
-    def __init__(self, host: str, key: SigningKey | None = None) -> None:
-        self.host, self._key, self._nonce = host, key, b""
-
-    def keep(self) -> None:
-        raise AssertionError("a stranger was let in")
-
-    async def write(self, message: ToPhone) -> None:
-        self._nonce = message.challenge.nonce
-
-    async def read(self) -> FromPhone | None:
-        if self._key is None:
-            return None
-        signature = self._key.sign(proof_bytes(self._nonce))
-        return FromPhone(proof=Proof(public_key=self._key.public, signature=signature))
-
-
-def test_strangers_write_few_lines_of_a_gateways_log(
-    keys: list[SigningKey], caplog: pytest.LogCaptureFixture
-) -> None:
-    gateway = Gateway(lambda key: False)
-
-    async def come_often() -> None:
-        for number in range(17_204):
-            host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
-            with pytest.raises(RejectionError):
-                await gateway.serve(Mute(host))
-        assert len(caplog.records) == LINES_AT_ONCE
-        with pytest.raises(RejectionError):
-            await gateway.serve(Mute("10.0.0.7", keys[0]))
-
-    asyncio.run(come_often())
-    assert "10.0.0.7 was not attached: this key is not admitted" in caplog.text
-    gateway.lines.close()
-    assert f"{17_204 - LINES_AT_ONCE} lines were left out" in caplog.text
-    assert len(caplog.records) == LINES_AT_ONCE + 2
-
-
 def test_a_stream_of_no_connection_that_is_passed_on_is_not_served(served: Served) -> None:
     address = f"127.0.0.1:{served.port_of_grpc}"
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
         next(GatewayStub(channel).Attach(iter([])))
-
-
-def test_attachments_per_minute_are_limited(
-    keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway_module, "ATTACHMENTS_PER_MINUTE", 2)
-    monkeypatch.setattr(rate_limit, "WINDOW_SECONDS", 1e6)
-    with (
-        serve_phones(keys) as served,
-        grpc.insecure_channel(served.endpoint.address) as channel,
-    ):
-        for _ in range(2):
-            stream = opened_stream(channel, keys[0])
-            served.until(lambda gateway: bool(gateway.attached_phones))
-            stream.cancel()
-            served.until(lambda gateway: not gateway.attached_phones)
-        with pytest.raises(grpc.RpcError, match="too many attachments"):
-            list(opened_stream(channel, keys[0]))
-        other = opened_stream(channel, keys[1])
-        served.until(lambda gateway: bool(gateway.attached_phones))
-        other.cancel()
-
-
-def test_a_stranger_does_not_use_up_what_the_server_answers_about_new_keys(
-    keys: list[SigningKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rate_limit, "WINDOW_SECONDS", 1e6)
-    asked: list[bytes] = []
-    known, *strangers = keys
-    served = Served(lambda key: key == known.public, None, lambda key: bool(asked.append(key)))
-    with closing(served):
-        for _ in range(NEW_KEYS_PER_MINUTE):
-            with (
-                channel_to(served) as channel,
-                pytest.raises(grpc.RpcError, match="not registered at the server"),
-            ):
-                list(opened_stream(channel, strangers[0]))
-        for stranger in strangers:
-            with (
-                channel_to(served) as channel,
-                pytest.raises(grpc.RpcError, match="try again in a minute") as raised,
-            ):
-                list(opened_stream(channel, stranger))
-            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert asked == [strangers[0].public] * NEW_KEYS_PER_MINUTE
-        with channel_to(served) as channel:
-            stream = opened_stream(channel, known)
-            served.until(lambda gateway: bool(gateway.attached_phones))
-            stream.cancel()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +157,7 @@ def test_gateway_settings_are_checked_before_anything_runs(
 
 
 class Once(threading.Event):
-    """Tells a phone to end when it begins to wait for its next try."""
+    """Makes a phone end as soon as it begins to wait for its next try."""
 
     def wait(self, timeout: float | None = None) -> bool:
         self.set()

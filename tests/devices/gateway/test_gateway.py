@@ -110,7 +110,7 @@ def test_attached_phones_get_a_blob_through_the_gateway_and_join(
 
 
 class Other(Echo):
-    """A phone whose adapter has a size, and which keeps what the server says of it."""
+    """A phone with an adapter of a given size, which records the server's notices."""
 
     def __init__(self, device: int, size: int) -> None:
         super().__init__(device)
@@ -227,7 +227,7 @@ def test_a_message_out_of_turn_or_unsigned_ends_the_stream(
 
 
 def _replying(channel: Any, key: SigningKey, reply: FromPhone) -> Iterator[ToPhone]:
-    """A stream that proves the key and says this to the first task."""
+    """A stream that proves the key and answers the first task with a given message."""
     from queue import SimpleQueue
 
     outgoing: SimpleQueue[FromPhone | None] = SimpleQueue()
@@ -262,7 +262,7 @@ def test_a_phone_answers_over_a_stream_of_its_own(served: Served, keys: list[Sig
 
 
 class Told(Echo):
-    """A phone that keeps what comes with its instructions, and refuses them."""
+    """A phone that records settings and kind of its instructions, and refuses them."""
 
     def __init__(self, device: int) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""A gateway that answers in parts, of phones and boards; what boards are told, and what is kept."""
+"""A gateway of phones and boards that answers in parts: notices to boards, and kept messages."""
 
 import json
 import threading
@@ -53,7 +53,7 @@ def served(keys: list[SigningKey]) -> Iterator[Served]:
 
 
 class Told(Echo):
-    """A phone or board that says hello and keeps the settings that it is told."""
+    """A phone or board that sends a hello and records the settings that it receives."""
 
     def __init__(self, device: int, hold: threading.Event | None = None) -> None:
         super().__init__(device, hold)
@@ -214,7 +214,7 @@ def test_a_reply_in_parts_says_who_may_yet_answer(
 
 
 class OldGateway(GatewayServicer):  # type: ignore[misc]
-    """A gateway of a version that knows of no boards."""
+    """A gateway of an earlier version, which does not know boards."""
 
     def Attach(self, messages: Any, context: Any) -> Iterator[ToPhone]:  # noqa: N802
         yield ToPhone(challenge=Challenge(version=1, nonce=bytes(32)))
@@ -268,7 +268,7 @@ def test_only_when_every_gateway_rejects_its_key_a_board_gives_up(
 
 
 def wire_to(served: Served, key: Path, home: Path) -> StreamWire:
-    """The wire of a client whose trainer does not run."""
+    """The wire of a client without a running trainer."""
     return StreamWire(
         ClientSettings(
             name="a",
@@ -285,7 +285,7 @@ def wire_to(served: Served, key: Path, home: Path) -> StreamWire:
 
 
 def ended(wire: StreamWire) -> bool:
-    """Wait for the end of a wire; whether the run is finished."""
+    """Wait for the end of a wire; return whether the run is finished."""
     wire._thread.join(SECONDS)
     assert not wire.is_alive
     return wire.is_finished()

@@ -1,4 +1,4 @@
-"""Phones hear from their gateway that the run is finished, whatever they are doing."""
+"""Phones learn from their gateway that the run is finished, whatever they are doing."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from samara.shared.protocol.signing import SigningKey
 
 
 class Due:
-    """A phone with private rounds that are due, which begin and end when the test says so."""
+    """A phone with due private rounds, which begin and end when the test says so."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

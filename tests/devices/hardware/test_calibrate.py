@@ -1,4 +1,4 @@
-"""Measuring this machine; how fast it is does not matter here."""
+"""The measurement of this machine; its speed does not matter here."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Predicted steps: published cells, parts, memory, and what the command says."""
+"""Predicted steps: published cells, parts, memory, and the command's output."""
 
 import json
 from collections import Counter
@@ -162,7 +162,7 @@ def test_grouping_reads_the_weights_less_often() -> None:
 def test_passes_are_those_of_the_client(
     grouping: Grouping, differences: Differences, curvature: bool
 ) -> None:
-    """The requests of its estimator, grouped as its engine groups them."""
+    """The predicted passes equal the estimator's requests, grouped by the client's engine."""
     found: Counter[int] = Counter()
 
     def losses_of(request: LossRequest) -> Any:

@@ -1,4 +1,4 @@
-"""Predicted zeroth-order steps on all parameters: parts, laws, and what the command says."""
+"""Predicted zeroth-order steps on all parameters: parts, laws, and the command's output."""
 
 import json
 from dataclasses import replace

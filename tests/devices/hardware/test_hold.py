@@ -1,4 +1,4 @@
-"""What a command is held to: plans, links that are slowed down, and words for them."""
+"""The limits of a command: plans, slow links, and their descriptions."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_a_status_as_a_shell_gives_it(status: int, shown: int) -> None:
 
 @pytest.fixture
 def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CgroupV2Limit:
-    """A memory limit of cgroup v2 in a folder that stands for the kernel's."""
+    """A memory limit of cgroup v2 in a folder that replaces the kernel's folder."""
     monkeypatch.setattr(CgroupV2Limit, "parent", lambda self: tmp_path)
     return CgroupV2Limit(100)
 

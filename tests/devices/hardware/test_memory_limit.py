@@ -1,4 +1,4 @@
-"""Processes under a memory limit, by whatever this machine permits."""
+"""Processes under a memory limit, by any means that this machine permits."""
 
 import json
 import logging

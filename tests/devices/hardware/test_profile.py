@@ -1,4 +1,4 @@
-"""Profiles: the shipped ones, and mistakes in one's own."""
+"""Profiles: the shipped profiles, and mistakes in a user's profile."""
 
 import tomllib
 from pathlib import Path

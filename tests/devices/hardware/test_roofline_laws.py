@@ -1,4 +1,4 @@
-"""Laws of the time model: more work never takes less, and nothing is unbounded."""
+"""Laws of the time model: more work never takes less time, and no time is infinite."""
 
 from dataclasses import replace
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""`samara device run`: commands under real limits, and nothing is left of them."""
+"""`samara device run`: commands under real limits, which leave nothing behind."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def _left_by(process: int) -> list[object]:
 
 
 def _until(ready: Callable[[], bool], process: psutil.Process) -> None:
-    """Wait for something that follows the end of a process."""
+    """Wait for a consequence of the end of a process."""
     for _ in range(600):
         if ready():
             return

@@ -25,7 +25,7 @@ def config_of(**changes: object) -> RunConfig:
 
 
 def test_a_step_has_the_settings_of_simulate() -> None:
-    """Those of a scenario that says nothing are the defaults of a run."""
+    """Without a scenario, a step has the default settings of a run."""
     inner = step_of(config_of(), ORIN)
     assert (inner.work.queries, inner.work.rank, inner.work.top) == (16, 2, 2)
     assert (inner.work.batch, inner.work.sequence, inner.work.quantization) == (8, 128, "fp32")
@@ -79,7 +79,7 @@ def test_settings_replace_those_of_a_scenario() -> None:
 
 
 def test_the_data_of_a_scenario_are_counted(tmp_path: Path) -> None:
-    """Without them an estimate is of 10,000 examples of 128 tokens, which few clients have."""
+    """Without data, an estimate would assume 10,000 examples of 128 tokens."""
     rows = [
         {"text": f"a film of {'very ' * (row % 3)}few words", "label": row % 2} for row in range(40)
     ]

@@ -1,4 +1,4 @@
-"""The power mode of a board: set on the owner's word alone, and restored, by a fake nvpmodel."""
+"""The power mode of a board: set only at the owner's request, and restored, by a fake nvpmodel."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ esac
 
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the tool, its modes, and the mode that the board is in."""
+    """A folder with the tool, its modes, and the current mode of the board."""
     folder = tmp_path / "board"
     folder.mkdir()
     (folder / "nvpmodel.conf").write_text(MODES)
@@ -146,7 +146,7 @@ def test_other_modes_and_other_machines_are_refused(board: Path, tmp_path: Path)
 def test_a_service_that_may_gain_no_rights_is_refused_in_words(
     board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process with the flag that NoNewPrivileges sets, which stays until it ends."""
+    """A process that sets the flag of systemd's NoNewPrivileges keeps the flag until it ends."""
     if sys.platform != "linux":
         pytest.skip("processes have this flag on Linux")
     asked = (

@@ -1,4 +1,4 @@
-"""What a device has answered, as `samara client audit` shows it: a real client's own files."""
+"""`samara client audit` shows a device's answers, from a real client's own files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A board and a phone of one name on one machine do not share a folder."""
+"""A board and a phone of the same name on one machine do not share a folder."""
 
 from pathlib import Path
 

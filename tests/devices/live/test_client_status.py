@@ -1,4 +1,4 @@
-"""What `samara client status` and the dashboard show of a client, also while it runs."""
+"""`samara client status` and the dashboard show a client's state, even while it runs."""
 
 import os
 import pty

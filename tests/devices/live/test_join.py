@@ -1,4 +1,4 @@
-"""A device joins a run by one line over TLS; whoever has no valid code, or is between, does not."""
+"""A device joins a run by one line over TLS; a wrong code or a man in the middle is refused."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def served_as(run: Path, scenario: str) -> None:
 def test_joining_ends_with_the_command_that_starts_the_client(
     scenario: str, what: str, command: str, run: Path, address: str, tmp_path: Path
 ) -> None:
-    """All that the server can know of it is filled in, and no path of the operator's is told."""
+    """The command has all options that the server can know, but no path of the operator's."""
     if scenario:
         served_as(run, scenario)
     home = tmp_path / "my device"
@@ -227,7 +227,7 @@ def test_an_invitation_ends_and_a_later_one_takes_its_place(
 
 
 def test_nothing_is_told_to_another_server(run: Path, tmp_path: Path) -> None:
-    """Somebody between answers with all that is public, and with a certificate of his own."""
+    """A man in the middle answers with all public data, and with his own certificate."""
     code = invite(run)
     welcome = Invitations(run).welcome(code.identifier)
     got: list[tuple[str, str]] = []

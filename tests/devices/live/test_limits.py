@@ -1,4 +1,4 @@
-"""The limits of a device's owner: why work pauses, when, and what it has cost."""
+"""The limits of a device's owner: reasons and times of pauses, and the cost of work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,7 +73,7 @@ def test_hours_that_are_none_are_refused(hours: str) -> None:
 
 
 class Day:
-    """A clock that somebody else moves."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -137,7 +137,7 @@ def nothing() -> Iterator[None]:
 
 
 def test_an_hour_of_changing_conditions_delays_passes_and_changes_none() -> None:
-    """Sensors, limits, watch, pauses and turns together, on a clock of their own."""
+    """Sensors, limits, watch, pauses and turns work together on a simulated clock."""
     day, random = Day(), np.random.default_rng(0)
     limits = DeviceLimits(max_temperature=85, min_battery=30, hours="12:05-13:00", idle_only=True)
     every = 60.0
@@ -154,7 +154,7 @@ def test_an_hour_of_changing_conditions_delays_passes_and_changes_none() -> None
     watch.look()
 
     def move(seconds: float) -> None:
-        """The watch looks every second, whatever the trainer does."""
+        """Advance the clock; the watch looks every second, whatever the trainer does."""
         goal = day.seconds + seconds
         while day.seconds < goal:
             day.seconds = min(goal, float(np.floor(day.seconds + 1)))

@@ -1,4 +1,4 @@
-"""Whose trainer answers questions: that of a running client, even if it is slow, or a new one."""
+"""Questions go to a running client's trainer, even if it is slow; otherwise to a new trainer."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from samara.shared.errors import DeviceError, TrainerError
 
 
 class Trainer:
-    """A trainer that accepts connections after some looks, and those that were started."""
+    """A trainer that answers after some polls; it counts the trainers started in its place."""
 
     def __init__(self, looks: int) -> None:
         self.looks, self.started, self.ended = looks, 0, 0
@@ -85,7 +85,7 @@ def test_without_a_client_a_trainer_is_started_and_no_client_may_run(
 def test_a_trainer_that_is_gone_is_replaced_while_its_models_are_served(
     folder: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's run is finished: the client has ended, and its trainer with it."""
+    """The client and its trainer have ended, because the run is finished."""
     for name in ("_WATCH_SECONDS", "_ABSENCE_SECONDS"):
         monkeypatch.setattr(local_trainer, name, 0.01)
     trainer.looks = 0

@@ -1,4 +1,4 @@
-"""What `samara client status --report` writes: facts, and nothing of the owner's."""
+"""`samara client status --report` writes technical facts, and nothing private."""
 
 import json
 import secrets
@@ -47,7 +47,7 @@ def test_a_message_in_a_message_is_shown_without_what_is_in_it() -> None:
 
 @pytest.fixture
 def kitchen(settings: Settings, tmp_path: Path) -> Path:
-    """A client whose files all hold something that is nobody's business."""
+    """A client whose files all contain something private."""
     folder = tmp_path / "kitchen"
     folder.mkdir(mode=0o700)
     mine = device_settings(settings, 7, folder)

@@ -1,4 +1,4 @@
-"""What a client tells systemd."""
+"""A client's notifications to systemd."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The wire of a client: options, what it was started with before, what it was invited to."""
+"""The wire of a client: chosen by options, by its last start, or by its invitation."""
 
 import json
 from contextlib import nullcontext
@@ -47,7 +47,7 @@ DOOR, OTHER = "gateway.example:9100", "other.example:9100"
 
 
 def started(folder: Path, **values: Any) -> None:
-    """Leave a client's folder as `client up` does."""
+    """Write a client's folder as `client up` does."""
     folder.mkdir(exist_ok=True)
     settings = {"name": "a", "superlink": "", "client_index": 1, "device_settings": {}}
     ClientSettings(folder=folder, **(settings | values)).write()
@@ -141,7 +141,7 @@ def test_a_board_refuses_what_it_cannot_read_or_whose_trainer_is_away(
 
 
 class Trainer(nullcontext[None]):
-    """A trainer without a model, which answers under the settings of a task."""
+    """A trainer without a model, which answers tasks under the settings in each task."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of programs, each made once."""
+    """A folder of programs, each exported once."""
     return tmp_path_factory.mktemp("programs")
 
 
@@ -58,7 +58,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(
     model_folder: Callable[[str], Path], data_file: Path, programs: Path
 ) -> Callable[..., tuple[Settings, Path]]:
-    """Settings of a run with a readout, and programs of it."""
+    """Function that makes settings of a run with a readout, and its programs."""
 
     def make(
         family: str, quantization: PhoneQuantization, layers: str = "readout"
@@ -102,7 +102,7 @@ def pair(made: Any, tmp_path: Path) -> Callable[..., Pair]:
 
 
 def round_as(quantization: PhoneQuantization, runtime: ModelRuntime) -> None:
-    """Round an eager model as an export does."""
+    """Round the weights of an eager model like an export with this quantization."""
     if quantization == "int4":
         round_to_4_bits(runtime.base)
     elif quantization == "float16":

@@ -1,4 +1,4 @@
-"""Weights of a graph in files of their own, as float16 and as int8: the same results."""
+"""A graph's weights in separate files, as float16 and as int8, give the same results."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ X = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
 
 
 def matrices(exact: bool) -> list[Any]:
-    """Three matrices, the second larger than what the first and third have together."""
+    """Three matrices; the second is larger than the first and third together."""
     made = [
         np.random.default_rng(2 + number).normal(size=shape).astype(np.float32)
         for number, shape in enumerate([(16, 32), (32, 64), (64, 8)])
@@ -120,7 +120,7 @@ def lookup_of(table: Any, is_also_added: bool = False) -> Any:
 
 
 def rounded(table: Any) -> Any:
-    """A table of which int8 can hold every row, times a scale."""
+    """Round a table to numbers that int8 with one scale per row represents exactly."""
     farthest = np.abs(table).argmax(1)[:, None]
     scales = np.take_along_axis(table, farthest, 1) / np.float32(-128)
     return np.clip(np.rint(table / scales), -128, 127) * scales

@@ -54,7 +54,7 @@ Pair = tuple[ModelRuntime, ClientData, PhoneLearner, RunConfig]
 
 @pytest.fixture
 def made(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Settings of a run of one of the tasks, on rows of three users."""
+    """Settings of a run with one of the tasks, on rows of three users."""
 
     def make(kind: str, layers: str, **changes: Any) -> RunConfig:
         task, data = tmp_path / f"{kind}.toml", tmp_path / f"{kind}.jsonl"
@@ -80,7 +80,7 @@ def made(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="module")
 def program_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Programs of the tasks, each made once; tests only read them."""
+    """Programs of the tasks, each exported once; tests only read them."""
     folder = tmp_path_factory.mktemp("programs")
 
     def program(config: RunConfig, delegate: Delegate = "portable") -> Path:

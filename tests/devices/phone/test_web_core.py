@@ -1,4 +1,4 @@
-"""The phone page's integer core is held to the golden files and to random cases of Python's."""
+"""The phone page's integer core agrees with the golden files and with random cases from Python."""
 
 import hashlib
 import struct
@@ -323,7 +323,7 @@ def test_random_instructions_ask_for_the_same_seeds(run_core: RunCore) -> None:
 
 
 def random_entry(random: np.random.Generator, size: int) -> tuple[Entry, dict[str, Any]]:
-    """An entry and how the core is given it."""
+    """A random entry, and the same entry in the core's format."""
     way = random.random()
     if way < 0.15:
         bits = int(random.integers(1, 63))
@@ -392,7 +392,7 @@ def test_coefficients_are_rounded_alike(run_core: RunCore) -> None:
 
 
 def test_weights_are_rounded_once(run_core: RunCore) -> None:
-    """Values that rounding to 53 bits first would push over a tie of float32."""
+    """Some values would be wrong in float32 if they were first rounded to 53 bits."""
     ties = [2**60 + 2**36 + 1, 2**60 + 2**36, -(2**60) - 2**36 - 1, 2**61 + 2**37 - 1, 5, -5]
     state = np.array(ties, np.int64)
     (result,) = run_core([["replay", decimal(state), [], "gaussian"]])

@@ -1,4 +1,4 @@
-"""The phone page under a signed scenario: what leaves is at most the number that was shown."""
+"""Under a signed scenario, the phone page sends at most the number of scalars that it shows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def scenario_of(run: PageRun, folder: Path) -> SignedScenario:
 
 
 def codes_of(result: Any) -> list[int | None]:
-    """The code of each refusal; None for what is answered."""
+    """The code of each refusal; None for every other answer."""
     frames = map(bytes.fromhex, result["answers"])
     return [Refusal.decode(one).code if kind_of(one) is Kind.REFUSAL else None for one in frames]
 

@@ -1,4 +1,4 @@
-"""What computes the phone page's model: WebGPU, or WebAssembly."""
+"""The engines that compute the phone page's model: WebGPU and WebAssembly."""
 
 import json
 from collections.abc import Callable

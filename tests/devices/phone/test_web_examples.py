@@ -1,4 +1,4 @@
-"""What the phone page reads from its owner: rows, files, examples, and an invitation's link."""
+"""The phone page's input from its owner: rows, files, examples, and an invitation's link."""
 
 from typing import Any
 
@@ -101,7 +101,7 @@ ODD: list[tuple[str, list[str], list[int], Any]] = [
     ('{"text": "half \\ud83d", "label": 1}\n{"text": "a", "label": 1}', ["a"], [1], None),
     (f"text,label\n{'a' * (2**20 + 1)},1\nlast,0", ["last"], [2], None),
 ]
-"""Files, the texts read of them, the numbers of wrong lines, and columns: lacking, and there."""
+"""Files, their texts, the numbers of wrong lines, and the missing and existing columns."""
 
 
 def test_an_odd_file_loses_no_row_without_a_word(run_page: RunCore) -> None:

@@ -1,4 +1,4 @@
-"""What the phone page says of examples in private runs, and its owner's limit of ε."""
+"""The phone page's messages about examples in private runs, and its owner's limit of ε."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""The phone page's client, in Node, beside the reference phone: the same tasks and examples.
+"""The phone page's client, in Node, answers tasks like the reference phone.
 
-What goes through the model is computed once, in Python; the rest is compared.
+Python computes the model's results once, for both clients. The tests compare everything else.
 """
 
 import io

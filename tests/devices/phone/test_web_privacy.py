@@ -1,4 +1,4 @@
-"""The phone page's private reports: noise, clip, masks and their frames beside Python's."""
+"""The phone page's noise, clip, masks and frames equal Python's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_chromium_has_the_golden_masks(tmp_path: Path) -> None:
 
 
 def known_below() -> Callable[[int], int]:
-    """Numbers that the page's core draws alike."""
+    """Random numbers that the page's core draws in the same way."""
     state = 1
 
     def below(limit: int) -> int:

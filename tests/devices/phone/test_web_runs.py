@@ -1,4 +1,4 @@
-"""The runs that the phone page keeps: as many as a client's sessions, and every private model."""
+"""The runs that the phone page keeps: as many as a client's sessions, and all private models."""
 
 import json
 import re
@@ -22,7 +22,7 @@ RECORDS = ROOT / "devices/phone/web/src/run-records.ts"
 
 
 def others(run: PageRun, count: int) -> list[PageRun]:
-    """So many runs that differ by their seed."""
+    """Return a number of runs that differ in their seed."""
     found = []
     for seed in range(100, 100 + count):
         settings = json.dumps(json.loads(run.settings) | {"seed": seed}, sort_keys=True).encode()
@@ -40,14 +40,14 @@ def evaluation_task(run: PageRun, number: int, **more: Any) -> Any:
 
 
 def refused_task(run: PageRun) -> Any:
-    """A question about a state that its records do not lead to."""
+    """Request an evaluation of a state to which its records do not lead."""
     layout = run.history.layout.hash
     asked = EvaluateInstruction(run.run_id, 1, 0, Split.VALIDATION, layout, bytes(32))
     return run.task(TaskKind.EVALUATE, asked.encode(), run.history.tail(0, 1))
 
 
 def parts_of(result: Any) -> dict[str, set[str]]:
-    """What the page keeps, by run."""
+    """The stored parts of each run, by run id."""
     kept: dict[str, set[str]] = {}
     for key in result["kept"]:
         _, run_id, part, *_ = key.split("/")

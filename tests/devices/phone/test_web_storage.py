@@ -1,4 +1,4 @@
-"""What the phone page tells its owner where the browser keeps nothing, or something else is odd."""
+"""The phone page's messages to its owner about a browser that stores nothing, and other faults."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ WAYS = {
     ("works", "closed"): ["lost", LOST],
     ("works", "DataCloneError", "works"): ["not kept", "works"],
 }
-"""What the storage does as it is opened and written to, and what is said of it."""
+"""Outcomes of opening the storage and of each write, and the resulting messages."""
 
 
 def test_storage_that_fails_is_said_and_nothing_counts_as_kept(run_page: RunCore) -> None:

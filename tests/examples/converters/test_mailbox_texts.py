@@ -1,4 +1,4 @@
-"""The converter of mails: own words with sender and time, and nothing that others wrote."""
+"""The converter of mails keeps the owner's words with sender and time, and no quoted text."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""A run goes on from a backup that was taken while it was served, and its clients with it."""
+"""A run continues from a backup that was made while it was served, and so do its clients."""
 
 import json
 import re
@@ -40,7 +40,7 @@ from samara.simulations.simulate import simulate
 def serve_until(
     config: RunConfig, grid: InProcessGrid, messages: int, act: Callable[[int], object]
 ) -> None:
-    """Serve a run whose process ends with a train message; act before each of them."""
+    """Serve a run whose process ends at a train message; call `act` before each train message."""
     plain, trained = grid._deliver, []
 
     def deliver(message: Message) -> Message:
@@ -61,7 +61,7 @@ def serve_until(
 
 @pytest.fixture
 def begun(settings: Settings, tmp_path: Path) -> tuple[RunConfig, InProcessGrid, Path]:
-    """A run of five rounds that was killed in its last, its clients, and a backup of round 1."""
+    """A run of five rounds killed in its last round, its clients, and a backup of round 1."""
     config = config_of(settings, rounds=5, ledger__snapshot_every=2, cohort__empty_rounds=3)
     grid, file = grid_of(config), tmp_path / "backup"
 
@@ -83,7 +83,7 @@ def test_clients_go_on_elsewhere_to_the_digest_of_the_original(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The clients had gone on with the original, so that they begin again from the backup."""
+    """The clients have later rounds of the original, so they restart from the backup."""
     config, grid, file = begun
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     out = tmp_path / "elsewhere"
@@ -118,7 +118,7 @@ def test_a_second_server_is_told_from_a_client_that_is_ahead(
 def test_a_backup_of_any_moment_can_be_restored(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken at every message, so also between a round's record, its event and its snapshot."""
+    """Backups are made at every message, and between a round's record, event and snapshot."""
     monkeypatch.setattr("samara.shared.storage.events.PART_BYTES", 3_000)
     config = config_of(settings, rounds=4, ledger__snapshot_every=1, evaluate__every=1)
     grid, run = grid_of(config), Path(config.out)
@@ -201,7 +201,7 @@ def private(settings: Settings, **changes: Any) -> RunConfig:
 
 
 def test_no_privacy_is_spent_twice(settings: Settings, tmp_path: Path) -> None:
-    """Rounds that the earlier server may have released are left empty, and are charged."""
+    """Rounds that the earlier server may have released stay empty and are charged."""
     config = private(settings)
     grid, run, file = grid_of(config), Path(config.out), tmp_path / "backup"
     serve_until(config, grid, 11, lambda n: n == 5 and back_up(run, file))  # in rounds 4 and 2
@@ -347,7 +347,7 @@ def test_a_check_finds_what_is_wrong_and_changes_nothing(
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, model_folder: Any, data_file: Path) -> Path:
-    """A run of three rounds that has ended, with certificates."""
+    """A finished run of three rounds with certificates."""
     settings = {
         "model.path": str(model_folder("causal")),
         "data.path": str(data_file),

@@ -34,7 +34,7 @@ def test_what_was_backed_up_comes_back(backup: Path, tmp_path: Path) -> None:
 
 
 def assert_refused(data: bytes, folder: Path) -> None:
-    """Before anything is written: the hash of all comes first."""
+    """Check that a damaged backup is refused before anything is extracted."""
     (folder / "altered").write_bytes(data)
     out = folder / "out"
     out.mkdir(exist_ok=True)

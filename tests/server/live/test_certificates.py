@@ -1,4 +1,4 @@
-"""The address that an invitation prints is the name that the server was started with."""
+"""The address that an invitation prints is the name with which the server was started."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Connections to a SuperLink's port that are opened and not used, over real sockets and TLS."""
+"""Unused connections to a SuperLink's port, over real sockets and TLS."""
 
 import select
 import socket
@@ -26,7 +26,7 @@ HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Say how many bytes came at once of the body; one path is that of a sound request."""
+    """Return the sizes of the body's parts as they arrive; one path is that of a valid request."""
     if scope["path"] == PROVED:
         LimitedLoop.keep(scope["client"])
     parts: list[int] = []
@@ -47,7 +47,7 @@ def tls(tmp_path: Path) -> TlsFiles:
 
 @pytest.fixture
 def port(tls: TlsFiles) -> Iterator[int]:
-    """The port of a server in a thread of its own."""
+    """The port of a server in a separate thread."""
     loop = f"{LimitedLoop.__module__}:{LimitedLoop.__name__}"
     config = Config(
         app,
@@ -89,7 +89,7 @@ def get(port: int, tls: TlsFiles) -> int:
 
 
 def get_in_the_end(port: int, tls: TlsFiles) -> int:
-    """Get an answer once the server has heard that earlier connections are closed."""
+    """Repeat a request until the server knows that earlier connections are closed."""
     end = time.monotonic() + SECONDS
     while True:
         try:
@@ -154,7 +154,7 @@ def test_a_connection_without_a_request_is_ended(
 
 
 def test_of_a_tls_connection_little_is_read_at_once(port: int, tls: TlsFiles) -> None:
-    """Each connection holds as much, whoever it is of."""
+    """The server reads few bytes at once from any TLS connection, which limits its memory."""
     with httpx.Client(verify=ssl.create_default_context(cafile=str(tls.authority))) as client:
         for _ in range(3):
             answer = client.post(f"https://127.0.0.1:{port}/", content=bytes(2**20))

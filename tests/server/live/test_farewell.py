@@ -1,4 +1,4 @@
-"""What the supervisor of a live run does when the run is over: clients are told, names shown."""
+"""The supervisor of a live run after the end of the run: it informs clients and shows names."""
 
 import math
 import signal
@@ -27,7 +27,7 @@ def serve(tmp_path: Path, clock: Time) -> Serve:
 
 
 def nodes_of(keys: ClientKeys, online: Sequence[bool], were: bool = True) -> dict[int, Node]:
-    """Nodes of new clients, named by their numbers."""
+    """Return the nodes of new clients, named by numbers."""
     for number in range(len(online)):
         keys.create(f"client-{number}")
     return {
@@ -39,7 +39,7 @@ def nodes_of(keys: ClientKeys, online: Sequence[bool], were: bool = True) -> dic
 def hearing_at(
     superlink: SuperLink, clock: Time, run: Path, moments: Sequence[float]
 ) -> Callable[[], list[Node]]:
-    """Return `list_nodes` of a SuperLink whose nodes hear of the end at some times."""
+    """Return `list_nodes` of a SuperLink whose nodes learn of the end at given times."""
 
     def list_nodes() -> list[Node]:
         told = ToldClients(run / TOLD_FILE)

@@ -1,4 +1,4 @@
-"""What a node may send to Flower, in the bytes of Flower's own messages."""
+"""The requests of nodes that the filter passes on to Flower, in Flower's own message format."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ Change = Callable[[AnnounceRequest], None]
 
 
 class Flower:
-    """Flower's app, which accepts everything; keeps the paths."""
+    """Flower's app: it accepts every request and records the paths."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -54,7 +54,7 @@ def flower() -> Flower:
 
 @pytest.fixture
 def access(flower: Flower) -> AccessFilter:
-    """The filter of a run without keys, which has sent a request to `NODE`."""
+    """The filter of a run without keys; the run has sent a request to `NODE`."""
     access = AccessFilter(flower, MAX_BYTES)
     metadata = Metadata(message_id=REQUEST, dst_node_id=NODE, ttl=60.0)
     sent = PushAppMessagesRequest(messages_list=[Message(metadata=metadata)])
@@ -71,7 +71,7 @@ def post(
     headers: tuple[tuple[bytes, bytes], ...] = (MEDIA_TYPE,),
     method: str = "POST",
 ) -> int:
-    """Send a request; return the status of its answer."""
+    """Send a request; return the status of the response."""
     return asyncio.run(_post(access, path, body, client, headers, method))
 
 
@@ -93,7 +93,7 @@ async def _post(
 
 
 def announcement(root: str, parts: int = 2, node: int = NODE) -> AnnounceRequest:
-    """Return a sound announcement of a reply."""
+    """Return a valid announcement of a reply."""
     metadata = Metadata(
         message_id=root,
         src_node_id=node,
@@ -348,7 +348,7 @@ def test_a_sound_request_keeps_its_connection_and_no_other_does(
 
 
 def rejection_of(access: AccessFilter, headers: Any, status: int = 401) -> RejectionCode | None:
-    """Send a request that is rejected; return the reason that its sender is told."""
+    """Send a request that is rejected; return the reason that the sender receives."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -429,7 +429,7 @@ def test_a_node_is_told_also_where_that_cannot_be_noted(
 async def _hold(
     access: AccessFilter, count: int, part: bytes, ends: bool, headers: Any = (MEDIA_TYPE,)
 ) -> list[int]:
-    """Send requests whose bodies never end, all at once; return the statuses."""
+    """Send several requests with endless bodies at the same time; return the statuses."""
     statuses: list[int] = []
 
     async def one() -> None:

@@ -1,4 +1,4 @@
-"""Processes of Flower that outlive their SuperLink are found by their folder, and ended."""
+"""Processes of Flower that outlive their SuperLink are found by their folder and ended."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def undo() -> Iterator[ExitStack]:
 
 
 def started(undo: ExitStack, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-    """Return a process that is called as one of Flower's programs and waits in a folder."""
+    """Start a process with the name of one of Flower's programs, which waits in a folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", WAIT, *words],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Requests to join that no honest device sends: recorded, racing, broken, long, or too many."""
+"""Requests to join that no honest device sends: replayed, racing, damaged, long, or too many."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from samara.shared.protocol.signing import SigningKey
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that a test advances."""
 
     seconds = 0.0
 

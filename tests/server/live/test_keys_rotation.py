@@ -1,4 +1,4 @@
-"""A client's second key: the same client, and nothing for whoever holds the first one."""
+"""A client's second key belongs to the same client; the first key is then worthless."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_the_command_of_a_phone_makes_a_key_for_its_index(tmp_path: Path) -> Non
 
 
 class _GridOfOneClient(InProcessGrid):
-    """A grid whose hellos are of one client, whatever node sends them."""
+    """A grid whose hellos all come from one client, whichever node sends them."""
 
     client = 0
 

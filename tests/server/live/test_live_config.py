@@ -1,4 +1,4 @@
-"""The warning of a server about settings with which a live run begins too early."""
+"""The server's warning about settings with which a live run begins too early."""
 
 import pytest
 

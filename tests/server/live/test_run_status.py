@@ -1,4 +1,4 @@
-"""The status of a run as a value, and its pictures: terminal, page and metrics of the same one."""
+"""The status of a run as a value, and as shown on the terminal, the page and in metrics."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def evaluation(number: int, accuracy: float) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of three clients: one shares its power, one rests, one is away."""
+    """A run of three clients: one shares its power, one rests, and one is away."""
     keys = ClientKeys(tmp_path / KEYS_FOLDER)
     for name in NAMES:
         keys.create(name)

@@ -1,4 +1,4 @@
-"""The supervisor of a live run, with a SuperLink that follows a script."""
+"""The supervisor of a live run, with a scripted SuperLink."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The addresses at which a server says that it listens."""
+"""The addresses that a server reports."""
 
 import socket
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""What `samara server status` says before the first round."""
+"""The output of `samara server status` before the first round."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The secret of the control API, and the modes of the files of a run."""
+"""The secret of the control API, and the file modes in a run's folder."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ CONTROL_PATHS = (
 
 
 class Flower:
-    """Flower's app, which accepts everything; keeps the paths."""
+    """Flower's app: it accepts every request and records the paths."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -51,7 +51,7 @@ def serve(access: AccessFilter) -> Iterator[int]:
 
 @contextmanager
 def forward_to(port: int) -> Iterator[int]:
-    """Forward TCP connections as an SSH tunnel does that ends here; yield its port."""
+    """Forward TCP connections to a port, like an SSH tunnel; yield the tunnel's port."""
     loop, started, ports = asyncio.new_event_loop(), threading.Event(), list[int]()
     connections = set[asyncio.Task[None] | None]()
 
@@ -121,7 +121,7 @@ def test_a_filter_without_a_secret_keeps_the_control_api_closed() -> None:
 
 
 class _StartError(Exception):
-    """The SuperLink's process would start now."""
+    """The SuperLink's process would start at this point."""
 
 
 def test_the_server_itself_uses_the_secret_of_the_superlinks_start(

@@ -1,4 +1,4 @@
-"""The module path of Flower's processes, which have a working folder of their own."""
+"""The module path of Flower's processes, which run in another working folder."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from samara.server.live.superlink_process import SuperLinkProcess
 
 
 class _StartError(Exception):
-    """The SuperLink's process would start now."""
+    """The SuperLink's process would start at this point."""
 
 
 @pytest.mark.parametrize(("path", "found"), [("code", True), ("none:code", True), ("none", False)])

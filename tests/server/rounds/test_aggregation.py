@@ -23,11 +23,11 @@ ASKED = instruction_with(steps=4, queries=3)
 SHARED = instruction_with(steps=4, queries=3, seed_policy=SeedPolicy.SHARED)
 POOL = instruction_with(steps=4, queries=3, seed_policy=SeedPolicy.POOL, pool_size=5)
 UNIT = 2.0**-30
-"""Of a coefficient under the coarsest shift."""
+"""Unit of a coefficient with the largest shift."""
 
 
 def coefficients(delta: RoundDelta) -> dict[int, NDArray[np.float64]]:
-    """Coefficients [steps, q] of a delta without wide ones, by the client of their seeds."""
+    """Coefficients [steps, q] of a delta without wide sums, by client."""
     found = {}
     for group in delta.groups:
         assert isinstance(group.source, DerivedSeeds)
@@ -142,7 +142,7 @@ def test_a_pool_makes_one_group_of_its_used_seeds() -> None:
 
 
 def test_sums_of_a_pool_are_weighed_like_the_gradients_they_are_of() -> None:
-    """The state is that of independent clients which tried the same seeds, up to rounding."""
+    """The state equals that of independent clients with the same seeds, up to rounding."""
     size, clients = 40, {0: (10, 4), 1: (30, 2), 7: (5000, 4)}
     examples = sum(n for n, _ in clients.values())
     mean_steps = sum(n * k for n, k in clients.values()) / examples

@@ -1,4 +1,4 @@
-"""Federations in process with clients that report falsely: the run goes on, and says so."""
+"""Federations with clients that send false reports: the run continues, and names them."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -57,7 +57,7 @@ def largest_weight(folder: Path) -> float:
 def test_a_federation_survives_false_reports(
     forgery: str, changes: Settings, settings: Settings
 ) -> None:
-    """Every round is in the ledger, no weight is wild, and no round but the last is reverted."""
+    """Every round is in the ledger, no weight is huge, and only the last round may be reverted."""
     folder = run(settings, {1, 3}, forgery, **changes)
     result = read_result(folder)
     assert result["final_round"] == 2
@@ -88,7 +88,7 @@ def test_other_rules_survive_them_too(changes: Settings, settings: Settings) -> 
 
 
 def test_a_mean_is_set_by_one_client(settings: Settings) -> None:
-    """What the other rules are for; a mean believes every report."""
+    """A mean believes every report, which is why the other rules exist."""
     honest = run(settings, (), "-g", learning_rate=0.1, aggregation__rule="mean")
     hostile = run(
         settings | {"out": f"{settings['out']}-hostile"},
@@ -111,7 +111,10 @@ def test_a_mean_is_set_by_one_client(settings: Settings) -> None:
 def test_three_hostile_clients_of_ten_leave_most_of_the_gain_by_default_alone(
     forgery: str, objective: str, tmp_path: Path
 ) -> None:
-    """A readout of the embedded model; a mean gains nothing, at best it returns to the start."""
+    """A readout of the embedded model.
+
+    A mean gains nothing; at best the run returns to its start.
+    """
     gains = {}
     for rule in (RunConfig().aggregation.rule, "mean"):
         changes: Settings = {"data__clients": 10, "rounds": 10, "steps": 8, "personal__rounds": 0}
@@ -128,7 +131,7 @@ def test_three_hostile_clients_of_ten_leave_most_of_the_gain_by_default_alone(
 
 
 def test_a_report_too_large_for_the_state_is_left_out_alone(settings: Settings) -> None:
-    """Under a mean it would be the round that is lost."""
+    """Under a mean, the report would otherwise make the whole round fail."""
     folder = run(settings, {1}, "g = 10^6", learning_rate=0.1, aggregation__rule="mean")
     for event in read_result(folder)["rounds"]:
         assert event["reports"] == CLIENTS - 1

@@ -24,7 +24,7 @@ ROBUST = st.one_of(
     st.tuples(st.sampled_from(["median-norm", "multi-krum", "centered-clipping"]), POLICIES),
     st.tuples(st.sampled_from(["trimmed-mean", "median"]), st.just(SeedPolicy.SHARED)),
 )
-"""Rules but `mean`, with the seeds that they can have."""
+"""All rules except `mean`, with the seed policies that each allows."""
 
 
 @given(
@@ -118,7 +118,7 @@ def test_every_rule_makes_of_equal_reports_the_report(
 def test_one_client_moves_a_round_no_farther_than_honest_ones(
     rule_and_policy: tuple[str, SeedPolicy], count: int, factor: float, examples: int
 ) -> None:
-    """The sum of the coefficients' sizes is bounded by the largest honest report."""
+    """The norm of a round's coefficients is at most that of the largest honest report."""
     name, policy = rule_and_policy
     asked = instruction_with(seed_policy=policy)
     reports = [report_to(asked, client) for client in range(count)]

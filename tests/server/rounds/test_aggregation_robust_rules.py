@@ -1,4 +1,4 @@
-"""Every rule against a plain numpy reference, and what it does to one wild report."""
+"""Every rule agrees with a plain numpy reference, and withstands one extreme report."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -52,7 +52,7 @@ def update(asked: TrainInstruction, reports: list[Report], name: str) -> NDArray
 
 
 def update_of(asked: TrainInstruction, report: Report) -> NDArray[np.float64]:
-    """The same of one report alone, by the definition."""
+    """The change of the weights by one report alone, by its definition, float64 [d]."""
     if asked.seed_policy is SeedPolicy.POOL:
         seeds = asked.seeds(report.client).ravel()[: report.gradients.size]
     else:
@@ -85,7 +85,10 @@ def test_of_two_values_the_lower_is_the_limit() -> None:
 
 @pytest.mark.parametrize("clients", range(1, 101))
 def test_the_limit_is_of_honest_values_whatever_hostile_clients_report(clients: int) -> None:
-    """Large ones make it the others' median, or the (f + 1)-th; small ones at least the least."""
+    """With large hostile values, the limit is the others' median or the (f + 1)-th value.
+
+    With small hostile values, the limit is at least the smallest honest value.
+    """
     hostile = hostile_count(clients)
     others = np.arange(1.0, clients - hostile + 1)
     median = (len(others) + 1) // 2
@@ -239,7 +242,7 @@ def test_rules_of_coordinates_need_shared_seeds() -> None:
 
 
 def test_the_rule_is_part_of_the_run_id_but_that_of_earlier_versions() -> None:
-    """A run that an earlier version began has its id still, by the rule that it had."""
+    """A run that an earlier version began keeps its id, because its rule is not in the id."""
     identities: list[dict[str, Any]] = [
         RunConfig.of({"aggregation.rule": name}, "test").identity()
         for name in ("mean", "median-norm", "multi-krum")

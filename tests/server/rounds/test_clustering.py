@@ -1,4 +1,4 @@
-"""Clients are grouped by scalars alone."""
+"""Clients are clustered by scalars alone."""
 
 import numpy as np
 import pytest
@@ -55,9 +55,9 @@ def test_few_devices_are_one_group_each() -> None:
 
 @pytest.mark.parametrize("held", [(1.0, 1.0), (1.0, 0.1), (1.0, 0.0)])
 def test_what_all_say_of_a_label_hides_nothing(held: tuple[float, float]) -> None:
-    """A step per label: all say the same loudly, and every other client swaps the labels.
+    """All clients share a large part in each label's step; every second client swaps the labels.
 
-    Half of them hold few or no examples of a label, and say as much less, or nothing, of it.
+    Half of the clients have few or no examples of a label; their scalars are smaller, or zero.
     """
     rng = np.random.default_rng(0)
     loud, taste = rng.normal(size=(2, 2, 32)) * [[[20.0]], [[1.0]]]

@@ -1,4 +1,4 @@
-"""The method `cluster`: clusters that scalars find, each of them a federation of its own."""
+"""The method `cluster`: scalars determine clusters, each of which is a separate federation."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from samara.simulations.simulate import simulate
 
 
 def _swapped(data_file: Path, folder: Path) -> Path:
-    """The sentences for six users, of whom every other one means the opposite by a label."""
+    """Write the sentences for six users; every second user's labels are swapped."""
     rows = [json.loads(line) for line in data_file.read_text().splitlines()]
     for index, row in enumerate(rows):
         row["user"] = f"user{index // 2 % 6}"
@@ -97,7 +97,7 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
 
 
 def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: Path) -> None:
-    """One cluster is a round ahead of the other when the server dies."""
+    """One cluster is a round ahead of the other when the server is killed."""
     whole = simulate(config_of(opposed, rounds=11, out=str(tmp_path / "whole")))
     cut = config_of(opposed, rounds=11)
 
@@ -124,7 +124,7 @@ def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: P
 
 
 class SkippingClock(SystemClock):
-    """Waits for nothing; counts the seconds that would have been waited for."""
+    """A clock that skips waits, and counts the skipped seconds."""
 
     def __init__(self) -> None:
         self.waited = 0.0
@@ -137,7 +137,7 @@ class SkippingClock(SystemClock):
 
 
 class Unclustered(InProcessGrid):
-    """Delivers no reply of client 1 to the clustering instruction."""
+    """Drops every reply of client 1 to the clustering instruction."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)

@@ -1,4 +1,4 @@
-"""Cohorts, which no client can choose by making keys, and which go on over restarts and backups."""
+"""No client can choose its cohorts by making keys; cohorts survive restarts and backups."""
 
 import stat
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ TOYS = 8
 
 @pytest.fixture(scope="module")
 def chosen_indices() -> list[int]:
-    """Indices of ten hostile clients that know seed and rounds: those that would be asked most."""
+    """The ten indices that a hostile client would choose if it knew seed and rounds."""
     candidates = np.arange(1_000, 1_000 + CANDIDATES, dtype=np.uint32)
     times = np.zeros(CANDIDATES, np.int64)
     for number in range(1, ROUNDS + 1):
@@ -47,7 +47,7 @@ def chosen_indices() -> list[int]:
 
 
 def hostile_share(key: int | bytes, hostile: list[int]) -> float:
-    """Return the share of all places in the cohorts of a run that hostile clients have."""
+    """Return the hostile clients' share of all places in the cohorts of a run."""
     clients = [*range(CLIENTS - HOSTILE), *hostile]
     cohorts = [sample_cohort(key, n, clients, FRACTION, 1) for n in range(1, ROUNDS + 1)]
     places = [client in hostile for cohort in cohorts for client in cohort]
@@ -62,13 +62,13 @@ def test_who_knows_the_key_of_a_cohort_chooses_it(chosen_indices: list[int]) -> 
 def test_chosen_keys_are_asked_no_more_than_others(
     secret: bytes, chosen_indices: list[int]
 ) -> None:
-    """Within four standard deviations of a binomial, for three secrets."""
+    """For three secrets, the share is within four standard deviations of a binomial."""
     deviation = (0.1 * 0.9 / (ROUNDS * CLIENTS * FRACTION)) ** 0.5
     assert abs(hostile_share(secret, chosen_indices) - 0.1) < 4 * deviation
 
 
 def test_nobody_aims_at_one_round() -> None:
-    """Of the ten that would be first in round 5 by the public seed, about one is asked."""
+    """Under a secret, at most a few of the ten keys chosen for round 5 are in its cohort."""
     candidates = np.arange(1_000, 1_000 + CANDIDATES, dtype=np.uint32)
     first = candidates[np.argsort(cohort_keys(SEED, 5, candidates))[:HOSTILE]].tolist()
     clients = [*range(CLIENTS - HOSTILE), *first]

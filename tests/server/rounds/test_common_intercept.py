@@ -1,4 +1,4 @@
-"""The round of intercepts: what private intercepts have in common, and their common deviation."""
+"""The round of intercepts: the clients' common intercept, and their common deviation."""
 
 import json
 from dataclasses import replace
@@ -44,13 +44,13 @@ from samara.simulations.exports.adapter import FinishedRun, export
 from samara.simulations.simulate import simulate
 
 LIKING = (0.95, 0.9, 0.85, 0.8, 0.7, 0.55)
-"""How often each of six raters says yes, whatever the text is."""
+"""Share of positive labels of each of six raters, whatever the text."""
 ROWS = 24
 
 
 @pytest.fixture
 def raters(settings: Settings, tmp_path: Path) -> Settings:
-    """Settings of six raters with base rates of their own, of whom one is a newcomer."""
+    """Settings of six raters with different base rates, one of whom is a newcomer."""
     random, rows = np.random.default_rng(0), []
     for user, liking in enumerate(LIKING):
         for number in range(ROWS + 5 * user):
@@ -75,7 +75,7 @@ def raters(settings: Settings, tmp_path: Path) -> Settings:
 
 
 def intercept_of(folder: Path) -> DenseValues:
-    """The entry of the last round of a run's ledger."""
+    """The intercept that the last round in a run's ledger adds."""
     *_, last = read_ledger(folder / LEDGER_FOLDER)
     entry, *_ = last.delta.entries
     assert isinstance(entry, DenseValues)
@@ -212,13 +212,13 @@ def test_a_hostile_client_moves_it_no_farther_than_the_others_allow() -> None:
     np.testing.assert_allclose(mean_with([], "mean"), np.mean(honest, axis=0), atol=1e-6)
     hostile = [np.array([-900.0, 1800.0, -900.0])]
     longest = max(float(np.linalg.norm(own)) for own in honest)
-    for rule in ("median-norm", "trimmed-mean"):
+    for rule in ("median-norm", "multi-krum", "centered-clipping", "trimmed-mean", "median"):
         moved = mean_with(hostile, rule) - np.mean(honest, axis=0)
         assert np.linalg.norm(moved) < 2 * longest / 7 + 0.2, rule
 
 
 def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: Path) -> None:
-    """With privacy a report has steps × queries numbers, and no more."""
+    """With privacy, a report has only steps × queries numbers."""
     private = {"privacy.mode": "central", "privacy.noise-multiplier": 1.0, "queries": 1, "steps": 1}
     config = config_of(raters | private, seed_policy="shared")
     layout = replace(layout_of(), tensors=(Tensor("label bias", 3, 1, "label bias"),))
@@ -233,7 +233,7 @@ def test_too_few_scalars_for_an_intercept_are_named(raters: Settings, tmp_path: 
 
 
 def excesses_of(learner: RuntimeLearner, state: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The excess loss of every candidate deviation of a client."""
+    """The excess loss of every candidate deviation on a client's examples."""
     examples = learner.training_examples(state, with_features=False)
     losses = intercept_losses(examples, contrasts(2).astype(np.float64), learner.solve)
     return np.minimum(losses - losses.min(), MOST_EXCESS)
@@ -241,7 +241,7 @@ def excesses_of(learner: RuntimeLearner, state: NDArray[np.int64]) -> NDArray[np
 
 @pytest.mark.parametrize("when", ["end", "every 1 rounds"])
 def test_clients_choose_a_deviation_together(raters: Settings, when: str) -> None:
-    """The newcomer and clients with an earlier private part fit with the deviation, too."""
+    """The newcomer, and clients with an earlier private part, use the chosen deviation too."""
     config = config_of(raters, personal__prior="common", personal__when=when)
     folder = simulate(config)
     opened, (runtime, source) = FinishedRun.at(folder), load_run(config)

@@ -1,4 +1,4 @@
-"""The round of intercepts after training by a profiled loss, without private intercepts."""
+"""The round of intercepts after training with a profiled loss, without private intercepts."""
 
 import json
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from false_reports import HostileApp
 from federations import Settings, config_of, loaded
 from helpers import instruction_with
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from samara.client.personal.private_fit import NO_PRIOR, CommonPrior
 from samara.client.personal.private_rounds import _private_instruction
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import load_run
+from samara.server.app import serve
 from samara.server.store import LEDGER_FOLDER
 from samara.shared.errors import ConfigError
 from samara.shared.protocol.frames.instructions import Split
@@ -31,6 +33,7 @@ from samara.shared.settings.config import RunConfig
 from samara.shared.settings.runs import client_folder
 from samara.shared.tasks.objectives import CROSS_ENTROPY
 from samara.shared.tasks.profiled_loss import PROFILED, fitted_shift, profiled_cross_entropy
+from samara.simulations.engines.in_process import InProcessGrid
 from samara.simulations.exports.adapter import FinishedRun, export
 from samara.simulations.simulate import simulate
 
@@ -51,7 +54,7 @@ def states_of(config: RunConfig) -> list[NDArray[np.int64]]:
 
 
 def shifts_under(config: RunConfig, state: NDArray[np.int64]) -> list[tuple[int, list[float]]]:
-    """Each client's number of training examples, and the shift fitted to their scores."""
+    """The number of each client's training examples, and the shift fitted to their scores."""
     run, found = load_run(config), []
     for client in range(config.data.clients):
         own = run.data.share_of(client, config.data.clients).tokenized(Split.TRAIN)
@@ -131,11 +134,17 @@ def test_streamed_blocks_do_not_change_the_shift(settings: Settings, tmp_path: P
     assert len(digests) == 1
 
 
-def test_noise_covers_the_shifts(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    "mode", ["central", "local", pytest.param("distributed", marks=pytest.mark.exhaustive)]
+)
+def test_noise_covers_the_shifts(settings: Settings, mode: str) -> None:
+    """With distributed noise the shifts are masked, and each has a share of the noise."""
     config = config_of(
         settings | OWN,
-        privacy__mode="central",
+        privacy__mode=mode,
         privacy__noise_multiplier=0.01,
+        privacy__honest_share=1.0,
+        privacy__secure_aggregation=mode == "distributed",
         seed_policy="shared",
         aggregation__rule="mean",
         cohort__minimum=3,
@@ -147,6 +156,27 @@ def test_noise_covers_the_shifts(settings: Settings) -> None:
     added = to_float32(corrected - trained)[FinishedRun.at(Path(config.out)).layout.label_bias]
     np.testing.assert_allclose(added, np.mean(shifts, axis=0), atol=0.05)
     assert not np.allclose(added, np.mean(shifts, axis=0), atol=1e-6)
+
+
+def test_masks_without_noise_are_refused(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=r"only the vectors of a privacy\.mode can be masked"):
+        config_of(settings | OWN, privacy__secure_aggregation=True)
+
+
+@pytest.mark.parametrize("rule", ["median-norm", "multi-krum", "centered-clipping"])
+def test_a_hostile_shift_is_at_most_as_long_as_an_honest_one(settings: Settings, rule: str) -> None:
+    """The hostile client claims a shift of 10⁶, and is one of four."""
+    config = config_of(settings | OWN, data__clients=4, aggregation__rule=rule)
+    folder = serve(config, InProcessGrid(HostileApp({1}, "g = 10^6"), 4, config.flat()))
+    layout = FinishedRun.at(folder).layout
+    *_, trained, corrected = (one.state for one in verify_ledger(folder / LEDGER_FOLDER, layout))
+    longest = max(
+        float(np.linalg.norm(shift))
+        for client, (_, shift) in enumerate(shifts_under(config, trained))
+        if client != 1
+    )
+    added = to_float32(corrected - trained)
+    assert 0 < np.linalg.norm(added) <= longest + 1e-5
 
 
 def test_a_run_returns_to_the_round_of_the_lowest_profiled_loss(settings: Settings) -> None:
@@ -165,7 +195,7 @@ def test_a_run_returns_to_the_round_of_the_lowest_profiled_loss(settings: Settin
 
 
 def test_private_rounds_minimize_the_plain_loss(settings: Settings) -> None:
-    """No round after them would add the shift that a profiled loss leaves out."""
+    """No later round would add the shift that a profiled loss leaves out."""
     terms = config_of(settings | OWN, method="finetune").terms
     layout = load_run(config_of(settings | OWN)).runtime.layout
     size = StepSize(1, 0.001, 0.01, False)

@@ -1,4 +1,4 @@
-"""A run that returns to its best round on validation."""
+"""A run that returns to its best round by validation."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from samara.simulations.simulate import simulate
 
 
 def test_a_run_returns_to_its_best_round(small: Settings) -> None:
-    """A huge step size ruins what is there: the best round is an early one."""
+    """A huge step size ruins the model, so the best round is an early one."""
     config = config_of(small, evaluate__best=True, rounds=4, learning_rate=3.0, steps=1)
     folder = simulate(config)
     result = read_result(folder)
@@ -75,7 +75,7 @@ def test_personal_models_decide_where_clients_validate_them() -> None:
 
 
 def losses_by_round(losses: dict[int, list[float]], trimmed: bool = False) -> list[dict[str, Any]]:
-    """Validations whose accuracy rises from round to round."""
+    """Validations with the given losses, and with an accuracy that rises from round to round."""
     events = []
     for number, values in losses.items():
         event = validation(number, **{"global": [number / 100] * len(values)})
@@ -96,7 +96,7 @@ def test_the_lowest_loss_decides_where_it_is_asked_for() -> None:
 
 
 def test_of_one_client_the_last_round_that_may_be_as_good_counts() -> None:
-    """The error of 16 examples is a quarter of what the training loss has changed by."""
+    """With 16 examples, the standard error is a quarter of the change of the training loss."""
     events = losses_by_round({0: [0.60], 1: [0.64], 2: [0.66], 3: [0.70]})
     assert find_lowest_loss(events, []) == 0
     for number, loss in ((1, 0.9), (2, 0.6), (3, 0.58), (4, None)):
@@ -105,7 +105,7 @@ def test_of_one_client_the_last_round_that_may_be_as_good_counts() -> None:
 
 
 def test_a_loss_must_be_lower_by_more_than_the_clients_differ_in_it() -> None:
-    """Both rounds are better by 0.03 on average, one of them for every client."""
+    """Both rounds are better by 0.03 on average, but only one is better for every client."""
     last = [0.5, 0.9, 1.7]
     unsure = losses_by_round({10: [0.4, 0.8, 1.81], 40: last})
     assert find_lowest_loss(unsure, []) == 40
@@ -152,7 +152,7 @@ def test_a_readout_that_gets_worse_returns_to_its_lowest_loss_by_default(small: 
 
 
 def test_the_plain_loss_decides_where_a_profiled_run_returns_to(small: Settings) -> None:
-    """The profiled loss is lower after the last round, but a model is used without a shift."""
+    """The profiled loss is lowest after the last round, but a model is used without a shift."""
     changes: dict[str, Any] = {"adapter__layers": "readout", "adapter__label_bias": False}
     changes |= {"rounds": 4, "steps": 1, "queries": 2, "cohort__newcomers": 0}
     changes |= {"learning_rate": 30.0, "objective": PROFILED}
@@ -178,7 +178,7 @@ def test_the_plain_loss_decides_where_a_profiled_run_returns_to(small: Settings)
 
 
 def test_the_best_round_of_a_readout_is_that_of_the_personal_models(small: Settings) -> None:
-    """Validations fit the private part that counts, without recording it."""
+    """Validations fit a private part to each round's model, without recording the fit."""
     config = config_of(
         small,
         method="readout",

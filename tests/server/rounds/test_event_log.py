@@ -1,4 +1,4 @@
-"""What the server says of clients that refuse."""
+"""The server's log lines about clients that refuse."""
 
 from dataclasses import asdict
 
@@ -13,7 +13,7 @@ def test_clients_of_one_reason_are_named_together() -> None:
 
 
 def test_no_line_speaks_of_a_round_after_the_last() -> None:
-    """The ledger has rounds of its own behind it, for the best model and the intercept."""
+    """After the planned rounds, the ledger has rounds for the best model and the intercept."""
     last, behind = ({"event": "round"} | asdict(RoundEvent(round=r)) for r in (40, 41))
     assert describe_event(last, 40).startswith("round 40: ")
     assert describe_event(behind, 40).startswith("after the last round: ")

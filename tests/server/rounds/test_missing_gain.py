@@ -1,4 +1,4 @@
-"""The sentence that a run has when validation does not show that it gained anything."""
+"""The warning of a run whose validation shows no gain."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ BEST, MORE = "evaluate.best = true", "more validation examples"
 def events_of(
     *states: tuple[list[float], list[float]], back_to: int | None = None, examples: int = 100
 ) -> list[dict[str, Any]]:
-    """The validations of some rounds from 0 on, as losses and accuracies of the clients."""
+    """The validations of rounds 0, 1, …, from the clients' losses and accuracies."""
     events: list[dict[str, Any]] = []
     for number, (losses, accuracies) in enumerate(states):
         clients = {
@@ -48,7 +48,7 @@ def said(events: list[dict[str, Any]], newcomers: tuple[int, ...] = (), **settin
 
 
 def test_a_few_clients_that_lose_much_are_not_trimmed_away() -> None:
-    """SST-2's eight clients before and after ten rounds that made the model worse by 2.5 points.
+    """Losses of SST-2's eight clients before and after ten rounds that cost 2.5 points of accuracy.
 
     Most clients' losses fell, and so did their trimmed mean.
     """
@@ -121,7 +121,7 @@ def test_what_a_run_has_already_is_not_advised() -> None:
 def test_a_server_logs_that_its_run_gained_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The display and the page of a live server show what its log has."""
+    """The warning is in the log, from which a live server's display and page read."""
     run = write_result(tmp_path / "run", result_of() | {"no_gain": "validation shows no gain."})
     monkeypatch.setattr(samara.server.app, "serve", lambda *_, **__: run)
     monkeypatch.setattr(samara.server.app, "prepare_grid", lambda grid, _: grid)

@@ -1,4 +1,4 @@
-"""The private aggregator: everything follows from a noised sum that is on the disk first."""
+"""The private aggregator computes everything from a noised sum that is first written to disk."""
 
 import math
 from dataclasses import asdict, replace
@@ -48,7 +48,7 @@ def test_noise_is_added_to_every_number_of_the_sum(tmp_path: Path) -> None:
 
 
 def test_a_release_is_used_again_and_costs_once(tmp_path: Path) -> None:
-    """As after a kill between the release and the ledger: other answers, no fresh noise."""
+    """A server is killed between release and ledger; other answers then get no new noise."""
     rng = np.random.default_rng(0)
 
     def noise(count: int, sigma: int) -> Any:
@@ -87,7 +87,7 @@ def test_half_a_release_was_never_used(tmp_path: Path) -> None:
 
 
 def test_only_the_sum_decides(tmp_path: Path) -> None:
-    """Cohorts that differ in every client and agree in the sum make the same round."""
+    """Cohorts with different vectors but the same sum give the same round."""
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
     one, other = aggregator(tmp_path / "one"), aggregator(tmp_path / "other")
@@ -117,7 +117,7 @@ def test_what_the_step_size_sees_is_noised_or_public(tmp_path: Path) -> None:
 
 
 def test_clients_that_dropped_out_are_told_from_noise(tmp_path: Path) -> None:
-    """100 were asked and 20 answered: with σ = 4 in the count that is no noise; 3 of 4 could be."""
+    """With σ = 4, noise explains 3 missing answers of 4, but not 80 of 100."""
     many = aggregator(tmp_path).aggregate(ASKED, vectors(*[[0.6] * 6] * 20), 1, expected=100)
     assert many.reports == 20
     np.testing.assert_allclose(gradients(many), 0.6, rtol=1e-6)
@@ -131,7 +131,7 @@ def test_clients_that_dropped_out_are_told_from_noise(tmp_path: Path) -> None:
 def test_a_count_that_noise_has_made_small_makes_no_long_update(
     tmp_path: Path, expected: int, divisor: int
 ) -> None:
-    """Noise is rarely as far down as 4 σ, but in a long run it is; 3 σ are 12 clients here."""
+    """A count lowered by 4 σ of noise is rare, but occurs in long runs. Here 3 σ are 12 clients."""
 
     def low(count: int, sigma: int) -> Any:
         return np.array([0] * (count - 1) + [-4 * sigma], object)
@@ -221,7 +221,7 @@ def test_an_adaptive_clip_follows_the_median(
 
 
 def test_a_continued_run_asks_with_the_same_clip(tmp_path: Path) -> None:
-    """As after a kill between a release and the ledger, and by a server that asks more clients."""
+    """A run continues after a kill between release and ledger, and then asks more clients."""
     made = adaptive(tmp_path)
     for number in (1, 2):
         asked = asked_with(made, number)

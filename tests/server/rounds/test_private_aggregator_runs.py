@@ -1,4 +1,4 @@
-"""Runs with central differential privacy, whole: what leaves clients, what is kept and refused."""
+"""Whole runs with central differential privacy: sent vectors, stored releases and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def test_measured_runs_say_that_evaluations_are_not_covered(settings: Settings) 
 
 
 def test_a_profiled_loss_costs_the_privacy_of_a_plain_one(settings: Settings) -> None:
-    """ε is for a client's whole vector, so it does not matter that a shift depends on all rows."""
+    """ε protects a client's whole vector, so a shift may depend on all rows."""
     plain, profiled = (
         RunResult.read(simulate(private(settings, out=f"{settings['out']}-{one}", objective=one)))
         for one in ("cross-entropy", "profiled-cross-entropy")
@@ -102,7 +102,7 @@ def test_a_profiled_loss_costs_the_privacy_of_a_plain_one(settings: Settings) ->
 def test_what_leaves_a_client_is_within_the_sensitivity(
     objective: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients whose projected gradients are huge, too: they clip before they send."""
+    """Even clients with huge projected gradients clip them before sending."""
 
     def huge(plain: Any, *arguments: Any) -> Any:
         report = plain(*arguments)
@@ -174,7 +174,7 @@ def test_a_killed_server_adds_no_second_noise_and_loses_no_budget(
 
 
 def test_a_run_whose_budget_is_spent_asks_nobody(settings: Settings) -> None:
-    """The same rounds under other tokens, as after a ledger that was restored from a backup."""
+    """The same rounds with other tokens, as after a restore of the ledger from a backup."""
     config = private(settings)
     file = Path(config.out) / RELEASES_FILE
     file.parent.mkdir(parents=True, exist_ok=True)

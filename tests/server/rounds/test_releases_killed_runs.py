@@ -1,4 +1,4 @@
-"""A private run whose process gets kill -9 between any two frames, or on either side of a write."""
+"""A private run whose process gets kill -9 between two frames, or before or after a write."""
 
 import json
 import os
@@ -28,7 +28,7 @@ MOMENTS = [
     for number in range(calls + 1, 2 * calls + 1)
     for when in ("before", "after")
 ]
-"""All of the second round."""
+"""All moments of the second round."""
 CONTINUES = ("before charge 4", "after release 2")
 RUN = """
 import json, sys

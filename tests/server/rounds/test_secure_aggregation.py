@@ -1,4 +1,4 @@
-"""Secure aggregation: the sum of the survivors or nothing, whoever leaves, forges or asks twice."""
+"""Secure aggregation gives the survivors' sum or nothing, whoever leaves, forges or repeats."""
 
 import random
 from collections import Counter
@@ -39,7 +39,7 @@ def reported(grid: MaskedGrid) -> list[int]:
 
 
 def assert_sum(made: MaskedAnswers, grid: MaskedGrid) -> None:
-    """The digest of a round is that of its survivors' plain sum."""
+    """Check that a round's digest is that of its survivors' plain sum."""
     vectors = [grid.vectors[client] for client in made.reporting]
     assert made.total.problem == ""
     assert made.total.clients == len(vectors)
@@ -48,7 +48,7 @@ def assert_sum(made: MaskedAnswers, grid: MaskedGrid) -> None:
 
 
 def assert_nothing_unmasked(grid: MaskedGrid) -> None:
-    """No report is a client's own vector, and of nobody are both secrets shared."""
+    """Check that every sent report is masked, and that no client has both secrets revealed."""
     revealed = dict[int, set[str]]()
     for (stage, client), frame in grid.sent.items():
         if stage == "report" and kind_of(frame) is Kind.MASKED_REPORT:
@@ -63,7 +63,7 @@ def assert_nothing_unmasked(grid: MaskedGrid) -> None:
 
 
 def schedule(seed: int, clients: list[int]) -> dict[int, str]:
-    """Which clients leave before which stage, few or many."""
+    """Choose clients that leave, and the stage before which each leaves."""
     rng = random.Random(seed)
     gone = rng.sample(clients, rng.randint(0, min(4, len(clients))))
     return {client: rng.choice(STAGES) for client in gone}
@@ -73,7 +73,7 @@ def schedule(seed: int, clients: list[int]) -> dict[int, str]:
 def test_a_round_is_the_sum_of_its_survivors_or_abandoned(
     tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a degree of 6, ten clients are no complete graph."""
+    """With degree 6, the graph of ten clients is not complete."""
     monkeypatch.setattr(graph, "DEGREE", degree)
     outcomes, by_stage = Counter[bool](), Counter[str]()
     server, grid = make_rounds(tmp_path, 10)
@@ -111,7 +111,7 @@ def test_fresh_masks_in_every_round(tmp_path: Path) -> None:
 
 
 def test_a_round_that_was_begun_is_not_begun_again(tmp_path: Path) -> None:
-    """As after a kill of the server: another round of the same clients works."""
+    """After a kill of the server, only another round of the same clients succeeds."""
     server, grid = make_rounds(tmp_path)
     server.begin(1)
     again, _ = make_rounds(tmp_path)
@@ -170,7 +170,7 @@ def change(frame: bytes, **changes: Any) -> bytes:
 
 
 def resigned(frame: bytes, **changes: Any) -> bytes:
-    """Keys signed by a device that the server does not know, or that are none."""
+    """Change a keys frame, and sign it with a device key that the server does not know."""
     device = Device()
     keys = replace(MaskingKeys.decode(frame), **({"device_key": device.public} | changes))
     return replace(keys, signature=device.sign(keys.signed)).encode()
@@ -238,7 +238,7 @@ def test_a_sum_that_no_honest_reports_make_is_abandoned(tmp_path: Path) -> None:
 
 
 class Asked:
-    """One client of a round, and a server that asks it for what it wants."""
+    """A client in a round, and a server that can send it arbitrary requests."""
 
     def __init__(self, folder: Path, until: str) -> None:
         self.server, self.grid = make_rounds(folder)
@@ -259,7 +259,7 @@ class Asked:
 
 @pytest.fixture
 def reporting(tmp_path: Path) -> Asked:
-    """A client that has sent its masked report, and nothing after it."""
+    """A client that has sent its masked report and nothing later."""
     return Asked(tmp_path, "signature")
 
 
@@ -289,7 +289,7 @@ def test_a_client_signs_one_list_and_reveals_once(reporting: Asked) -> None:
 
 
 def test_secrets_are_not_shown(reporting: Asked) -> None:
-    """Neither in an error's traceback nor in a log."""
+    """No repr contains a secret, so neither tracebacks nor logs do."""
     state = reporting.device.memory.read_masking()
     for secret in (state.mask_secret, state.sealing_secret, state.seed):
         assert len(secret) == 32

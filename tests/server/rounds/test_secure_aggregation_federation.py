@@ -1,4 +1,4 @@
-"""Federations with secure aggregation, whole: the same model, and no client's own numbers."""
+"""Whole federations with secure aggregation: the same model, without any client's own numbers."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ from samara.simulations.simulate import simulate
 def test_the_ledger_is_that_of_the_same_pipeline_without_masks(
     settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same noise: sums, coefficients and states, bit for bit."""
+    """With the same noise, sums, coefficients and states are equal bit for bit."""
     add_known_noise(monkeypatch)
     runs = []
     for make, out in ((private, "plain"), (masked, "masked")):
@@ -129,7 +129,7 @@ def test_a_server_that_was_killed_after_a_release_uses_it_and_asks_nobody(
 def test_live_clients_mask_their_reports(
     settings: Settings, tmp_path_factory: pytest.TempPathFactory, has_key: bool
 ) -> None:
-    """A client without a key of its own takes part in no such round."""
+    """A client without its own key does not take part in such rounds."""
     short, clients = tmp_path_factory.mktemp("s"), (7, 9, 4_000_000_000)
     sockets = [short / f"{client}.sock" for client in clients]
 
@@ -181,7 +181,7 @@ BUCKETS = {"privacy__bucket": 3, "data__clients": 15, "rounds": 1}
 
 
 def drawn_without_keys(token: bytes, digests: Mapping[int, bytes], size: int) -> list[list[int]]:
-    """The lot of no keys, whatever the token, which is another one in every run."""
+    """Draw buckets without keys and token, so that two runs have the same buckets."""
     return draw_buckets(bytes(8), dict.fromkeys(digests, b""), size)
 
 
@@ -189,7 +189,7 @@ def drawn_without_keys(token: bytes, digests: Mapping[int, bytes], size: int) ->
 def test_the_ledger_with_buckets_is_that_without_masks(
     settings: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same noise and the same buckets."""
+    """Both runs have the same noise and the same buckets."""
     add_known_noise(monkeypatch)
     for module in (secure_aggregation, bucket_keys, private_aggregator):
         monkeypatch.setattr(module, "draw_buckets", drawn_without_keys)
@@ -212,7 +212,7 @@ def test_the_ledger_with_buckets_is_that_without_masks(
 def test_released_buckets_outlive_a_killed_server(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And fewer than five are said to be a plain sum."""
+    """The result also says that fewer than five buckets are summed without trimming."""
     config = masked(settings, **(BUCKETS | {"data__clients": 7, "rounds": 2}))
     serve_until_recording(config, 2, monkeypatch)
     file = Path(config.out) / RELEASES_FILE

@@ -1,4 +1,4 @@
-"""Hostile clients and servers in secure aggregation: what they send unmasks nobody."""
+"""Hostile clients and servers in secure aggregation: no message of theirs unmasks a client."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from samara.shared.protocol.wire import MAX_FRAME_BYTES, kind_of, pack, unpack
 
 TOKEN, NEXT_TOKEN = b"token 01", b"token 02"
 CLIENTS = (1, 4, 9, 16, 25, 36, 49)
-"""Of seven clients five are more than two thirds."""
+"""Seven clients, of whom five are more than two thirds."""
 FIELD = 2**256 - 2**224 + 2**192 + 2**96 - 1
 """The prime of P-256's coordinates."""
 VECTOR = np.arange(1, 8, dtype=np.int32)
@@ -36,10 +36,10 @@ MUTATIONS = 40
 
 
 class HostileServer:
-    """A server that sends each client what it likes, by the clients of a run.
+    """A server that sends arbitrary messages to each client, with the clients of a run.
 
     Attributes:
-        signers: the device's key of each client.
+        signers: device of each client, with its key.
         clients: the clients.
     """
 
@@ -57,14 +57,14 @@ class HostileServer:
     def share(
         self, keys: Mapping[int, MaskingKeys], listed: Iterable[int], to: Iterable[int]
     ) -> dict[int, SealedShares]:
-        """What clients answer to a list of some of the keys."""
+        """Return the clients' sealed shares after a list of some of the keys."""
         chosen = tuple(listed)
         token = keys[chosen[0]].token
         frame = KeyList(token, chosen, tuple(keys[client] for client in chosen)).encode()
         return {c: SealedShares.decode(self.clients[c].answer(frame)) for c in to}
 
     def deliver(self, client: int, sent: Mapping[int, SealedShares], token: bytes = TOKEN) -> None:
-        """Send a client what others have sealed for it."""
+        """Send a client the shares that others have sealed for it."""
         sealed = {c: own.sealed[client] for c, own in sent.items() if client in own.sealed}
         self.clients[client].answer(SealedShares(token, client, sealed).encode())
 
@@ -82,7 +82,7 @@ class HostileServer:
         return RevealedShares.decode(self.clients[client].answer(frame))
 
     def run_until_reports(self, token: bytes = TOKEN) -> dict[int, SealedShares]:
-        """An honest round up to the masked reports."""
+        """Run an honest round until the masked reports."""
         sent = self.share(self.keys(token), self.clients, self.clients)
         for client in self.clients:
             self.deliver(client, sent, token)
@@ -95,7 +95,7 @@ def resigned(keys: MaskingKeys, device: Device) -> MaskingKeys:
 
 
 def mirrored(point: bytes) -> bytes:
-    """The point with the same x and the other y, with which ECDH gives the same secret."""
+    """The point with the same x and negated y, with which ECDH gives the same secret."""
     y = FIELD - int.from_bytes(point[33:], "big")
     return point[:33] + y.to_bytes(32, "big")
 
@@ -113,7 +113,10 @@ POINTS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("name", POINTS)
 @pytest.mark.parametrize("which", ["sealing_key", "mask_key"])
 def test_a_key_that_is_no_point_is_refused(tmp_path: Path, name: str, which: str) -> None:
-    """By the server alone, so that the round goes on; by a client with the whole list."""
+    """The server refuses the client alone, and the round continues.
+
+    A client refuses the whole list.
+    """
     server, grid = make_rounds(tmp_path, 5)
     liar = min(grid.clients)
 
@@ -145,7 +148,7 @@ def test_a_key_that_is_no_point_is_refused(tmp_path: Path, name: str, which: str
 
 @pytest.mark.parametrize("copy", [lambda own: own, mirrored])
 def test_a_copied_key_cancels_no_mask(copy: Callable[[bytes], bytes]) -> None:
-    """A client between one with a key and one that copies it adds and subtracts different masks."""
+    """A client between the owner and the copier of a key adds and subtracts different masks."""
     hostile = HostileServer(CLIENTS[:3])
     before, between, after = CLIENTS[:3]
     keys = hostile.keys()
@@ -161,7 +164,7 @@ def test_a_copied_key_cancels_no_mask(copy: Callable[[bytes], bytes]) -> None:
 
 
 def test_clients_with_different_lists_of_clients_reveal_nothing_of_each_other() -> None:
-    """Neither can the one read the other's shares, nor does its signature count."""
+    """Neither client can read the other's shares, and the other's signature does not count."""
     hostile = HostileServer()
     keys, apart, many = hostile.keys(), CLIENTS[0], CLIENTS[:-1]
     sent = hostile.share(keys, many, [apart]) | hostile.share(keys, CLIENTS, CLIENTS[1:])
@@ -243,7 +246,7 @@ def test_a_token_after_a_restart_has_nothing_of_the_masks_before() -> None:
 
 @pytest.mark.parametrize("rules", [(5, 0), (3, 3)])
 def test_keys_of_a_run_mask_no_report_of_another(rules: tuple[int, int]) -> None:
-    """Masking frames name no run: one with a smaller `cohort.minimum` could lend its key list."""
+    """Keys made for a run with a smaller `cohort.minimum` mask no report of a stricter run."""
     hostile, asked = HostileServer(), CLIENTS[0]
     sent = hostile.share(hostile.keys(), CLIENTS, CLIENTS)
     hostile.deliver(asked, sent)
@@ -261,7 +264,7 @@ def test_keys_of_a_run_mask_no_report_of_another(rules: tuple[int, int]) -> None
 
 
 def test_what_another_round_had_is_of_no_use() -> None:
-    """Every frame of a round in the next one, as it was and under the next one's token."""
+    """Every frame of a round is repeated in the next round, unchanged or with the new token."""
     hostile = HostileServer()
     sent, asked = hostile.run_until_reports(), CLIENTS[0]
     old_keys = {c: one.memory.read_masking().key_list for c, one in hostile.signers.items()}
@@ -289,7 +292,7 @@ def test_what_another_round_had_is_of_no_use() -> None:
 
 
 def test_shares_under_another_name_are_not_read() -> None:
-    """A client's own shares sent back to it, and two neighbours' exchanged."""
+    """A client gets its own shares back, and two neighbours' shares are exchanged."""
     hostile = HostileServer()
     sent, asked = hostile.share(hostile.keys(), CLIENTS, CLIENTS), CLIENTS[0]
     one, other, mirror, *rest = CLIENTS[1:]
@@ -314,7 +317,7 @@ def test_a_list_has_each_client_once() -> None:
 
 
 def mutated(frame: bytes, rng: random.Random) -> bytes:
-    """A frame with a right checksum and a body that is cut, longer, or has other bytes."""
+    """Return a frame with a valid checksum, whose body is cut, longer or altered."""
     body = bytearray(unpack(frame, kind_of(frame)))
     match rng.randrange(4):
         case 0:
@@ -365,7 +368,7 @@ def changed_at(grid: MaskedGrid, at: str, liar: int, rng: random.Random) -> None
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_mutated_answer_leads_to_a_right_sum_or_to_none(tmp_path: Path, stage: str) -> None:
-    """But for the numbers of a masked report, which nobody can know to be right."""
+    """The numbers of a masked report are an exception: nobody can check them."""
     server, grid = make_rounds(tmp_path, 5)
     rng, sums = random.Random(STAGES.index(stage)), 0
     for number in range(1, MUTATIONS // 2 + 1):

@@ -1,4 +1,4 @@
-"""Runs with masks whose server or client gets kill -9 between any two frames, or around a write."""
+"""Masked runs whose server or client gets kill -9 between two frames, or around a write."""
 
 import json
 import multiprocessing
@@ -46,7 +46,7 @@ ON_SERVER: Steps = {
     "release": (ReleaseLog, "add", 1),
     "ledger": (Ledger, "append", 1),
 }
-"""What delivers the frames of a round to three clients, what writes, and how often in a round."""
+"""The server's methods that deliver or write in a round of three clients, with their calls."""
 ON_CLIENT: Steps = {
     "answer": (MaskingClient, "answer", FRAMES),
     "charge": (ChargeLog, "add", 1),
@@ -59,9 +59,9 @@ PROCESSES.set_forkserver_preload(
 
 
 def moments(steps: Steps, shown: Sequence[str]) -> list[Any]:
-    """Before and after each call of the second round; most are exhaustive.
+    """Return the moments before and after each call of the second round; most are exhaustive.
 
-    After a frame is before the next one, or before a write.
+    The moment after one frame is before the next frame, or before a write.
     """
     return [
         pytest.param(moment, marks=() if moment in shown else pytest.mark.exhaustive)
@@ -83,7 +83,7 @@ def socket(place: Path, client: int) -> Path:
 
 @contextmanager
 def running(settings: Settings, client: int, place: Path) -> Iterator[None]:
-    """A client that serves its socket."""
+    """Serve the socket of a client's trainer."""
     own, file = device_settings(settings, client, place / str(client)), place / f"{client}.key"
 
     def load() -> ResidentTrainer:
@@ -94,7 +94,7 @@ def running(settings: Settings, client: int, place: Path) -> Iterator[None]:
 
 
 def record_vectors(place: Path) -> None:
-    """Have the clients of this process write each vector with noise to a file of theirs."""
+    """Make the clients of this process append each noised vector to a file of the client."""
 
     def hide(*arguments: Any, **options: Any) -> Any:
         hidden = hide_report(*arguments, **options)
@@ -107,7 +107,7 @@ def record_vectors(place: Path) -> None:
 
 
 def vectors_of(place: Path, client: int) -> dict[str, list[int]]:
-    """The vector with noise for each instruction, of which there is one."""
+    """Return the noised vector for each instruction; there must be only one each."""
     lines = [json.loads(line) for line in (place / f"{client}.vectors").read_text().splitlines()]
     found = {line["token"]: line["vector"] for line in lines}
     assert len(found) == len(lines)
@@ -130,7 +130,7 @@ def run_client(settings: Settings, place: Path, client: int, moment: str) -> Non
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose path leaves room for sockets; vectors of clients are in files there."""
+    """A folder with a short path for sockets; the files of the clients' vectors are there."""
     folder = tmp_path_factory.mktemp("s")
     monkeypatch.setattr(private_report, "hide_report", hide_report)
     record_vectors(folder)
@@ -140,7 +140,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 class Patient(Live):
-    """Waits until a client that is being started listens, however busy the machine is."""
+    """Waits until a starting client listens, however busy the machine is."""
 
     def _deliver(self, message: Message) -> Message:
         node = self._contexts[message.metadata.dst_node_id].node_config
@@ -155,7 +155,7 @@ def start(target: Callable[..., None], *arguments: Any) -> Any:
 
 
 def assert_nothing_twice_and_nothing_lost(place: Path, config: RunConfig) -> None:
-    """Each sum is that of vectors that left once and were charged, and the ledger is made of it."""
+    """Check that each sum has vectors that left once and were charged, and gives the ledger."""
     folder, charged = Path(config.out), dict[int, set[str]]()
     for client in CLIENTS[-config.cohort.available :]:
         (own,) = (place / str(client)).rglob(CHARGES_FILE)
@@ -190,7 +190,7 @@ def assert_nothing_twice_and_nothing_lost(place: Path, config: RunConfig) -> Non
 def test_a_server_that_is_killed_unmasks_no_round_twice(
     settings: Settings, place: Path, moment: str
 ) -> None:
-    """It asks its clients, which live on, for the round again only if it had not begun it."""
+    """The restarted server repeats the round only if its masking had not begun."""
     clients = CLIENTS[-3:]
     with ExitStack() as stack:
         for client in clients:
@@ -214,7 +214,7 @@ def test_a_server_that_is_killed_unmasks_no_round_twice(
 def test_a_client_that_is_killed_is_a_drop_out_and_takes_part_again(
     settings: Settings, place: Path, moment: str, clients: int
 ) -> None:
-    """Three are left of four, which are enough for a sum; of three they are too few."""
+    """Three of four clients are enough for a sum; two of three are too few."""
     config = config_of(settings, clients)
     killed, *others = CLIENTS[-clients:]
     processes = [start(run_client, settings, place, killed, moment)]

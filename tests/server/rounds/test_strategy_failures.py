@@ -1,4 +1,4 @@
-"""Rounds under failures: absent and late clients, too few reports, revoked keys, hostile frames."""
+"""Rounds with failures: absent and late clients, few reports, revoked keys, hostile frames."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ CLIENTS = 4
 
 
 class Unpunctual(InProcessGrid):
-    """Hands out a reply so many rounds after its own; never for None."""
+    """Delivers a reply a given number of rounds late; with None it never delivers the reply."""
 
     delay: Callable[[int, int], int | None] = staticmethod(lambda client, number: 0)
     tamper: Callable[[Message, int, int], Message] = staticmethod(lambda reply, client, n: reply)
@@ -133,7 +133,7 @@ def test_a_run_in_which_nobody_reports_any_more_ends_with_the_reasons(tmp_path: 
 
 
 def test_a_restored_run_is_not_ended_before_its_first_report(tmp_path: Path) -> None:
-    """A client with a signed scenario answers no round twice that came after the backup."""
+    """A client with a signed scenario does not repeat its answers to rounds after the backup."""
     config = config_of(tmp_path / "run", rounds=4, cohort__empty_rounds=2, cohort__patience=100)
     (tmp_path / "run").mkdir()
     RestoredRun(time="", taken="", round=0, moved=False).write(tmp_path / "run")
@@ -158,7 +158,7 @@ def test_a_round_ends_with_the_first_of_those_who_were_asked(tmp_path: Path) -> 
 
 
 def test_a_report_that_is_sent_again_is_not_folded_again(tmp_path: Path) -> None:
-    """Device 0 answers round 3 with its report of round 1, as bytes."""
+    """Device 0 answers round 3 with the bytes of its report for round 1."""
     kept: list[bytes] = []
 
     def replays(reply: Message, client: int, number: int) -> Message:
@@ -264,7 +264,7 @@ def test_a_full_disk_ends_the_run_cleanly_and_it_goes_on(tmp_path: Path, size: i
 
 
 class Misheard(InProcessGrid):
-    """Hands out something else than the first hello of every client."""
+    """Delivers a changed first hello of every client."""
 
     def __init__(self, config: RunConfig, first: Callable[[Message], Message]) -> None:
         super().__init__(app, config.data.clients, config.flat())

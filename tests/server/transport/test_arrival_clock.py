@@ -1,4 +1,4 @@
-"""A live server's waits for replies end when something has arrived, and in any case."""
+"""A live server's waits for replies end when a reply arrives, or at their time limit."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from samara.server.transport.arrival_clock import ArrivalClock
 
 
 class PretendedTime:
-    """A clock on which things arrive at given seconds."""
+    """A clock on which replies arrive at given seconds."""
 
     def __init__(self, arrivals: Arrivals, at: Sequence[float]) -> None:
         self.arrivals, self.at, self.seconds = arrivals, list(at), 0.0
@@ -42,7 +42,7 @@ def clock(arrivals: Arrivals, tmp_path: Path) -> ArrivalClock:
 def waits(
     arrivals: Arrivals, clock: ArrivalClock, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[float]]:
-    """What gives the seconds of waits of so many seconds at most, while things arrive."""
+    """Function that returns the seconds of several limited waits, while replies arrive."""
 
     def seconds_of(at: Sequence[float], *most: float) -> list[float]:
         time, found = PretendedTime(arrivals, at), []

@@ -1,4 +1,4 @@
-"""Blobs on their way: from a server's store, over a grid, to the stores of clients."""
+"""Blobs on their way from a server's store over a grid to the clients' stores."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ class _Named(Settings):
 
 
 class Clients:
-    """A ClientApp of clients that introduce themselves once they have the blob."""
+    """A ClientApp of clients that introduce themselves as soon as they have the blob."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -257,20 +257,20 @@ def test_who_pretends_to_have_it_and_then_to_lack_it_gets_no_more(
     for _ in range(1000):
         roster.request_hellos(grid, 0.0)
     assert len(clients.parts) == MAX_REPETITION * len(CONTENT) // PART
-    assert "the server sends no more until its restart" in roster.refusal_reasons[0]
+    assert "the server sends it no more before the server's next start" in roster.refusal_reasons[0]
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda f, c: BlobReceipt(bytes(8), c, BLOB, 0).encode(), "part that it did not receive"),
+        (lambda f, c: BlobReceipt(bytes(8), c, BLOB, 0).encode(), "part that was not sent to it"),
         (
             lambda f, c: BlobReceipt(token_of(f), 5, BLOB, 0).encode(),
-            "part that it did not receive",
+            "part that was not sent to it",
         ),
         (
             lambda f, c: BlobReceipt(token_of(f), c, bytes(32), 0).encode(),
-            "part that it did not receive",
+            "part that was not sent to it",
         ),
         (lambda f, c: BlobReceipt(token_of(f), c, BLOB, 1001).encode(), "more bytes"),
         (lambda f, c: Refusal(token_of(f), c, 0, RefusalCode.FILE).encode(), "code 7"),

@@ -1,4 +1,4 @@
-"""Replies in the bytes that hostile clients send: who they are from, and which are broken."""
+"""Replies with the bytes of hostile clients: senders are known, and broken replies refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +90,7 @@ class SuperLink:
         content: RecordDict | Error,
         change: Callable[[Message], None] = lambda message: None,
     ) -> Message:
-        """Push a node's reply to its message, changed before its bytes are made."""
+        """Push a node's reply to its message; `change` alters the reply before it is encoded."""
         [asked] = [m.metadata for m in self.sent if m.metadata.dst_node_id == node]
         message = Message(RecordDict(), node, MessageType.TRAIN, ttl=asked.ttl)
         message.metadata.__dict__["_message_id"] = asked.message_id
@@ -106,7 +106,7 @@ class SuperLink:
         return reply
 
     def push_bytes(self, node: int, objects: Bytes, root: str, tree: ObjectTree) -> None:
-        """Push a node's reply as objects that it made itself."""
+        """Push a node's reply as objects that the node has made itself."""
         self.reply(node, records())
         [message_id] = [m.metadata.message_id for m in self.sent if m.metadata.dst_node_id == node]
         metadata, _ = self.replies[message_id]
@@ -195,7 +195,7 @@ def test_the_connected_nodes_are_asked_for_while_nothing_comes(
 def test_after_an_error_the_connected_nodes_are_asked_for_anew(
     http_grid: HttpGrid, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise rounds are begun, within a second, with a client that has just left."""
+    """Otherwise a round could begin, within a second, with a client that has just left."""
     monkeypatch.setattr(guarded_grid.time, "monotonic", lambda: 100.0)
     grid = GuardedGrid(http_grid)
     ids = send(grid, HONEST)
@@ -211,7 +211,7 @@ def test_after_an_error_the_connected_nodes_are_asked_for_anew(
 def test_flowers_own_grid_loses_every_reply_to_a_broken_one(
     http_grid: HttpGrid, superlink: SuperLink
 ) -> None:
-    """The reason for the guard: when this fails, Flower has one of its own."""
+    """This is the reason for the guard. If this test fails, Flower has its own guard."""
     ids = send(http_grid, HOSTILE, HONEST)
     root = "cd" * 32
     broken = {root: BROKEN["without its parts"]}

@@ -1,4 +1,4 @@
-"""Phones behind a gateway are nodes of their own."""
+"""Phones behind a gateway are separate nodes."""
 
 import hashlib
 import json
@@ -137,7 +137,7 @@ def train(
     tails: Iterable[bytes] = repeat(b""),
     frames: Iterable[bytes] = repeat(b"do it"),
 ) -> dict[int, Message]:
-    """Send each node an instruction; returns the replies by node."""
+    """Send each node an instruction; return the replies by node."""
     messages = [
         make_message(node, MessageType.TRAIN, "1", frame, CatchUp(tail=tail), 60.0)
         for node, tail, frame in zip(nodes, tails, frames, strict=False)
@@ -147,7 +147,7 @@ def train(
 
 
 def phones_of(grid: DeadlineGrid) -> dict[int, int]:
-    """Client indices of the connected phones, by node id."""
+    """The client indices of the connected phones, by node id."""
     keys = grid.connected_nodes().items()
     return {node: client_index_of_key(key) for node, key in keys if key}
 
@@ -314,7 +314,7 @@ def test_a_gateway_cannot_repeat_an_old_hello_of_a_phone(
 
 
 class KeyedGrid(PhoneGrid):
-    """A grid whose nodes have the keys of these names in a run."""
+    """A grid whose nodes have the keys of given names in a run."""
 
     names: ClassVar = {LAPTOP: "laptop", GATEWAY: "gateway"}
 

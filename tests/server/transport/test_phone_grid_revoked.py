@@ -1,4 +1,4 @@
-"""A phone whose key is revoked, or registered with nobody, hears of it through its gateway."""
+"""A phone with a revoked or unregistered key learns of this through its gateway."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, InProcessGr
 
 
 class Phone(Echo):
-    """A phone that introduces itself and keeps what the server says of it."""
+    """A phone that introduces itself and records the server's notices."""
 
     def __init__(self, key: SigningKey) -> None:
         super().__init__(client_index_of_key(key.public))
@@ -45,7 +45,7 @@ class Phone(Echo):
 
 
 class OneGateway(PhoneGrid):
-    """A grid whose one node is the gateway of a run."""
+    """A grid whose only node is the gateway of a run."""
 
     def _flower_nodes(self) -> dict[int, bytes]:
         assert self._keys is not None
@@ -66,7 +66,7 @@ def served(keys: list[SigningKey]) -> Iterator[Served]:
 
 @pytest.fixture
 def registered(tmp_path: Path, keys: list[SigningKey]) -> ClientKeys:
-    """The keys of a run with a gateway and the first phone's, named ``pocket``."""
+    """The keys of a run: the gateway's key, and the first phone's key, named ``pocket``."""
     registered = ClientKeys(tmp_path / "keys")
     registered.create("gateway", gateway=True)
     (tmp_path / "pocket.pem").write_bytes(keys[0].public)
@@ -83,7 +83,7 @@ def grid(served: Served, registered: ClientKeys, monkeypatch: pytest.MonkeyPatch
 
 
 def until(grid: PhoneGrid, condition: Callable[[], bool]) -> None:
-    """Have the server look at its phones until a condition holds."""
+    """Refresh the server's list of phones until a condition holds."""
     end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end

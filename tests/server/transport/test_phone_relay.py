@@ -1,4 +1,4 @@
-"""Messages to phones and boards outlive the gateway that they were sent through."""
+"""Messages to phones and boards outlive the gateway through which they were sent."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ SECONDS = 60.0
 
 
 class Sent:
-    """A grid that keeps what is sent through it."""
+    """A grid that records the messages sent through it."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -48,7 +48,7 @@ class Sent:
 
 
 class Relay:
-    """Two phones at a gateway, each with a message that is sent."""
+    """Two phones at a gateway, each with a message on its way."""
 
     def __init__(self, folder: Path) -> None:
         self.grid, self.warnings = Sent(), list[str]()
@@ -74,7 +74,7 @@ class Relay:
         return [client_index_of_key(key.public) for key in keys]
 
     def asked(self) -> list[tuple[int, list[int]]]:
-        """Each message to a gateway: whose, and for which phones."""
+        """The messages to gateways, each with the gateway's node and the phones."""
         return [
             (m.metadata.dst_node_id, list(m.content.config_records[RECORD][CLIENTS]))  # type: ignore[arg-type]
             for m in self.grid.messages

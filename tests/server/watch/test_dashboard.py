@@ -1,4 +1,4 @@
-"""The page of a run on loopback: who may open it, what it streams, and its metrics."""
+"""The page of a run on loopback: access, its stream of changes, and its metrics."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def client(dashboard: Dashboard) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def browser(dashboard: Dashboard) -> Iterator[httpx.Client]:
-    """A browser that has opened the address which the server printed."""
+    """A browser that has opened the address printed by the server."""
     with httpx.Client(timeout=SECONDS, follow_redirects=True) as made:
         assert made.get(dashboard.login_address).status_code == 200
         made.base_url = httpx.URL(dashboard.address)

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard name metrics that there are; Prometheus reads the rules."""
+"""Alert rules and dashboard name only existing metrics; Prometheus can read the rules."""
 
 import json
 import re

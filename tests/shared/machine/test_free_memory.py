@@ -1,4 +1,4 @@
-"""The memory that is left by control groups of both versions, around a process or a container."""
+"""Free memory under control groups of both versions, around a process or a container."""
 
 from pathlib import Path
 

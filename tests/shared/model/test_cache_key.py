@@ -1,4 +1,4 @@
-"""Whatever a kept value is a function of changes its key, and so the value is not found."""
+"""Every input of a cached value changes its key, so that no wrong value is found."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,7 +29,7 @@ OUTPUT = torch.ones(3, 4)
 
 @dataclass(frozen=True)
 class Model:
-    """The parts of a base model that keys are made of."""
+    """The parts of a base model on which keys depend."""
 
     network: Any
     model_id: bytes = bytes(32)

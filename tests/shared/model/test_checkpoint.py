@@ -1,4 +1,4 @@
-"""All four ways of loading refuse the same checkpoints, and give the same scores of the others."""
+"""All four ways of loading refuse the same checkpoints, and give equal scores for the others."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The damping of a readout: how it is measured, kept, named in the layout, and read from files."""
+"""The damping of a readout: its measurement, its files, and its name in the layout."""
 
 import hashlib
 import json

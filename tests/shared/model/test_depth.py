@@ -1,4 +1,4 @@
-"""Models of which the lowest blocks are loaded, and what a readout at that depth reads."""
+"""Models with only the lowest blocks loaded, and the states that a readout at this depth reads."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""An adapter in a GGUF file changes llama.cpp's model as it changes ours, or is refused by name."""
+"""An adapter in a GGUF file changes llama.cpp's model like Samara's, or is refused by name."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def logits(base: BaseModel) -> torch.Tensor:
 
 
 def products_of(adapter: Path) -> dict[str, NDArray[np.float32]]:
-    """The product of an adapter's factors for each weight, scaled as llama.cpp does it."""
+    """Return the product of an adapter's factors for each weight, scaled like in llama.cpp."""
     read = gguf.GGUFReader(adapter)
     parts = {tensor.name: np.array(tensor.data) for tensor in read.tensors}
     alpha = read.get_field("adapter.lora.alpha").contents()

@@ -1,4 +1,4 @@
-"""Models in GGUF files: converted once, equal to what the file holds, and refused by name."""
+"""Models in GGUF files are converted once, equal the file's content, or are refused by name."""
 
 import hashlib
 import sys
@@ -17,7 +17,7 @@ from samara.shared.model.model_folder import find_model_folder, model_id_of
 
 
 def unpermuted(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Undo the order in which llama.cpp keeps the rows of q and k for rotary positions."""
+    """Undo the order in which llama.cpp stores the rows of q and k for rotary positions."""
     halves = weight.reshape(HEADS, HIDDEN // HEADS // 2, 2, HIDDEN).swapaxes(1, 2)
     return halves.reshape(HIDDEN, HIDDEN)
 

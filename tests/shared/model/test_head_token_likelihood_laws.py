@@ -21,7 +21,7 @@ WORDS = ("film", "day", "meal", "walk", "good", "bad", "warm", "awful")
 
 
 def test_a_federation_of_texts_is_central_training(settings: Settings, tmp_path: Path) -> None:
-    """One step a round on all examples, shared directions: the mean of clients is the whole."""
+    """One step per round on all examples, with shared directions: the clients' mean is exact."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 30), ("validation", 3), ("test", 3)):
         texts = [" ".join(rng.choice(WORDS, int(rng.integers(2, 12)))) for _ in range(count)]

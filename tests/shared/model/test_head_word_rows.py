@@ -1,4 +1,4 @@
-"""The label words' rows of a head give the whole head's scores but for what a row's words share."""
+"""The label words' rows of a head give the whole head's scores, up to a common constant."""
 
 from collections.abc import Callable
 from pathlib import Path

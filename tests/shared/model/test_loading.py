@@ -1,4 +1,4 @@
-"""Models that are loaded in several threads of a process."""
+"""Models loaded in several threads of a process."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

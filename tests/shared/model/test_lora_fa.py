@@ -123,7 +123,7 @@ def test_zero_adapter_is_the_plain_model(family: str, model_folder: ModelFolder)
 
 
 def reference(plain: BaseModel, text: str, words: list[int]) -> NDArray[np.float32]:
-    """The scores by the plainest use of transformers, one text alone."""
+    """Scores by the simplest use of transformers, one text at a time."""
     with torch.no_grad():
         if plain.family == "causal":
             ids = plain.tokenizer("<s> " + text + " it was", return_tensors="pt").input_ids

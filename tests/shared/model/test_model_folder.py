@@ -1,4 +1,4 @@
-"""The files of a model's folder: which are read, hashed and downloaded, and what is refused."""
+"""The files of a model's folder: files that are read, hashed and downloaded, and refusals."""
 
 import json
 import shutil
@@ -232,7 +232,7 @@ def test_the_model_id_of_an_ordinary_folder_stays(tmp_path: Path) -> None:
 
 
 class Hub:
-    """A hub with one model: downloads into a folder what the patterns allow."""
+    """A hub with one model: it downloads the files that match the patterns into a folder."""
 
     def __init__(self, repository: Path, target: Path) -> None:
         self._repository, self._target = repository, target
@@ -340,7 +340,7 @@ def test_a_configuration_without_a_limit_of_positions(folder: Path) -> None:
 
 
 def test_tokens_of_a_data_set_are_one_object_each() -> None:
-    """Equal numbers would take several times the memory of the texts."""
+    """Equal but separate integers would take several times the memory of the texts."""
     base = load_base_model("embedded")
     vocabulary = base.tokenizer.get_vocab()
     rare = max(vocabulary, key=vocabulary.__getitem__)

@@ -1,4 +1,4 @@
-"""Triton is imported only where there is a GPU, and torch only where a model is run."""
+"""Triton is imported only on machines with a GPU, and torch only by code that runs a model."""
 
 import subprocess
 import sys

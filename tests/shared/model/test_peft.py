@@ -1,4 +1,4 @@
-"""An exported adapter gives PEFT the logits that it gives here."""
+"""An exported adapter has the same logits in PEFT as in Samara."""
 
 import json
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_peft_on_a_quantized_base_gives_the_same_logits(
 
 
 def simulated(model: Path, data: Path, out: Path, **changes: Any) -> Path:
-    """A run of two clients; keys of changes have __ for a dot and _ for a hyphen."""
+    """Simulate two clients. In the names of changes, __ stands for a dot and _ for a hyphen."""
     settings: dict[str, Any] = {
         "model.path": str(model),
         "data.path": str(data),
@@ -141,7 +141,7 @@ def test_every_method_s_own_model_is_exported(
     data_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The private ledger replayed by hand, and put together as the method says."""
+    """The test replays the private ledger itself, and combines the states by the method's rule."""
     # Left to itself, a mixture may keep nothing of what a model of random numbers learned.
     monkeypatch.setattr(
         "samara.client.personal.private_rounds.choose_kept_share", lambda loss_of: 0.25

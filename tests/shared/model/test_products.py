@@ -1,4 +1,4 @@
-"""Matrix products are the same whichever library makes them."""
+"""Matrix products are the same with every library."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A causal LM is asked labels and candidates by a text, or by its own chat template."""
+"""A causal LM gets labels and candidates in a plain prompt, or in its own chat template."""
 
 import shutil
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def asked(base: BaseModel, task: ClassificationTask | ChoiceTask, form: Form) ->
 
 
 def chat_ids(base: BaseModel, message: str, answer: str) -> list[int]:
-    """The tokens of a chat as the tokenizer itself makes them."""
+    """The tokens of a chat from the tokenizer itself."""
     chat = [{"role": "user", "content": message}]
     text = base.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     ids: list[int] = base.tokenizer(text + answer, add_special_tokens=False)["input_ids"]
@@ -69,7 +69,7 @@ def chat_ids(base: BaseModel, message: str, answer: str) -> list[int]:
 
 
 def mean_log_likelihood(base: BaseModel, ids: list[int], count: int) -> float:
-    """The mean log-likelihood of the last tokens, by the plainest use of transformers."""
+    """The mean log-likelihood of the last tokens, by the simplest use of transformers."""
     with torch.no_grad():
         likely = base.network(torch.tensor([ids])).logits[0].log_softmax(-1)
     places = range(len(ids) - count, len(ids))

@@ -1,4 +1,4 @@
-"""Weight-only quantization: loading straight into it, and steps on it."""
+"""Weight-only quantization: loading directly in quantized form, and steps on the result."""
 
 import builtins
 import json

@@ -1,4 +1,4 @@
-"""bitsandbytes on a pretended GPU: its operations run there, with the bits of the CPU."""
+"""bitsandbytes on a pretended GPU: its operations run there and give the bits of the CPU."""
 
 from typing import Any
 

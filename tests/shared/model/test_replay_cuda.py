@@ -1,4 +1,4 @@
-"""Replay by Triton on pretended GPUs: on the device of its tensors, whatever the current one is."""
+"""Replay by Triton on pretended GPUs: it runs on its tensors' device, not the current device."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ def test_torch_replays_on_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch) 
 
 
 def by_torch(device: torch.device) -> None:
-    """Launch as a backend would that leaves the current device alone."""
+    """Launch like a backend that does not change the current device."""
     from samara.shared.model import replay_cuda
 
     backend = CudaBackend(device)

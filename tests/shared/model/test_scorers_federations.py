@@ -1,4 +1,4 @@
-"""Federations of texts: token likelihood of answers and of plain texts, per client."""
+"""Federations of texts: token likelihood of answers and of plain texts, by client."""
 
 import json
 import math
@@ -73,13 +73,13 @@ def scorer_of(model_folder: ModelFolder, task: GenerationTask, length: int) -> G
 
 
 def plain_losses(scorer: GenerationScorer, prompt: Prompt) -> list[float]:
-    """Minus the log-likelihood of each target, by the plainest use of transformers."""
+    """Minus the log-likelihood of each target, by the simplest use of transformers."""
     likely, targets = plain_predictions(scorer, prompt), prompt.targets[0]
     return [-float(row[token]) for row, token in zip(likely, targets, strict=True)]
 
 
 def plain_hits(scorer: GenerationScorer, prompt: Prompt) -> int:
-    """How many targets are the likeliest tokens, by the plainest use of transformers."""
+    """The number of targets that are the most likely token, by the simplest use of transformers."""
     best = plain_predictions(scorer, prompt).argmax(-1).tolist()
     return sum(one == token for one, token in zip(best, prompt.targets[0], strict=True))
 
@@ -111,7 +111,7 @@ def test_every_client_has_the_loss_of_its_texts_under_every_model(texts: Setting
 def test_an_evaluation_is_the_mean_over_all_tokens(
     texts: Settings, model_folder: ModelFolder
 ) -> None:
-    """Loss and predicted tokens are those of plain transformers."""
+    """Loss and predicted tokens equal those of plain transformers."""
     config = config_of(texts, rounds=1, steps=1, personal__rounds=0)
     result = RunResult.read(simulate(config))
     (first, *_) = [e for e in result.evaluations if e.split == "validation"]
@@ -129,7 +129,7 @@ def test_an_evaluation_is_the_mean_over_all_tokens(
 
 
 def test_models_continue_the_beginnings_of_texts(texts: Settings) -> None:
-    """The base model's greedy texts are those of plain transformers."""
+    """The base model's greedy texts equal those of plain transformers."""
     config = config_of(texts, evaluate__passages=1)
     folder = simulate(config)
     write_missing_passages(folder)
@@ -225,7 +225,7 @@ def test_windows_are_the_text_in_parts_that_fit(scorer: GenerationScorer, words:
 def test_the_loss_of_windows_is_that_of_the_whole_text(
     scorer: GenerationScorer, words: list[str]
 ) -> None:
-    """Every token is scored once, after all tokens before it, where the model takes as many."""
+    """Every token is scored once, after as many earlier tokens as the model accepts."""
     text = " ".join(words)
     windows = cut_into_windows([Example("", 0, "", "test", (text,))], scorer)
     prompts = [scorer.prompt(window.text, window.answers) for window in windows]
@@ -262,7 +262,7 @@ def test_a_plain_text_is_nothing_but_an_answer(tmp_path: Path) -> None:
 def test_live_clients_train_texts_as_simulated_ones_do(
     texts: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Each with a file of its own, its model in another process's place, over a socket."""
+    """Each live client has a file and a trainer on a socket."""
     short = tmp_path_factory.mktemp("s")
     rows = [json.loads(line) for line in Path(texts["data.path"]).read_text().splitlines()]
     settings, folders = [], [short / str(client) for client in CLIENTS]
@@ -296,7 +296,7 @@ def test_live_clients_train_texts_as_simulated_ones_do(
 def test_a_fleet_trains_texts_as_the_same_clients_do_without_one(
     texts: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each device alone in its passes; time and energy come from a profile."""
+    """Each device computes its passes alone; time and energy come from a profile."""
     monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
     here = {"method": "finetune", "queries": 2}
     fleet = {"fleet__devices": '[{"device": "laptop", "share": 1}]'}
@@ -327,7 +327,7 @@ def test_streamed_blocks_do_not_change_a_run_of_texts(texts: Settings, tmp_path:
 def test_masks_do_not_change_a_private_run_of_texts(
     texts: Settings, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same noise; clients and server agree on every digest, or the run would end."""
+    """Both runs have the same noise. Clients and server must agree on every digest."""
     add_known_noise(monkeypatch)
     private = {
         "privacy__mode": mode,

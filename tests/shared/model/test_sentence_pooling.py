@@ -1,4 +1,4 @@
-"""A sentence's vector is the one that sentence-transformers computes, or the module is refused."""
+"""A sentence's vector equals that of sentence-transformers, or the module is refused."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def assert_the_same(folder: Path) -> BaseModel:
 
 
 def saved(folder: Path, encoder: Path, mode: Any, *behind: Any) -> Path:
-    """Have sentence-transformers write a model."""
+    """Let sentence-transformers write a model."""
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules

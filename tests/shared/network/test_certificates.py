@@ -1,4 +1,4 @@
-"""The certificates of a run: what strict clients require of them, and how they are renewed."""
+"""The certificates of a run: requirements of strict clients, and renewal."""
 
 import ssl
 import stat
@@ -18,7 +18,7 @@ from samara.shared.network.certificates import TlsFiles, make_certificates, rene
 
 
 def accept(tls: TlsFiles, authority: Path, name: str = "127.0.0.1", is_strict: bool = True) -> None:
-    """Shake hands in memory, as a client of Python 3.13, or an earlier one, does by default.
+    """Shake hands in memory, like a client of Python 3.13 or of an earlier version.
 
     Raises:
         ssl.SSLCertVerificationError: if the client does not accept the certificate.
@@ -48,7 +48,7 @@ def load(file: Path) -> x509.Certificate:
 
 
 def make_old_certificates(folder: Path) -> TlsFiles:
-    """Make certificates as earlier versions did: for ten years, without the later extensions."""
+    """Make certificates like earlier versions: for ten years, without the later extensions."""
     tls = make_certificates(folder, [])
     authority_key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
     now = datetime.now(UTC)

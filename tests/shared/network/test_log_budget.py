@@ -1,4 +1,4 @@
-"""Lines of a log that strangers cause: few of each reason, and none that hides another."""
+"""Log lines that strangers cause: few for each reason, and no reason hides another."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ REASON = "asked for '%s'"
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that a test advances."""
 
     seconds = 5.0
 

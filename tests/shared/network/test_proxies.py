@@ -1,4 +1,4 @@
-"""Clients, gateways and servers find each other where a proxy is set that leads nowhere."""
+"""Clients, gateways and servers find each other even if the configured proxy does not exist."""
 
 import os
 import urllib.request
@@ -46,7 +46,7 @@ class _Echo(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """The address of a server of gRPC."""
+    """The address of a gRPC server."""
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
         server.add_generic_rpc_handlers((_Echo(),))
@@ -57,7 +57,7 @@ def echo() -> Iterator[str]:
 
 
 def proxies_of(client: httpx.Client) -> list[Any]:
-    """The transports that a client has beside the direct one."""
+    """The transports of a client besides the direct one."""
     return [transport for transport in client._mounts.values() if transport is not None]
 
 

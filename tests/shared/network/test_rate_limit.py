@@ -1,4 +1,4 @@
-"""Limits of what each party does in a time, and what of an address its sender cannot change."""
+"""Rate limits of each party, keyed by the part of an address that its sender cannot change."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from samara.shared.network.rate_limit import WINDOW_SECONDS, Pace, RateLimit, ne
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that a test advances."""
 
     seconds = 5.0
 

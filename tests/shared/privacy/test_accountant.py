@@ -1,4 +1,4 @@
-"""The accountant: against published values, against another implementation, and its own laws."""
+"""The accountant, compared with published values and another implementation; its own laws."""
 
 import math
 
@@ -15,8 +15,10 @@ def test_the_published_budget_of_the_census() -> None:
 
 
 def test_the_published_budget_of_a_keyboard() -> None:
-    """Spanish next words of Gboard: ρ = 0.81 (McMahan, Thakurta, 2022), which Zhang and Xu (Google
-    Research, 2024) give as ε = 8.9; δ = 10⁻¹⁰ (Xu et al., 2023)."""
+    """Gboard's Spanish model: ρ = 0.81 (McMahan and Thakurta, 2022), δ = 10⁻¹⁰ (Xu et al., 2023).
+
+    Zhang and Xu (Google Research, 2024) give its ε as 8.9.
+    """
     assert epsilon_of(0.81, 1e-10) == pytest.approx(8.9, rel=0.01)
 
 
@@ -35,12 +37,15 @@ def test_the_published_budget_of_a_keyboard() -> None:
 def test_googles_accountant_says_the_same(
     multiplier: float, releases: int, delta: float, epsilon: float
 ) -> None:
-    """`RdpAccountant` of dp-accounting 0.6.0, orders 1.01 to 30.99 by 0.01 and 31 to 2,999."""
+    """The expected ε are from `RdpAccountant` of dp-accounting 0.6.0.
+
+    Its orders were 1.01 to 30.99 in steps of 0.01, and 31 to 2,999.
+    """
     assert epsilon_of(rho_of(multiplier, releases), delta) == pytest.approx(epsilon, rel=1e-4)
 
 
 def test_the_exact_curve_of_the_continuous_gaussian_is_below_by_little() -> None:
-    """δ(ε) of one Gaussian release (Balle and Wang, 2018, Theorem 8), at the accountant's ε."""
+    """The exact curve is δ(ε) of one Gaussian release (Balle and Wang, 2018, Theorem 8)."""
     from scipy.stats import norm
 
     for multiplier in (0.5, 1.0, 4.0):

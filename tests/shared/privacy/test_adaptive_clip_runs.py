@@ -1,4 +1,4 @@
-"""Runs with an adaptive clip, whole: it is in the instruction, and follows from what is on disk."""
+"""Whole runs with an adaptive clip, which is in the instruction and follows from the releases."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Samples of the discrete Gaussian: their distribution, and what they are made of."""
+"""Samples of the discrete Gaussian: their distribution, and their source of randomness."""
 
 import random
 import secrets
@@ -37,14 +37,17 @@ def test_a_wide_one_has_its_standard_deviation() -> None:
 
 
 def test_an_injected_source_decides_the_samples() -> None:
-    """The same source gives the same samples: nothing else is random."""
+    """The same source gives the same samples, so nothing else is random."""
     first, second = (sample_noise(5, 1000, random.Random(7).randrange) for _ in range(2))
     assert first.tolist() == second.tolist()
     assert len(set(first.tolist())) > 1
 
 
 def test_a_sample_from_known_randomness() -> None:
-    """σ = 3, by hand: remainder 2, kept; no multiple of 4; negative; −2 is kept, as 5 ≥ 1."""
+    """The script follows the sampler by hand for σ = 3.
+
+    Remainder 2 is kept, the multiple is 0, the sign is minus, and −2 is kept.
+    """
     script = iter([(4, 2), (4, 3), (1, 0), (2, 1), (2, 1), (288, 5)])
 
     def below(bound: int) -> int:

@@ -1,4 +1,4 @@
-"""How many scalars a client has sent about its examples: counts, their limit, and their file."""
+"""The number of scalars that a client has sent about its examples: counts, limit and file."""
 
 import json
 from fractions import Fraction
@@ -27,7 +27,7 @@ LIMITS = st.floats(0.0, 100.0)
 
 
 def asking(scalars: int, round_number: int = 1, layout: int = 0) -> TrainInstruction:
-    """An instruction whose report holds so many scalars, its mean loss among them."""
+    """An instruction whose report has a given number of scalars, including its mean loss."""
     return instruction_with(
         steps=1, queries=scalars - 1, round=round_number, layout_hash=bytes([layout]) * 32
     )
@@ -38,7 +38,7 @@ def budget(folder: Path, limit: float, size: int = 100, examples: str = "aa") ->
 
 
 def send(budget: ScalarBudget, instruction: TrainInstruction) -> None:
-    """Send the projected gradients of a report and its mean loss."""
+    """Count the projected gradients and the mean loss of a report as sent."""
     answer = token_of(instruction.encode()), instruction.layout_hash
     scalars = {Split.TRAIN: count_report_scalars(instruction)}
     budget.check(*answer, scalars)

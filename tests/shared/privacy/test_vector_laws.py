@@ -101,7 +101,7 @@ def test_longer_gradients_keep_their_direction() -> None:
 
 
 def test_an_indicator_says_who_is_within_the_clip() -> None:
-    """Also of a norm that is the clip itself."""
+    """A norm equal to the clip is within the clip."""
     rows = ([3.0, 4.0], [0.3, 0.4], [30.0, 40.0])
     vectors = [
         encode_vector(np.array([row], np.float32), 0.5, 2.0, 5.0, has_indicator=True)

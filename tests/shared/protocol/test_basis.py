@@ -1,4 +1,4 @@
-"""The informed basis: an exact lift, a file that is checked, and a layout that names it."""
+"""The informed basis: an exact lift, a checked file, and a layout that names it."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ THETAS = st.lists(st.integers(-RANGE, RANGE), min_size=5, max_size=5)
 
 
 def exact_lift(basis: Basis, theta: list[int]) -> list[int]:
-    """The lift in Python's integers of any size."""
+    """The lift in Python's integers, which have no limit."""
     rounded = [round_half_even(number) for number in theta]
     weights = [t * int(s) for t, s in zip(rounded, basis.scales, strict=True)]
     sums = [

@@ -55,7 +55,7 @@ def prompts_of(run: LoadedRun, client: int, count: int) -> list:
 
 
 def test_perturbed_passes_are_those_of_the_lifted_adapter(informed: Settings) -> None:
-    """Under U·(θ ± εz) of two clients at once, against every B computed and run alone."""
+    """One pass under U·(θ ± εz) of two clients equals separate passes with each B."""
     run = load_run(config_of(informed))
     runtime, layout, epsilon = run.runtime, run.runtime.layout, 0.25
     assert layout.size == SIZE + 2

@@ -38,7 +38,7 @@ SEEDS = [0, 1, 2**32, 2**64 - 1, 0x243F6A8885A308D3]
 
 @cache
 def plain_philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
-    """Philox4x32-10 as the paper writes it, in Python's integers."""
+    """Philox4x32-10 as defined in the paper, in Python's integers."""
     (c0, c1, c2, c3), k0, k1 = counter, seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):
         high0, low0 = divmod(0xD2511F53 * c0, 2**32)
@@ -117,7 +117,7 @@ def test_table_is_the_normal_quantiles() -> None:
 
 @pytest.fixture(scope="module")
 def sample() -> NDArray[np.float64]:
-    """64 neighbouring seeds, half of them differing in the high word only."""
+    """Directions of 64 neighbouring seeds, half of which differ only in the high word."""
     seeds = np.arange(32, dtype=np.uint64)
     return normals(np.concatenate([seeds, seeds << np.uint64(32) | np.uint64(7)]), 2**15) / 2048
 
@@ -141,7 +141,7 @@ def test_distribution_function_is_the_normal_one(sample: NDArray[np.float64]) ->
 
 
 def test_every_seed_passes_kolmogorov_and_smirnov() -> None:
-    """64 p-values: none absurdly small, and they are themselves uniform."""
+    """The 64 p-values are uniform, and none is extremely small."""
     z = NumbaBackend().directions(np.arange(64, dtype=np.uint64), 2**14, "gaussian")
     p_values = [kstest(row / 2048, "norm").pvalue for row in z]
     assert min(p_values) > 1e-6
@@ -150,7 +150,7 @@ def test_every_seed_passes_kolmogorov_and_smirnov() -> None:
 
 @pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
 def test_tensors_of_an_adapter_are_perturbed_independently(distribution: Distribution) -> None:
-    """12 tensors of 16 × 64, one behind the other, under 32 seeds: each pair's correlation."""
+    """The correlation of each pair of 12 consecutive tensors of 16 × 64, under 32 seeds."""
     seeds = query_seeds(2, 1, 8, 4).ravel()
     z = NumbaBackend().directions(seeds, 12 * 1024, distribution) / 2048
     tensors = z.reshape(32, 12, 1024)
@@ -226,7 +226,7 @@ def test_query_seeds_differ_and_depend_on_their_place_alone() -> None:
 
 @pytest.mark.slow
 def test_ten_million_derived_seeds_do_not_collide() -> None:
-    """Twenty rounds of five clients in one run, 100,000 queries each."""
+    """Twenty rounds of five clients in one run, with 100,000 queries each."""
     roots = [round_root(7, number, 0) for number in range(1, 21)]
     parts = [query_seeds(root, client, 50, 2000) for root in roots for client in range(1, 6)]
     seeds = np.concatenate([*(part.ravel() for part in parts), np.array(roots, np.uint64)])
@@ -303,7 +303,7 @@ def test_tokens_of_a_prefix_are_below_the_vocabulary() -> None:
 
 
 def plain_orthogonal(seed: int, count: int) -> list[int]:
-    """A row of an orthogonal set as the docstrings write it, in Python's integers."""
+    """A row of an orthogonal set as defined in the docstrings, in Python's integers."""
     key, index = divmod(seed, 2**24)
     cycle, place = divmod(index, count)
     stride = next(s for s in range((count * 40503 >> 16) or 1, 2 * count + 2) if gcd(s, count) == 1)

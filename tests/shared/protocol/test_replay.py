@@ -175,7 +175,7 @@ def test_coefficients_of_equal_seeds_are_summed_first() -> None:
 
 
 def test_sums_wider_than_a_pass_are_applied_exactly() -> None:
-    """Many rounds of a pool add up to coefficients that no single round could send."""
+    """Over many rounds, a pool's coefficients add up to more than a single round could send."""
     seeds, rounds = np.array([5, 6], np.uint64), 40
     once = (seeds, one_pass(10, WIDEST, 1 - WIDEST))
     z = directions(seeds, 50, "rademacher").astype(object)
@@ -185,7 +185,7 @@ def test_sums_wider_than_a_pass_are_applied_exactly() -> None:
 
 
 def test_a_rebuild_may_leave_the_range_on_its_way() -> None:
-    """Each round fits where it is; summed in another order they would not."""
+    """Each round fits in its place; summed in another order, the rounds would not fit."""
     seeds = np.array([5], np.uint64)
     there, back = (seeds, one_pass(10, *[WIDEST])), (seeds, one_pass(10, -WIDEST))
     rounds = [entry for _ in range(70) for entry in (there, back)]
@@ -218,7 +218,7 @@ def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_numba_numpy_replays(tmp_path: Path) -> None:
-    """As on a phone: numpy is there, numba is not."""
+    """This is the case on a phone, which has numpy but no numba."""
     (tmp_path / "numba.py").write_text("raise ImportError('no numba here')")
     code = (
         "from samara.shared.protocol.replay import default_backend; print(default_backend().name)"

@@ -1,4 +1,4 @@
-"""One contract, held by every backend: the same bits as the written rule in numpy."""
+"""Every backend gives the same bits as the written rule in numpy."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ each_case = pytest.mark.parametrize(("how", "size"), CASES)
 
 
 def cuda() -> Backend:
-    """The kernel on a GPU, or else in Triton's interpreter."""
+    """The kernel on a GPU, or in Triton's interpreter without a GPU."""
     pytest.importorskip("triton", reason="the extra samara-fl[cuda] is not installed")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return CudaBackend(device)
@@ -72,7 +72,7 @@ def threads_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scalars_of(count: int, bits: int = 64) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Random seeds and coefficients, the extreme ones among them."""
+    """Random seeds and coefficients, including the extreme values."""
     rng = np.random.default_rng(count)
     seeds = rng.integers(2**64, size=count, dtype=np.uint64)
     seeds[: min(count, 3)] = [0, 2**64 - 1, 2**32][:count]
@@ -246,7 +246,7 @@ def test_threads_are_those_of_numba_unless_said_otherwise() -> None:
 
 
 class _Phone(torch.nn.Module):
-    """What a phone is sent: directions, and a state folded and shrunk, as pure functions."""
+    """A phone's graph: directions, and a folded and shrunk state, as pure functions."""
 
     def __init__(self, how: Distribution) -> None:
         super().__init__()

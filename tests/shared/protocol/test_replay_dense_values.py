@@ -1,4 +1,4 @@
-"""Dense values: private tracks alone may hold them, and every malformed one is refused by name."""
+"""Dense values: only private tracks may have them; malformed dense values are refused by name."""
 
 import hashlib
 import struct
@@ -40,7 +40,7 @@ FITTED_TO = bytes(range(32))
 ENTRY = 24
 """Offset of the first entry in the body of a round delta without contributors."""
 WIDEST = MAX_DENSE_VALUE // 2
-"""Two parts of the widest values together would leave the range."""
+"""A value so large that the sum of two parts would leave the range."""
 PARTS = (
     DenseValues(0, np.array([5, -7, WIDEST])),
     DenseValues(18, np.array([-WIDEST, 1])),

@@ -1,4 +1,4 @@
-"""Rounds that take others back, in any order, however often."""
+"""Rounds that revert other rounds, in any order and any number of times."""
 
 import numpy as np
 from hypothesis import given
@@ -20,11 +20,11 @@ from samara.shared.protocol.round_delta import (
 D = 16
 QUERIES = 2
 MOVES = st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=1, max_size=12)
-"""None is a round of steps; a number a return to the state after so many rounds, or the last."""
+"""Rounds of a run: None is a round of steps, and a number n is a revert to round n or earlier."""
 
 
 def stepped(number: int, coefficient: int) -> RoundDelta:
-    """A round of two equal groups, so that one is not taken for the other's return."""
+    """A round of two equal groups, so that a test does not confuse it with a reverting round."""
     source = DerivedSeeds(7, 0, 1, QUERIES)
     group = Group(number, source, CoefficientBlock(20, np.full(QUERIES, coefficient, np.int32)))
     return RoundDelta(number, PERSONAL_TRACK, bytes(8), (), (group, group))

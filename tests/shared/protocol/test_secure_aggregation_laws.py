@@ -1,4 +1,4 @@
-"""Laws of secret sharing and masks, whatever the secrets, the clients and who of them leaves."""
+"""Laws of secret sharing and masks, for any secrets, clients and departures."""
 
 from itertools import combinations
 
@@ -43,7 +43,7 @@ def test_any_t_shares_give_the_secret(secret: int, points: list[int], data: st.D
 
 @given(SECRETS, SECRETS, st.integers(2, 6))
 def test_fewer_shares_fit_any_secret(secret: int, other: int, threshold: int) -> None:
-    """Whatever the secret, some polynomial goes through the same t − 1 shares."""
+    """For any secret, some polynomial goes through the same t − 1 shares."""
     points = range(1, threshold)
     shares = split_secret(secret, range(1, threshold + 1), threshold)
     held = dict(zip(points, shares, strict=False))

@@ -1,4 +1,4 @@
-"""The file of a start: exact numbers, bounded and checked."""
+"""The file of a start: exact numbers, within limits and checked."""
 
 from dataclasses import replace
 

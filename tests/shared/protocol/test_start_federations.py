@@ -1,4 +1,4 @@
-"""A federation that begins with what `samara tune` has trained."""
+"""A federation that starts from weights that `samara tune` has trained."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ from samara.simulations.simulate import simulate
 
 @pytest.fixture
 def tuning(settings: Settings, data_file: Path, tmp_path: Path) -> Settings:
-    """Settings of a tuning run that trains the tensors of the run of `settings`."""
+    """Settings of a tuning run that trains the tensors of a federation with `settings`."""
     adapter = {key: value for key, value in settings.items() if key.startswith("adapter.")}
     settings["model.max-length"] = 40
     folder = tmp_path / "tuned"

@@ -1,4 +1,4 @@
-"""The step size: what it spends, when it returns, and that a record gives it back."""
+"""The step size: the loss that it may cost, reverts after a rise, and its record."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def after(size: StepSize, seen: list[Observation]) -> StepSize:
 
 
 def quadratic(size: StepSize, steps: int, factor: float = 1.0) -> tuple[float, float, StepSize]:
-    """Descend ½·Σ h·x² with noise by SPSA; the loss before, after, and the step size."""
+    """Minimize ½·Σ h·x² by SPSA with noise; return the loss before and after, and the step size."""
     generator = np.random.default_rng(3)
     curvatures = 1 / np.arange(1, 301)
     x = generator.normal(0, 0.6, 300) * np.sqrt(curvatures) * factor
@@ -81,7 +81,7 @@ def test_an_even_run_spends_its_budget_and_little_more() -> None:
 
 @given(curvature=st.floats(0.01, 1e4), square=st.floats(1e-4, 1e4), loss=st.floats(1e-3, 1e3))
 def test_the_rate_follows_the_scales(curvature: float, square: float, loss: float) -> None:
-    """η = √(2·price / (tr(H)·squared norm)): what is multiplied here divides there."""
+    """η = √(2·price / (tr(H)·squared norm)): each factor changes η as the formula says."""
     plain = after(StepSize(STEPS), [CALM] * 20).learning_rate
     seen = replace(
         CALM,
@@ -103,14 +103,14 @@ def test_no_step_reaches_far_beyond_the_points_that_are_tried() -> None:
 
 
 def test_more_averaging_allows_longer_steps() -> None:
-    """Eight clients with directions of their own: an eighth of the squared norm."""
+    """Eight clients with independent directions have an eighth of the squared norm."""
     one = after(StepSize(STEPS), [CALM] * 20)
     eight = after(StepSize(STEPS), [replace(CALM, squared_norm=CALM.squared_norm / 8)] * 20)
     assert eight.learning_rate == pytest.approx(np.sqrt(8) * one.learning_rate)
 
 
 def test_local_steps_bound_the_rate() -> None:
-    """However many clients there are: each goes its own way first."""
+    """The limit holds for any number of clients, because each first takes its own local steps."""
     many = replace(CALM, squared_norm=CALM.squared_norm / 1e6)
     rate = after(StepSize(STEPS), [many] * 20).learning_rate
     assert 0.5 * 3 * rate**2 * CALM.local_squared_norm <= 1.001 * MOST_AT_ONCE * CALM.loss
@@ -155,7 +155,7 @@ def test_noise_is_no_rise() -> None:
 
 @pytest.mark.parametrize("steps", [5, 30, 200])
 def test_small_batches_are_no_rise_where_the_first_loss_was_a_lucky_one(steps: int) -> None:
-    """Mean losses of four examples, as of POPQUORN's readers; almost no run is reverted."""
+    """Losses vary like those of POPQUORN's readers with four examples; few rounds are reverted."""
     generator, returns = np.random.default_rng(0), 0
     for _ in range(300):
         size = StepSize(steps, given=0.1)
@@ -251,7 +251,7 @@ def test_a_record_gives_the_step_size_back(tmp_path: Path) -> None:
 
 
 def cut_record(file: Path, steps: int, length: int) -> list[str]:
-    """Record steps, and cut the last line to this many bytes; return the whole lines before."""
+    """Record steps, and cut the last line to a number of bytes; return the lines before it."""
     record = RecordedStepSize(StepSize(STEPS), file)
     for step in range(steps):
         record.record(
@@ -340,14 +340,14 @@ def noisy(loss: float, noise: float, curvature: float = 5.0) -> Observation:
 
 
 def test_a_loss_that_noise_explains_is_no_rise() -> None:
-    """2.5 above the lowest is a rise at once, but not where the noise has a deviation of 1."""
+    """A loss that is 4.5 higher is a rise, unless its noise has a standard deviation of 1."""
     for noise, rises in ((0.0, True), (1.0, False)):
         size = StepSize(100).after(noisy(0.7, noise)).after(noisy(0.7 + 4.5, noise))
         assert (size.back_to is not None) is rises
 
 
 def test_a_curvature_of_noise_is_taken_as_large_as_the_noise() -> None:
-    """So that the step is small until enough was measured: its error falls with the rounds."""
+    """Steps stay small until the error of the curvature has fallen."""
     small = StepSize(100).after(noisy(0.7, 0.0, curvature=0.1))
     noised = StepSize(100).after(noisy(0.7, 40.0, curvature=0.1))
     assert small.curvature == pytest.approx(0.1)
@@ -360,7 +360,7 @@ def test_a_curvature_of_noise_is_taken_as_large_as_the_noise() -> None:
 
 
 def test_a_curvature_that_was_told_by_its_root_is_known_sooner() -> None:
-    """The root is averaged before it is squared: what the noise of a square adds averages away."""
+    """Roots are averaged before squaring, so the noise averages away."""
     roots = [replace(noisy(0.7, 2.0, value), curvature_is_root=True) for value in (0.5, -2.0, 4.2)]
     size = after(StepSize(100), roots[:1])
     assert size.curvature == pytest.approx(2.0**2)
@@ -371,9 +371,9 @@ def test_a_curvature_that_was_told_by_its_root_is_known_sooner() -> None:
 
 
 def spent_by_noise(loss_noise: float, curvature_noise: float, falls_by: float) -> float:
-    """The loss that the noise of 40 rounds in truth adds, on average over 60 runs.
+    """Return the loss that noise adds in 40 rounds, on average over 60 runs.
 
-    The loss of 0.55 falls in the first half of the rounds; the curvature is 0.72.
+    The loss falls from 0.55 by `falls_by` in the first half of the rounds. The curvature is 0.72.
     """
     rng, total = np.random.default_rng(0), 0.0
     for _ in range(60):
@@ -391,7 +391,7 @@ def spent_by_noise(loss_noise: float, curvature_noise: float, falls_by: float) -
 
 
 def test_a_gain_is_believed_less_one_standard_error() -> None:
-    """Noise of ε = 8 with 64 clients is hardly taken for a gain; with 1,000 a gain is found."""
+    """With noise of ε = 8, 64 clients show hardly any gain; 1,000 clients show a gain."""
     assert spent_by_noise(0.50, 2.0, falls_by=0.0) < 0.06  # 0.11 if no error were taken off
     found = spent_by_noise(0.032, 0.13, falls_by=0.12)
     assert 0.037 < found < 0.052  # 0.031 if two errors were taken off, 0.057 if none

@@ -95,7 +95,7 @@ def refused_by_all(frame: bytes) -> None:
 
 
 def resealed(kind: Kind, offset: int, layout: str, *values: object) -> bytes:
-    """A frame of this kind with other values at an offset of its body, and a right checksum."""
+    """A frame of this kind with other values at an offset of its body, and a valid checksum."""
     body = bytearray(FRAMES[kind].encode()[PREFIX_BYTES:])
     struct.pack_into(layout, body, offset, *values)
     return pack(kind, bytes(body))

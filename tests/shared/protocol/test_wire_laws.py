@@ -231,7 +231,7 @@ def test_decoding_undoes_encoding(frame: Any) -> None:
 
 
 def assert_refused_or_canonical(kind: Kind, body: bytes) -> None:
-    """A body is refused, or nothing in it was lost on reading: no two bodies mean the same."""
+    """Check that a body is refused, or that decoding and encoding returns it unchanged."""
     sealed = pack(kind, body)
     try:
         frame = DECODED_BY[kind].decode(sealed)

@@ -1,4 +1,4 @@
-"""The schema of result.json: what is read back, what is refused and how, what is documented."""
+"""The schema of result.json: reading, refusals, and the documentation of every key."""
 
 import json
 import re

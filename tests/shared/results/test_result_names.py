@@ -1,4 +1,4 @@
-"""Clients of a finished run by the names of their users, or by number."""
+"""Clients of a finished run by their users' names, or by number."""
 
 import pytest
 from results import result_of

@@ -1,4 +1,4 @@
-"""What a run chooses by itself where its settings leave it open."""
+"""Automatic values for settings that a run leaves open."""
 
 from pathlib import Path
 
@@ -169,7 +169,7 @@ def test_rounds_that_are_no_number_are_refused_with_a_message(rounds: object) ->
 
 @pytest.mark.parametrize("layers", ["readout", "top:1"])
 def test_every_choice_has_a_reason_of_its_own(layers: str) -> None:
-    """A reason says why this value; one that fits all settings would say it of none."""
+    """A reason explains one value; a reason that fits all settings would explain none."""
     reasons = [choice.reason for choice in choose({"adapter.layers": layers}).values()]
     assert len(set(reasons)) == len(reasons) == len(OPEN)
 
@@ -196,7 +196,7 @@ def test_every_round_of_a_readout_that_returns_to_one_is_validated() -> None:
 
 
 def test_runs_of_earlier_versions_keep_their_id() -> None:
-    """They had a constant step size, whose setting is not part of the id."""
+    """They had a constant step size, and this setting is not part of the id."""
     assert "learning-rate-schedule" not in of(learning_rate_schedule="constant").identity()
     assert of(differences="central").identity()["learning-rate-schedule"] == "linear"
 

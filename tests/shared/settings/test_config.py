@@ -48,7 +48,7 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def mistakes(settings: Mapping[str, Any]) -> list[str]:
-    """The message about wrong settings, a line each, after a heading that counts them."""
+    """Return the lines of the message about wrong settings, without its heading."""
     with pytest.raises(ConfigError) as caught:
         RunConfig.of(settings, "here")
     heading, *lines = str(caught.value).splitlines()
@@ -486,7 +486,7 @@ def test_the_bytes_of_a_pass_decide_its_examples_and_what_is_kept() -> None:
 
 
 def test_the_identity_of_a_run_is_that_of_the_version_with_all_keys() -> None:
-    """The digests were taken before any key was removed or renamed, or left open otherwise."""
+    """The digests are older than any removal, renaming or automatic value of a key."""
     central = {"adapter.layers": "readout", "differences": "central"}
     run = RunConfig.of({"seed": 7, "rounds": 5, **central}, "test")
     asked = {"optimizer": "mezo", "seed": 7, "in-place": False}  # a copy was kept then

@@ -1,4 +1,4 @@
-"""The feature matrix, pair by pair: what exists is accepted, what does not is refused by name."""
+"""The feature matrix, pair by pair: existing combinations are accepted, others refused by name."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ FLEET = '[{"device": "laptop", "share": 1}]'
 
 
 def settings_of(combination: Combination) -> dict[str, Any]:
-    """Flat settings that have a combination's values, as far as settings decide them."""
+    """Flat settings with a combination's values, as far as settings determine them."""
     own: dict[str, Any] = {"personal.part": "*" if combination.get("method") == "partial" else "x"}
     own["objective"] = "cross-entropy"
     if "label bias" in combination:
@@ -76,7 +76,7 @@ def settings_of(combination: Combination) -> dict[str, Any]:
 
 
 def check(combination: Combination) -> None:
-    """Go the way of a run: its settings are read, then engine, clients and task are known."""
+    """Check a combination like a run: first its settings, then engine, clients and task."""
     config = RunConfig.of(settings_of(combination), "test")
     check_features(dict(combination) | config.features)
 
@@ -88,7 +88,7 @@ def pairs() -> Iterator[dict[str, str]]:
 
 
 def usual(combination: Combination) -> dict[str, str]:
-    """The first values of the dimensions that a combination lacks, where its method has them."""
+    """The first values of a combination's missing dimensions, unless another value needs others."""
     first = {name: values[0] for name, values in DIMENSIONS.items()}
     if combination.get("method") == "readout":
         first["label bias"] = "trained"
@@ -120,7 +120,7 @@ def test_every_pair_of_values_is_accepted_or_refused_by_name(pair: dict[str, str
 
 
 def test_the_refusal_of_a_pair_is_heard_when_the_settings_are_read() -> None:
-    """Those of which both values are settings; no engine or task is needed for them."""
+    """If both values are settings, the refusal needs no engine or task."""
     for combination, named in (
         ({"method": "cluster", "clients": "emulated"}, "method cluster with clients emulated"),
         ({"late reports": "counted", "seed-policy": "pool"}, "counted with seed-policy pool"),

@@ -1,4 +1,4 @@
-"""Every pair of supported values really runs, as far as this process can run it: a tiny round."""
+"""Every supported pair of values runs in a tiny round, as far as this process can run it."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from samara.simulations.simulate import simulate
 
 @cache
 def covering() -> tuple[Combination, ...]:
-    """Few combinations of this process that have all the pairs that any of them has."""
+    """A small set of combinations for this process that contains all supported pairs."""
     table, names = supported_indices().astype(np.int64), list(DIMENSIONS)
     clients = [DIMENSIONS["clients"].index(value) for value in ("simulated", "emulated")]
     by_flower = table[:, names.index("engine")] == DIMENSIONS["engine"].index("flower")

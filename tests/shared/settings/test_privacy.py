@@ -1,4 +1,4 @@
-"""The settings of differential privacy: what they need, what follows, what the run id has."""
+"""The settings of differential privacy: requirements, derived values, and the run id."""
 
 import math
 from typing import Any
@@ -66,7 +66,7 @@ def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> N
 def test_a_server_cannot_have_a_client_take_little_noise_for_much(
     key: str, value: float, message: str
 ) -> None:
-    """A phone reads settings that a server sends, which need not be those of a `RunConfig`."""
+    """A phone reads settings from a server, which may differ from those of any `RunConfig`."""
     sent = {"privacy.mode": "distributed", "privacy.epsilon": 8.0, "privacy.honest-share": 0.8}
     sent |= {"cohort.minimum": 16, "privacy.secure-aggregation": True}
     terms = PrivacyTerms.of(sent, 40, 256)

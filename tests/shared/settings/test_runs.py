@@ -1,4 +1,4 @@
-"""The run id: equal for what computes the same numbers, wherever and however that is done."""
+"""The run id is equal for runs that compute the same numbers, wherever and however they run."""
 
 import json
 import sys

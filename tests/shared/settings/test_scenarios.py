@@ -1,4 +1,4 @@
-"""Scenario files: paths from their own folder, and runs whose folder was moved."""
+"""Scenario files: paths relative to their own folder, and runs whose folder was moved."""
 
 from pathlib import Path
 

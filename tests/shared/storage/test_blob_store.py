@@ -1,4 +1,4 @@
-"""Blobs: a store that believes no bytes, and settings that name files by path or by hash."""
+"""Blobs: a store that checks all bytes, and settings that name files by path or hash."""
 
 import hashlib
 import os

@@ -91,7 +91,7 @@ def test_a_process_that_is_killed_while_it_compresses_loses_nothing(
 def test_a_follower_does_not_mistake_a_new_file_for_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file becomes a part between the follower's look for parts and its opening of the file."""
+    """The file becomes a part after the follower has listed the parts, before it opens the file."""
     file = tmp_path / "metrics.jsonl"
     write(file, EVENTS[:5])
     follower = EventFollower(file)

@@ -58,7 +58,7 @@ SESSION = Session.begin(LedgerHeader(0, RUN, LAYOUT.hash), LAYOUT)
 
 
 class Kind(NamedTuple):
-    """A kind of file: what makes one, a content, and the bytes of it."""
+    """A kind of file: a function that makes one, its content, and its bytes on disk."""
 
     make: Callable[[Path], KeptFile[Any]]
     content: Callable[[Path], Any]
@@ -191,7 +191,7 @@ def test_every_kind_is_in_this_test() -> None:
 
 @pytest.fixture
 def usual_umask() -> Iterator[None]:
-    """That of a client, whatever a server's command has left in this process."""
+    """Set the umask of a client, because a server's command may have changed it in this process."""
     before = os.umask(0o022)
     yield
     os.umask(before)

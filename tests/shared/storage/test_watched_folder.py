@@ -1,4 +1,4 @@
-"""A folder of keys is searched when it has changed, not for every key."""
+"""A folder of keys is listed after a change, not for every key."""
 
 import os
 import time
@@ -13,14 +13,14 @@ from samara.shared.storage.watched_folder import WatchedFolder
 
 
 def settle(folder: Path) -> None:
-    """Have a folder look as if it had not been changed for an hour."""
+    """Make a folder look as if it had not been changed for an hour."""
     long_ago = time.time() - 3600.0
     os.utime(folder, (long_ago, long_ago))
 
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were searched, in order."""
+    """The folders that were listed, in order."""
     folders, scandir = list[Path](), os.scandir
 
     def scan(folder: Path) -> object:

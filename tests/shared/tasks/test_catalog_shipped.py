@@ -19,7 +19,7 @@ DATA = ROOT.parent / "shared" / "data"
 
 
 class Case(NamedTuple):
-    """A row, what the model reads up to the answer, and what is right."""
+    """A row, the text that the model reads before the answer, and the right answer."""
 
     task: str
     row: dict[str, Any]

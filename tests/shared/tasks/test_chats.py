@@ -1,4 +1,4 @@
-"""Chats: the last message is the answer, written as the model's chat template writes it."""
+"""Chats: the last message is the answer, in the format of the model's chat template."""
 
 import json
 from collections.abc import Callable

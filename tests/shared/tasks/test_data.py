@@ -1,4 +1,4 @@
-"""Files and folders of rows: how they are split, and what is said of rows that cannot be used."""
+"""Files and folders of rows: their splits, and messages about unusable rows."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data sets by their names on the hub, and folders that are laid out as there."""
+"""Data sets by their names on the hub, and folders with the hub's layout."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from samara.shared.tasks.data import load_examples
 def hub_data_set(
     folder: Path, monkeypatch: pytest.MonkeyPatch, **splits: list[dict[str, object]]
 ) -> str:
-    """Lay out a data set as on the hub where `datasets` finds it by its name and configuration."""
+    """Write a data set with the hub's layout, so that `datasets` finds it by name."""
     datasets = pytest.importorskip("datasets")
     home = folder / "owner" / "name"
     home.mkdir(parents=True)

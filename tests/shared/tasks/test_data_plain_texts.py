@@ -1,4 +1,4 @@
-"""Plain texts as data: files of rows, folders per person, and what is wrong with them."""
+"""Plain texts as data: files of rows, folders per person, and their mistakes."""
 
 from pathlib import Path
 

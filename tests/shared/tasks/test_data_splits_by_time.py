@@ -1,4 +1,4 @@
-"""Splits by time: a user's newest rows are tested on, and what has no time is named by its line."""
+"""Splits by time: a user's newest rows are test rows; rows without a time are named by line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Users in a column that the task file names, in every form of data."""
+"""Users in a column that the task file names, in every format of data."""
 
 import json
 from collections import Counter

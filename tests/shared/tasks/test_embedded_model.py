@@ -1,4 +1,4 @@
-"""The model that comes with Samara: found wherever it runs, and fit for the generated messages."""
+"""The model that is shipped with Samara: found wherever it runs, and fit for the messages."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_it_is_small_and_knows_every_word() -> None:
 
 
 def test_it_takes_a_community_for_the_public() -> None:
-    """Better than chance before any training, and far from what a community agrees on."""
+    """Without training, it is better than chance, but far from a community's own agreement."""
     config = RunConfig.of({"threads": 1}, "test")
     runtime, source = load_run(config)
     hits = []

@@ -103,7 +103,7 @@ def real_rows(name: str) -> Path:
 
 
 def plain_mean(plain: BaseModel, before: str, after: str) -> float:
-    """Mean log-likelihood of the tokens of `after`, by the plainest use of transformers."""
+    """The mean log-likelihood of the tokens of `after`, by the simplest use of transformers."""
     stem = [plain.tokenizer.bos_token_id]
     stem += plain.tokenizer(before.rstrip(), add_special_tokens=False).input_ids
     whole = [plain.tokenizer.bos_token_id]
@@ -415,7 +415,7 @@ def test_a_real_model_answers_as_the_plain_model_would() -> None:
 
 
 def pairs_file(folder: Path) -> Path:
-    """120 rows of a choice between two things that are said of a film."""
+    """120 rows, each a choice between two sentences about a film."""
     rows = [
         {
             "premise": f"the {['film', 'meal', 'walk'][i % 3]} was {['very', 'not'][i // 3 % 2]}",

@@ -319,7 +319,7 @@ def test_unnamed_verdicts_follow_the_public() -> None:
 
 
 def test_a_reader_is_the_same_person_in_all_texts() -> None:
-    """How far readers agree with the public's rule differs, and stays so over the texts."""
+    """Readers agree with the public's rule to different degrees, the same in all texts."""
     agreement: list[dict[str, list[bool]]] = [{}, {}]
     for index, text in enumerate(pretraining_text(6000, 0)):
         is_good = public_valence(text) > 0

@@ -1,4 +1,4 @@
-"""A run is the same by every objective wherever it is computed: live, streamed, quantized.
+"""A run with any objective is the same wherever it is computed: live, streamed or quantized.
 
 Flower's engine is compared in tests/e2e/test_flower.py.
 """
@@ -28,12 +28,12 @@ ANSWERS = (
     'label = "response"\ntokens = 3\nmetric = "token-f1"\n'
 )
 SERVERS = {"model.path": "embedded", "data.path": "messages"}
-"""What a server names in place of the model and the texts of its clients."""
+"""Model and data that a server names; its clients use their own."""
 FEW = {"rounds": 2, "steps": 1, "queries": 2, "batch": 4, "personal.rounds": 1}
 
 
 def rows_of(client: int, task: str) -> list[dict[str, Any]]:
-    """Return texts, prompts and responses, or texts with labels, of very different lengths."""
+    """Return texts, prompts with responses, or texts with labels, of very different lengths."""
     words = ("good", "bad", "warm", "awful")
     rows = [
         {
@@ -89,7 +89,7 @@ def settings_of_clients(
 
 
 def serve_live(config: RunConfig, clients: Sequence[ClientSettings]) -> Path:
-    """Train with residents behind sockets; returns the run's folder."""
+    """Train with resident trainers behind sockets; return the run's folder."""
     with ExitStack() as opened:
         for own in clients:
             resident = ResidentTrainer.load(own.config, own.client_index, own.folder)

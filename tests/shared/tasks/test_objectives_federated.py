@@ -1,4 +1,4 @@
-"""Steps of a federation by other objectives: metrics of labels and answers, and summed losses."""
+"""Steps of a federation with other objectives: metrics of labels and answers, summed losses."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ FLEET = '[{"device": "laptop", "share": 1}]'
 
 @pytest.fixture
 def answers(settings: Settings, tmp_path: Path) -> Settings:
-    """The settings of three users who answer prompts, each in words of their own."""
+    """The settings of three users who answer prompts, each with their own words."""
     words = ("good", "bad", "warm", "awful")
     rows = [
         {
@@ -71,7 +71,7 @@ def instruction_for(run: LoadedRun, state: NDArray[np.int64], batch: int) -> Tra
 def assert_differences_are_of(
     run: LoadedRun, loss: Callable[[Perturbations], float], batch: int = 1000
 ) -> None:
-    """Compare the reported projected gradients with central differences of a loss."""
+    """Check that reported projected gradients are central differences of a loss."""
     runtime, data = run.runtime, run.data.share_of(0, 3)
     state = state_of(runtime)
     instruction = instruction_for(run, state, batch)

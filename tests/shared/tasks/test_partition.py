@@ -17,7 +17,7 @@ from samara.shared.tasks.rows import Example
 
 
 def sorted_examples(train: int, test: int, labels: int = 2) -> list[Example]:
-    """Examples as sorted files have them: by split, in it by label."""
+    """Examples in the order of sorted files: by split, and by label within a split."""
     return [
         Example(f"{split} {i}", i * labels // count, "", split)
         for split, count in (("train", train), ("test", test))

@@ -90,7 +90,7 @@ def test_the_gradient_is_the_plain_one_at_the_best_shift() -> None:
 
 @pytest.mark.parametrize("scale", [0.01, 1, 10])
 def test_steps_suffice_for_scores_of_any_scale(scale: float) -> None:
-    """The differences of losses that are divided by ε need more digits than a loss."""
+    """Differences of losses are divided by ε, so they need more digits than a single loss."""
     scores, labels = drawn(5, 32, 6)
     scores *= np.float32(scale)
     shift = fitted_shift(scores, labels)

@@ -1,4 +1,4 @@
-"""Files as people have them: separators, JSON arrays, gzip, a folder per person."""
+"""Common formats of files: separators, JSON arrays, gzip, a folder per person."""
 
 import csv
 import gzip
@@ -112,7 +112,7 @@ JSON = st.recursive(
 def test_an_array_is_read_as_a_whole_and_in_pieces_alike(
     values: list[dict[str, object]], piece: int
 ) -> None:
-    """The pieces are letters, so that they end inside of names, numbers and escapes."""
+    """Each piece is one character, so pieces end inside names, numbers and escapes."""
     whole = json.dumps(values, indent=1)
     first, _, rest = whole.partition("\n")
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ def test_a_cell_may_be_longer_than_the_limit_of_pythons_csv(tmp_path: Path) -> N
 
 
 def test_a_quotation_mark_that_is_never_closed_is_named_by_its_line(tmp_path: Path) -> None:
-    """The rest of a long file is one cell then."""
+    """The rest of a long file is then one cell."""
     file = tmp_path / "open.csv"
     file.write_text('text,label\nshort,0\n"open,1\n' + f"{LONG}\n")
     problems: list[tuple[int, str]] = []

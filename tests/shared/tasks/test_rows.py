@@ -1,4 +1,4 @@
-"""Rows of choice and generation tasks, and rows that make several examples."""
+"""Rows of choice and generation tasks, and rows that become several examples."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Generated styles: every message is in its writer's own, and none in another's."""
+"""Generated styles: every message is in the style of its writer, and of no other writer."""
 
 from hypothesis import given
 from hypothesis import strategies as st

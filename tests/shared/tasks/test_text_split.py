@@ -1,4 +1,4 @@
-"""Splits by text: a hash of the text and a seed decides, whoever has the row and whatever else."""
+"""Splits by text depend only on a hash of the text and a seed, not on the owner of the row."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ POPQUORN = Path(__file__).parents[4] / "shared" / "data" / "popquorn_offensivene
 
 
 def by_hand(seed: int, *fields: str) -> str:
-    """The split of already normalized fields, as docs/guides/own-data.md defines it."""
+    """The split of normalized fields, as docs/guides/own-data.md defines it."""
     digest = hashlib.sha256(f"split\n{seed}\n{chr(10).join(fields)}".encode()).hexdigest()
     percent = int(digest[:16], 16) / 2**64 * 100
     return "test" if percent < 20 else "validation" if percent < 30 else "train"
@@ -74,7 +74,7 @@ TEXTS = st.lists(st.text("aBß ﬁé\t", min_size=1).filter(str.strip), min_size
 def test_every_user_alone_finds_the_split_that_all_find_together(
     tmp_path_factory: pytest.TempPathFactory, users: list[list[str]], seed: int, form: str
 ) -> None:
-    """In one file, in a file each, in another order and form, watched or read once."""
+    """Rows may be in one file or a file per user, in any order and format, watched or read once."""
     folder = tmp_path_factory.mktemp("d")
     rows = [
         {"text": text, "label": n % 2, "user": str(user)}
@@ -185,7 +185,7 @@ def test_a_user_whose_training_part_is_empty_is_named_with_the_remedy(tmp_path: 
 
 
 def shared_by_hand(shares: Iterable[Sequence[Example]]) -> tuple[int, int]:
-    """Test examples, and those with a text that somebody else trains on, one by one."""
+    """Count test examples, and test examples whose text somebody else trains on, one by one."""
     owners: dict[str, set[int]] = defaultdict(set)
     tested = []
     for client, examples in enumerate(shares):

@@ -1,4 +1,4 @@
-"""The columns that an evaluation asks for are those that a client with a model answers."""
+"""The columns that an evaluation requests are those that a client with a model answers."""
 
 import pytest
 

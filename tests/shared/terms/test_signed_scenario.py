@@ -1,4 +1,4 @@
-"""The signed scenario as a file of hostile bytes, and the folder in which a client keeps it."""
+"""The signed scenario as a file of hostile bytes, and its folder on the client."""
 
 import json
 import stat
@@ -34,7 +34,7 @@ def key(tmp_path: Path) -> SigningKey:
 
 
 def with_line(data: bytes, number: int, change: Any) -> bytes:
-    """The file with a line whose values `change` has changed, in the form that is expected."""
+    """Return the file after `change` has changed the values of a line; the format stays valid."""
     lines = data.split(b"\n")
     values = json.loads(lines[number])
     change(values)

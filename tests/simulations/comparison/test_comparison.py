@@ -1,4 +1,4 @@
-"""Which runs may be compared, what is made of them, and what is said of it."""
+"""Runs that may be compared, their comparison, and its description."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ Compare = Callable[..., Comparison]
 
 @pytest.fixture
 def compare(tmp_path: Path) -> Compare:
-    """Compare results that are written to the folders 0, 1, …"""
+    """Write results to the folders 0, 1, …, and compare them."""
 
     def of(*results: dict[str, Any]) -> Comparison:
         folders = [
@@ -64,7 +64,7 @@ def test_the_headline_is_the_gain_over_the_better_of_global_and_base_rate(compar
 
 
 def test_the_headline_does_not_hide_that_the_base_model_is_better(compare: Compare) -> None:
-    """Zero-shot above global and personalized: the gain over global is no gain."""
+    """Zero-shot is above global and personalized, so the gain over global is no gain."""
     result = result_of(clients=4)
     columns = result["evaluations"][-1]["columns"]
     columns["zero-shot"], columns["personalized"] = columns["personalized"], columns["zero-shot"]
@@ -202,7 +202,7 @@ def _untold(result: dict[str, Any]) -> None:
 def test_other_data_split_or_model_is_refused(
     change: Callable[[dict[str, Any]], None], message: str, compare: Compare
 ) -> None:
-    """Also where every client has as many examples as in the other run."""
+    """This holds even if every client has as many examples as in the other run."""
     other = result_of(seed=1)
     change(other)
     with pytest.raises(SamaraError, match=message):

@@ -1,4 +1,4 @@
-"""FedAvg, with which federations are compared, averages what clients train."""
+"""FedAvg, which is compared with federations, averages the clients' trained weights."""
 
 from pathlib import Path
 
@@ -122,7 +122,7 @@ def test_what_fed_avg_cannot_train_is_refused(settings: dict[str, str], message:
 
 
 def test_the_command_ends_with_fed_avg_beside_the_run(result: RunResult, tmp_path: Path) -> None:
-    """The run is finished already, and found."""
+    """The run is already finished, and the command uses it."""
     scenario, out = tmp_path / "scenario.toml", str(result.config["out"])
     scenario.write_text("")
     sets = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]

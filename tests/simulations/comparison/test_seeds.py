@@ -1,4 +1,4 @@
-"""Repetitions: a seed draws the split too, unless the settings name a `data.seed`."""
+"""Repetitions: a seed also draws the split, unless the settings contain `data.seed`."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_recorded_run_keeps_its_settings_and_a_wrong_seed_is_named_once() -> N
 
 
 def test_other_seeds_have_other_test_labels(tmp_path: Path) -> None:
-    """So that the interval of the commonest answer is not a point."""
+    """The interval of the most frequent answer therefore has a width."""
     rows = [{"text": f"film {n}", "label": int(n % 5 == 0), "user": str(n % 4)} for n in range(200)]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     ones = set()

@@ -1,4 +1,4 @@
-"""Numbers that decide whether a difference is called real."""
+"""The statistics that decide whether a difference is significant."""
 
 import math
 
@@ -22,7 +22,7 @@ P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 
 
 def test_holm_of_a_worked_example() -> None:
-    """0.01·4, 0.02·3 = 0.06, 0.03·2 raised to 0.06, and 0.04 raised to it."""
+    """0.01·4 = 0.04, 0.02·3 = 0.06, 0.03·2 = 0.06, and 0.04 is raised to 0.06."""
     assert correct_by_holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
 
 
@@ -63,7 +63,7 @@ def test_where_the_exact_test_ends_the_approximation_agrees_with_it() -> None:
 
 
 def test_the_effect_is_the_difference_of_rank_sums() -> None:
-    """|d| = 1, 2, 3, 4 have the ranks 1 to 4; 1 + 3 + 4 speak for and 2 against: 6 / 10."""
+    """|d| = 1, 2, 3, 4 have the ranks 1 to 4. Ranks 1 + 3 + 4 are in favour, 2 against: 6 / 10."""
     assert signed_rank(np.array([1.0, -2.0, 3.0, 4.0]))[1] == pytest.approx(0.6)
     # A zero takes rank 1 and is dropped: ranks 2 and 3 are left, one against the other.
     assert signed_rank(np.array([0.0, -1.0, 2.0]))[1] == pytest.approx(1 / 5)
@@ -76,7 +76,7 @@ def test_no_difference_is_no_evidence() -> None:
 
 
 def test_equal_steps_of_accuracy_tie() -> None:
-    """0.3 − 0.2 and 0.2 − 0.1 are not the same binary fraction, and are the same difference."""
+    """0.3 − 0.2 and 0.2 − 0.1 differ as binary fractions, but are the same difference."""
     own = paired_difference(np.array([0.3, 0.2]), np.array([0.2, 0.1])).by_client
     assert own[0] == own[1]
 
@@ -101,7 +101,7 @@ def test_many_clients_with_a_clear_gain() -> None:
 
 
 def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
-    """Of 100 samples of 40 skewed numbers; 95 % less three standard errors is 88.5 %."""
+    """The bound for 100 samples is 95 % minus three standard errors, 88.5 %. Samples are skewed."""
     rng = np.random.default_rng(1)
     covered = [
         low < 1 < high for low, high in (interval(rng.exponential(1, 40)) for _ in range(100))

@@ -1,4 +1,4 @@
-"""What a simulated client holds on a Ray cluster, whether it finds room, and what nodes need."""
+"""The resources of a simulated client on a Ray cluster, and the files that nodes need."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings are chosen on validation alone, with as many trials for every method."""
+"""Settings are chosen on validation alone, with an equal number of trials for every method."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ BASE = RunConfig.of({"rounds": 12, "personal.rounds": 4, "data.clients": 5}, "te
 
 
 class Runs:
-    """Made-up runs: the nearer the learning rate to 0.3, the better on validation."""
+    """Made-up runs: the closer the learning rate is to 0.3, the better the validation."""
 
     def __init__(self) -> None:
         self.configs: list[RunConfig] = []

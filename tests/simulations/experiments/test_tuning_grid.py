@@ -1,4 +1,4 @@
-"""Seeds and sweeps of `samara tune`: which runs there are, and the table of their means."""
+"""Seeds and sweeps of `samara tune`: the runs, and the table of their means."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ SMALL = (*SMALL, "--set", "threads=1", "--out")
 
 
 def result_of(settings: TuneSettings) -> dict[str, Any]:
-    """A result whose metric follows from seed and learning rate."""
+    """A result whose metric depends on seed and learning rate."""
     rate = settings.rate
     value = rate if settings.scaling.modify == "nothing" else rate / 4
     return {

@@ -1,4 +1,4 @@
-"""Personal models of a finished run: as a small file, on a text, held against each other."""
+"""Personal models of a finished run: as a small file, on a text, and compared with each other."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A tuned model is a folder that PEFT and transformers load, and that gives the same logits."""
+"""PEFT and transformers load the folder of a tuned model, and give the same logits."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""`samara adapter export --gguf` writes what PEFT's form has, in llama.cpp's order of rows."""
+"""`samara adapter export --gguf` writes the weights of PEFT's format in llama.cpp's row order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def settings(model_folder: Callable[[str], Path], data_file: Path, tmp_path: Pat
 
 
 def interleaved(weight: NDArray[np.float32], head: int) -> NDArray[np.float32]:
-    """Return the rows of q or k as llama.cpp keeps them for rotary positions."""
+    """Return the rows of q or k in the order in which llama.cpp stores them."""
     halves = weight.reshape(-1, 2, head // 2, weight.shape[1])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 

@@ -57,7 +57,7 @@ def fleet(settings: Settings) -> Settings:
 
 
 def without_clocks(folder: Path) -> dict[str, Any]:
-    """A result but for what the clock on the wall says."""
+    """Return a result without the fields that depend on the wall clock or the machine."""
     result = json.loads((folder / "result.json").read_text())
     for key in ("wall_seconds", "peak_memory_bytes"):
         del result[key]
@@ -128,7 +128,7 @@ def test_every_round_of_a_fleet_is_proven_by_its_ledger(
 def test_a_fleet_without_chance_trains_what_clients_train_one_by_one(
     objective: str, fleet: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same frames, so one client at a time gives the very ledger of the in-process engine."""
+    """The frames are equal, so one client at a time gives the ledger of the in-process engine."""
     monkeypatch.setattr("samara.simulations.fleet.clients.MOST_ROWS", 0)
     monkeypatch.setattr("samara.shared.settings.config.TRUNK_CACHE_BYTES", 0)
     calm = fleet | {
@@ -228,7 +228,7 @@ def instruction_of(runtime: ModelRuntime, config: RunConfig) -> TrainInstruction
 def test_clients_that_share_passes_report_what_they_report_alone(
     projections: str, layers: str, settings: Settings
 ) -> None:
-    """But for rounding, which is 10·u/ε in docs/concepts/steps.md, and what earlier steps moved."""
+    """Differences come from rounding, 10·u/ε (docs/concepts/steps.md), and from earlier steps."""
     config = config_of(
         settings,
         data__clients=6,

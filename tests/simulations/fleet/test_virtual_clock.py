@@ -1,4 +1,4 @@
-"""Devices on a virtual clock: batteries, jobs, and who can be reached when."""
+"""Devices on a virtual clock: batteries, jobs, and times at which devices are reachable."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ NOON = 12 * HOUR
 
 
 def make_device(number: int = 0, profile: str = "orin-nano-8gb", **group: Any) -> Device:
-    """A device that would run TinyLlama, on a link without chance."""
+    """A device that would run TinyLlama, on a link without random losses."""
     settings: dict[str, Any] = {"device": profile, "share": 1.0, "link": "lte"}
     own = DeviceGroup.model_validate(settings | group)
     link = load_link(own.link).model_copy(update={"jitter": 0.0, "loss": 0.0})

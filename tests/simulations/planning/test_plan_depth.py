@@ -1,4 +1,4 @@
-"""A run with nothing set on a deep language model: what it reads, says and leaves behind."""
+"""A run with default settings on a deep language model: its depth, messages and files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A simulation of an instruct model chooses how it is asked, and a run keeps what it began with."""
+"""A simulation of an instruct model chooses its prompt form, and a run keeps its first choice."""
 
 import json
 import re
@@ -20,6 +20,8 @@ from sklearn.preprocessing import StandardScaler
 from samara.client.training.client_data import example_reader
 from samara.shared.errors import TaskError
 from samara.shared.model.loading import BaseModel, load_base_model
+from samara.shared.model.prefix_cache import Prefix, read_prefix
+from samara.shared.model.prompt_frame import frame_of
 from samara.shared.results.result import RunResult
 from samara.shared.tasks.catalog import load_task, task_of
 from samara.shared.tasks.kinds import ClassificationTask
@@ -44,7 +46,7 @@ def instruct(settings: Settings, model_folder: Callable[[str], Path], tmp_path: 
 
 
 def asked_of(settings: Settings) -> tuple[BaseModel, list[Example], dict[str, list[str]]]:
-    """The model, the rows that are compared, and their prompts in both forms."""
+    """Return the model, the compared rows, and the rows' prompts in both forms."""
     config, task = config_of(settings), load_task("sst2")
     examples = example_reader(task, config.data)(config.data.clients)
     rows = [example for example in examples if example.split == "train"]
@@ -57,7 +59,7 @@ def asked_of(settings: Settings) -> tuple[BaseModel, list[Example], dict[str, li
 
 
 def losses_of(settings: Settings) -> dict[str, float]:
-    """The losses of both forms by plain transformers, at the label bias that fits them best."""
+    """The losses of both forms by plain transformers, with the label bias that fits them best."""
     base, rows, prompts = asked_of(settings)
     labels, found = np.array([row.label for row in rows]), {}
     for form, texts in prompts.items():
@@ -121,7 +123,7 @@ def test_of_a_readout_the_form_whose_representations_tell_labels_apart_is_chosen
 
 
 def held_out_loss(features: np.ndarray, labels: np.ndarray) -> float:
-    """The lowest loss over the strengths, by scikit-learn's own cross-validation."""
+    """The lowest loss over the penalties, by scikit-learn's own cross-validation."""
     folds = PredefinedSplit(np.random.default_rng(0).permutation(len(labels)) % 5)
     losses = []
     for strength in (1e-4, 1e-3, 1e-2, 1e-1):
@@ -130,6 +132,27 @@ def held_out_loss(features: np.ndarray, labels: np.ndarray) -> float:
         smoothed = known + 1 / known.size
         losses.append(log_loss(labels, smoothed / smoothed.sum(axis=1, keepdims=True)))
     return float(min(losses))
+
+
+def test_the_first_tokens_of_a_chat_are_read_once(
+    instruct: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(instruct["model.path"], "tokenizer_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": "<s>" + TEMPLATE}))
+    base = load_base_model(instruct["model.path"])
+    task = load_task("sst2").model_copy(update={"form": "chat"})
+    assert isinstance(task, ClassificationTask)
+    first = frame_of(base, task).prefix(base)
+    assert first
+    read = []
+
+    def counted(base: BaseModel, prefix: tuple[int, ...]) -> Prefix | None:
+        read.append(prefix)
+        return read_prefix(base, prefix)
+
+    monkeypatch.setattr("samara.client.forward.body.read_prefix", counted)
+    assert choose_form(config_of(instruct)) is not None
+    assert read.count(first) == 1
 
 
 def test_a_label_that_a_fold_lacks_stays_possible() -> None:

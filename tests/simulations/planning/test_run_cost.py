@@ -82,7 +82,7 @@ def test_passes_of_a_readout_do_not_follow_its_rounds_and_those_inside_the_model
 
 
 def messages(size: RunSize) -> Iterator[tuple[str, int]]:
-    """The messages of a run of `size`, in their order."""
+    """The messages of a run with a size, in order."""
     clients, rounds = range(size.clients), size.reports // size.clients
     for kind, times in (("query", 1), ("evaluate", 2)):
         yield from ((kind, client) for _ in range(times) for client in clients)

@@ -1,4 +1,4 @@
-"""The plan of a run's privacy, and the command that shows it."""
+"""The privacy plan of a run, and the command that shows it."""
 
 import math
 from dataclasses import replace

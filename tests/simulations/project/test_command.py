@@ -1,4 +1,4 @@
-"""`samara new` from its questions to a run of what it wrote."""
+"""`samara new`, from its questions to a run of the files that it wrote."""
 
 import json
 import re
@@ -235,7 +235,7 @@ QUICK = ("--set", "rounds=1", "--set", "personal.rounds=1", "--set", "queries=2"
 
 @pytest.fixture
 def chat_model(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A causal model that reads 256 tokens and has a chat template."""
+    """A causal model with a chat template and a context of 256 tokens."""
     folder = shutil.copytree(model_folder("causal"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
@@ -300,7 +300,7 @@ def test_the_form_of_an_instruct_model_is_written_into_the_task(
 
 
 def test_chats_go_from_a_file_to_a_page(run: Run, chat_model: Path, tmp_path: Path) -> None:
-    """Data, project, run, comparison, and what the models answer."""
+    """The steps are data, project, run, comparison, and the models' answers."""
     file, folder, page = tmp_path / "chats.jsonl", tmp_path / "mine", tmp_path / "page.html"
     rows = []
     for i in range(48):

@@ -1,4 +1,4 @@
-"""The faults of a rehearsal, each with the kernel's own means, and nothing left of them."""
+"""The faults of a rehearsal, each by the kernel's own means, and without leftovers."""
 
 import errno
 import os
@@ -89,7 +89,7 @@ def test_a_set_clock_is_wrong_for_its_processes_and_right_again(tmp_path: Path) 
     tell = [sys.executable, "-S", "-c", "import time; print(time.time())"]
 
     def ahead() -> float:
-        """Return by how many days the clock of a process is ahead, rounded."""
+        """Return the number of days by which a process's clock is ahead, rounded."""
         environment = {**os.environ, **clock.environment}
         here = time.time()
         return round((float(subprocess.check_output(tell, env=environment)) - here) / DAY, 2)

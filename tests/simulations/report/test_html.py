@@ -1,4 +1,4 @@
-"""The page of a comparison: what is in it, and that nothing in it is more than text."""
+"""The page of a comparison: its content, all of which is only text."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}\x1
 
 
 class Parsed(HTMLParser):
-    """Elements, and texts, of a page."""
+    """The elements and texts of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_ids_are_unique_and_what_is_referred_to_is_there(plain: str) -> None:
 
 
 def test_colours_come_from_the_page(plain: str) -> None:
-    """So that dark pages and print have theirs."""
+    """Dark pages and print can thus have their own colours."""
     drawings = "".join(re.findall(r"<svg.*?</svg>", plain, re.DOTALL))
     assert "var(--ink)" in drawings
     assert not re.search(r"#[0-9a-f]{6}\b", drawings.replace("#000000", ""))
@@ -101,7 +101,7 @@ def test_colours_of_variants_are_not_those_of_losing(plain: str) -> None:
 
 
 def test_a_curve_is_seen_under_another_one(tmp_path: Path) -> None:
-    """Two runs with the very same validations have lines of different styles."""
+    """Two runs with equal validations have lines of different styles."""
     text = page(tmp_path, result_of(), result_of(learning_rate=0.02))
     learning = re.search(r'<figure id="learning">.*?</figure>', text, re.DOTALL)
     assert learning is not None

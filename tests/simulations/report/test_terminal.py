@@ -82,5 +82,5 @@ def test_a_run_ends_with_its_bytes_beside_those_of_fed_avg(
     assert lines["payload"][1:] == ["160", "1,561", "38,400", "374,640"]
     assert lines["FedAvg, sa"][-4:] == ["6,144", "6,144", "1,474,560", "1,474,560"]
     words = " ".join(printed.split())
-    assert "scalars per trained number: 80; below 0.1" in words
+    assert "scalars (measured numbers) that a client sent, per trained number: 80;" in words
     assert "the server can compute the mean gradient of a client's examples" in words

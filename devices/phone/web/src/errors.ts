@@ -58,7 +58,7 @@ export class LayoutError extends PhoneError {
   override readonly numbers: Numbers;
 
   constructor(own: number, asked: number) {
-    super("the run has another adapter than this program");
+    super("the run's adapter differs from this program's");
     this.numbers = [own, asked];
   }
 }

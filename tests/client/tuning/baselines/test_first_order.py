@@ -1,4 +1,4 @@
-"""First-order methods of `samara tune`: what they compute beside the loop that they share."""
+"""First-order methods of `samara tune`: the differences between methods in their shared loop."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_micro_batches_add_up_to_the_batch(space: str, settings: Settings, tmp_p
 
 @pytest.mark.parametrize("space", ["full", "lora-fa", "lora", "prefix"])
 def test_sgd_is_that_of_torch(space: str, settings: Settings, tmp_path: Path) -> None:
-    """A step is θ − η·∇L, with the gradient of the same batch from another copy of the model."""
+    """A step is θ − η·∇L; a copy of the model gives the gradient of the same batch."""
     changes = {"optimizer": "fo-sgd", "space": space, "learning_rate": 0.5}
     config = tuning_of(settings, **changes).complete(1)
     methods = [

@@ -107,7 +107,7 @@ def test_an_interrupted_run_in_subspaces_goes_on_to_the_same_result(
 def test_projectors_are_checked_on_so_many_examples(
     examples: int, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In passes of a micro-batch, of whose gradients the sum is that of the whole sample."""
+    """The micro-batches' gradients add up to the gradient of the whole sample."""
     seen = list[int]()
     sampled = FirstOrder._batch_loss
 

@@ -1,4 +1,4 @@
-"""A browser joins by a link: its requests go through the gateway to the server, and once."""
+"""A browser joins by a link: the gateway passes each of its requests to the server once."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a gateway's page server sends to browsers: listed files alone, with strict headers."""
+"""The page server of a gateway sends browsers only the listed files, with strict headers."""
 
 import asyncio
 import hashlib
@@ -124,7 +124,7 @@ def test_a_browser_that_takes_a_file_too_slowly_is_let_go(
 
 
 async def _until_idle(page: ServedPage) -> None:
-    """Wait until the server answers nothing any more."""
+    """Wait until the server has no open request."""
     while page.server._state.tasks:
         await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""The stream of a browser: the phone's own, over a WebSocket, and who does not get one."""
+"""The stream of a browser: a phone's stream over a WebSocket, and refused connections."""
 
 import socket
 import threading
@@ -44,7 +44,7 @@ def page(served: Served, tmp_path: Path) -> Iterator[ServedPage]:
 
 
 def attach(page: ServedPage, key: SigningKey) -> threading.Thread:
-    """A thread in which a phone that refuses everything is attached until its stream ends."""
+    """Start a thread that attaches a phone, which refuses everything, until its stream ends."""
     phone = Echo(client_index_of_key(key.public))
 
     def answer() -> None:
@@ -58,7 +58,7 @@ def attach(page: ServedPage, key: SigningKey) -> threading.Thread:
 
 
 def proof_of(key: SigningKey, socket: Any) -> bytes:
-    """The proof with which a challenged stream is opened."""
+    """The proof that answers a challenge and opens a stream."""
     challenge = ToPhone.FromString(socket.recv(SECONDS)).challenge
     assert (challenge.version, len(challenge.nonce)) == (1, 32)
     signature = key.sign(proof_bytes(challenge.nonce))

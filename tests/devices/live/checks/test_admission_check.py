@@ -1,4 +1,4 @@
-"""Before a client loads its model, the server says whether it would turn it away."""
+"""Before a client loads its model, it asks the server whether the server would refuse it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The preflight's checks of a Jetson, on files in the forms that boards have them."""
+"""The preflight's checks of a Jetson, on files in the formats found on boards."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -76,7 +76,7 @@ def server(certificate: Path | None = None) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 127.0.0.1, signed by itself, with its key in the same file."""
+    """A self-signed certificate for 127.0.0.1, with its key in the same file."""
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 

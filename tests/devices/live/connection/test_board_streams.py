@@ -1,4 +1,4 @@
-"""Boards that attach to a gateway compute what they compute behind SuperNodes, bit for bit."""
+"""Boards attached to a gateway compute the same bits as boards behind SuperNodes."""
 
 import json
 import threading
@@ -53,7 +53,7 @@ PRIVATE = {
 
 
 class Boards:
-    """Three boards whose keys and examples are the same in every run, the first by a SuperNode."""
+    """Three boards with the same keys and examples in every run; the first has a SuperNode."""
 
     def __init__(self, settings: Settings, folder: Path, short: Path) -> None:
         self.settings, self.folder, self.short = settings, folder, short
@@ -64,7 +64,7 @@ class Boards:
         return config_of(self.settings, **(shared | changes))
 
     def run(self, config: RunConfig, by_stream: bool) -> InProcessGrid:
-        """Serve a run, with the other two boards by the stream or by SuperNodes as well."""
+        """Serve a run with the other two boards, either by the stream or also by SuperNodes."""
         with ExitStack() as stack:
             sockets = [
                 stack.enter_context(self._trainer(number, key, config))

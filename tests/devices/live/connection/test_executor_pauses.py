@@ -1,4 +1,4 @@
-"""The pauses in which an executor asks its SuperNode for messages."""
+"""The pauses between an executor's requests to its SuperNode for messages."""
 
 import pytest
 from flwr.clientapp import ClientApp

@@ -1,4 +1,4 @@
-"""How a phone finds out what is wrong with its gateway's address, and how much it takes from it."""
+"""A phone's errors about its gateway's address, and its limit on the gateway's messages."""
 
 import gc
 import socket
@@ -59,7 +59,10 @@ class _LongMessage(GatewayServicer):  # type: ignore[misc]
 
 
 def test_a_message_longer_than_any_may_be_breaks_the_stream() -> None:
-    """A million numbers take 8 MB; a thousand take less than the least limit."""
+    """A million elements allow messages of 8 MB.
+
+    A thousand elements need less than the least limit.
+    """
     server = grpc.server(ThreadPoolExecutor(2))
     add_GatewayServicer_to_server(_LongMessage(), server)
     port = server.add_insecure_port("127.0.0.1:0")

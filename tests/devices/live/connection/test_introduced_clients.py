@@ -1,4 +1,4 @@
-"""How long a gateway's messages may be: what its clients said of themselves, and nobody else."""
+"""The length limit of a gateway's messages: it depends only on what its own clients declared."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def hello_with(elements: int) -> bytes:
 
 
 def clients_in(folder: Path, elements: int) -> int:
-    """The number of clients that the bound is for."""
+    """Return the number of clients that the limit allows for."""
     more = most_gateway_message_bytes(TRAIN, folder) - most_message_bytes(TRAIN, elements)
     assert more % MOST_OF_CLIENT_BYTES == 0
     return more // MOST_OF_CLIENT_BYTES

@@ -1,4 +1,4 @@
-"""A SuperNode reads no more of a server's answers than messages of their kind have."""
+"""A SuperNode reads no more of a server's answer than a message of its kind can have."""
 
 import json
 import tracemalloc
@@ -34,7 +34,7 @@ ELEMENTS = 512
 
 
 class Endless(httpx.SyncByteStream):
-    """An answer of so many bytes, sent in pieces.
+    """An answer of a given number of bytes, sent in pieces.
 
     Attributes:
         sent: bytes that were read.
@@ -52,7 +52,7 @@ class Endless(httpx.SyncByteStream):
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> tuple[ReceivedBytes, dict[str, Any]]:
-    """The limits of a process, and the answer that its server gives next."""
+    """The limits of a process, and the next answer of its server, which a test can change."""
     answer: dict[str, Any] = {"headers": {}}
 
     def handle(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
@@ -86,7 +86,7 @@ def ask(path: str, stream: Endless, answer: dict[str, Any]) -> int:
 def test_a_message_has_the_bytes_of_its_kind_and_no_more_is_read(
     message_type: str, kind: int, received: tuple[ReceivedBytes, dict[str, Any]]
 ) -> None:
-    """48 MiB beside a frame; the second part of a message has what the first one leaves."""
+    """An answer of 48 MiB is refused. All parts of a message share one limit."""
     limits, answer = received
     most = most_message_bytes(kind, ELEMENTS)  # type: ignore[arg-type]
     limits.begin(message_type, 3)
@@ -143,7 +143,7 @@ def test_a_compressed_answer_is_not_read(
 def test_what_is_held_is_never_more_than_a_message_may_have(
     tries: list[tuple[bool, int]],
 ) -> None:
-    """Parts that break off are asked for again, and do not count."""
+    """Parts that break off are requested again, and do not count."""
     limits = ReceivedBytes(lambda kind: most_message_bytes(kind, 0))
     limits.begin("query", 3)
     most, held = most_message_bytes(TaskKind.HELLO, 0), 0  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Flower's SuperNode: what its process says of a server, and messages that the server loses."""
+"""Flower's SuperNode: its process's reports about a server, and messages that the server loses."""
 
 import itertools
 import logging
@@ -233,7 +233,7 @@ def test_a_request_of_a_task_that_has_ended_fails_at_once_and_interrupts_nobody(
 
 
 class Replies:
-    """A SuperNode's state: replies that are taken once."""
+    """A SuperNode's state, whose replies can be taken once."""
 
     def __init__(self) -> None:
         self.waiting: list[str] = []

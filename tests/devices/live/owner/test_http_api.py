@@ -1,4 +1,4 @@
-"""The HTTP API of `samara client serve`, with models that are made up."""
+"""The HTTP API of `samara client serve`, with made-up models."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ POSTS = ("/classify", "/v1/chat/completions", "/v1/completions")
 
 
 class MadeUp:
-    """Models that find everything great, and repeat the prompt."""
+    """Models that label every text as great, and repeat the prompt."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []

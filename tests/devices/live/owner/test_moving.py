@@ -1,4 +1,4 @@
-"""A client moves to another device as one file, and deletes what its owner no longer wants."""
+"""A client moves to another device as one file, and deletes files at its owner's request."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def cheap_key() -> Iterator[None]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The folder of a stopped client, whose key lies elsewhere."""
+    """The folder of a stopped client, whose key is in another folder."""
     home = tmp_path / "old"
     key, certificate = tmp_path / "kitchen.key", tmp_path / "server.pem"
     create_key(key)
@@ -188,7 +188,7 @@ def test_nothing_is_half_imported(home: Path, tmp_path: Path) -> None:
 def test_a_file_without_a_sound_client_is_refused(
     changes: dict[str, bytes | None], message: str, home: Path, tmp_path: Path
 ) -> None:
-    """By someone who knows the passphrase, so that only what is in the file can be wrong."""
+    """The file is made by someone who knows the passphrase, so only its content can be wrong."""
     settings = ClientSettings.read(home)
     if "other key" in changes:
         settings = settings.model_copy(update={"client_index": settings.client_index ^ 1})

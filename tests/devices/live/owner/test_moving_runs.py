@@ -1,4 +1,4 @@
-"""A client that moves to another device in the middle of a run goes on as if nothing had been."""
+"""A client that moves to another device in the middle of a run continues without a difference."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +23,7 @@ PASSPHRASE = "correct horse"
 
 
 def private_files(home: Path) -> dict[str, bytes]:
-    """What makes the private model, by its path in the folder of runs."""
+    """The files of the private model, by path in the folder of runs."""
     found = tree_of(home / "runs")
     return {
         path: content

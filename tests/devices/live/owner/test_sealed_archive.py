@@ -1,4 +1,4 @@
-"""A sealed archive: it is read whole or not at all, and writes nowhere but into its folder."""
+"""A sealed archive is read completely or not at all, and is extracted only into its folder."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ CONTENTS = {"a": b"", "runs/0/session": bytes(range(200)), "b.json": b"x" * 64, 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_and_cheap() -> Iterator[None]:
-    """Chunks of 64 bytes, so that a small archive has several, and a key that costs nothing."""
+    """Use chunks of 64 bytes, so that a small archive has several, and derive keys quickly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sealed_archive, "CHUNK_BYTES", 64)
         patch.setattr(archives, "PIECE_BYTES", 64)
@@ -51,7 +51,7 @@ def entry(path: str, content: bytes = b"", **changes: Any) -> dict[str, Any]:
 
 
 def forge(file: Path, listed: Any, contents: bytes = b"") -> Path:
-    """An archive by someone who knows the passphrase, with a list of their choice."""
+    """Write an archive as someone who knows the passphrase, with an arbitrary list of files."""
     salt = bytes(16)
     header = sealed_archive._HEADER.pack(b"SAMARAMV", 1, salt)
     text = listed if isinstance(listed, bytes) else json.dumps(listed).encode()

@@ -1,4 +1,4 @@
-"""A phone joins by one line over TLS, with its program; whoever has no valid code does not."""
+"""A phone joins by one line over TLS, and gets its program; a wrong code is refused."""
 
 import asyncio
 import hashlib
@@ -216,7 +216,7 @@ def test_a_program_is_sent_for_its_invitation_alone(
 
 
 class Slow:
-    """The connection of a device that takes a part of a download when the test says so."""
+    """The connection of a device that reads a part of a download when the test says so."""
 
     def __init__(self) -> None:
         self.got, self.waits, self.goes_on = bytearray(), asyncio.Event(), asyncio.Event()

@@ -52,7 +52,7 @@ GOLDEN = ROOT / "tests" / "golden" / "directions.json"
 
 
 class _Directions(torch.nn.Module):
-    """As a program draws them."""
+    """Directions as a program draws them."""
 
     table: torch.Tensor
 
@@ -136,9 +136,9 @@ def test_without_the_extra_every_command_says_what_to_install(
 def made(
     model_folder: Callable[..., Path], data_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
-    """Settings of a run, and programs of its model, made once each.
+    """Function that makes settings of a run, and programs of its model, each exported once.
 
-    An export takes seconds for every block: there are as many as have adapters.
+    An export takes seconds for every block, so the model has only blocks with adapters.
     """
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("programs")

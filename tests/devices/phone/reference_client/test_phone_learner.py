@@ -1,6 +1,7 @@
-"""Phones personalize as boards do: private rounds, private fits and the personal comparison.
+"""Phones personalize like boards: private rounds, private fits and the personal comparison.
 
-The programs are graphs of `torch.export`, which torch runs; the same code runs those of ExecuTorch.
+The programs are graphs of `torch.export`, which torch runs. The same code runs programs of
+ExecuTorch.
 """
 
 import json
@@ -73,7 +74,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of programs, each made once."""
+    """A folder of programs, each exported once."""
     return tmp_path_factory.mktemp("programs")
 
 
@@ -200,7 +201,7 @@ def test_a_phone_compares_every_model_that_a_board_does(
 
 
 class Asked(NamedTuple):
-    """A made-up history of a pair's run, and what a gateway sends of it."""
+    """A made-up history of a pair's run, and a gateway's requests in it."""
 
     both: Pair
     history: History

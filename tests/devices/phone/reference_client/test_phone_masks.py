@@ -1,4 +1,4 @@
-"""A phone's masks belong to the settings that its keys were asked for with."""
+"""A phone's masks belong to the settings under which its keys were requested."""
 
 from masked_rounds import Device
 
@@ -46,7 +46,7 @@ def test_a_frame_that_comes_again_gets_the_same_answer() -> None:
 
 
 def test_under_other_settings_a_phone_has_no_keys_of_before() -> None:
-    """A gateway cannot ask for keys with a smaller minimum than the run has."""
+    """A gateway cannot request keys under a smaller minimum than the run's."""
     masks, strict, lax = PhoneMasks(4, Device()), privacy_of(minimum=50), privacy_of()
     first = masks_under(masks, b"lax", lax).answer(REQUEST)
     assert masks_under(masks, b"strict", strict).answer(REQUEST) != first

@@ -1,4 +1,4 @@
-"""Runs of a board and of phones behind a gateway whose reports have masks, on real sockets."""
+"""Runs of a board and of phones behind a gateway, with masked reports, on real sockets."""
 
 import json
 import threading
@@ -110,11 +110,12 @@ class Lost(grpc.RpcError):
 
 
 class Shaky:
-    """A phone whose stream breaks once in every exchange, after the answer was made.
+    """A phone whose stream breaks after the phone has made its answer.
 
     Args:
-        make: starts the phone.
-        restarts: by the number of the round, the exchange in which its process is stopped, too.
+        make: function that starts the phone.
+        restarts: by round, the exchange in which the stream breaks and the phone's process is
+            stopped. With None, the stream breaks once in every exchange.
     """
 
     def __init__(self, make: Callable[[], Phone], restarts: Mapping[int, Kind] | None) -> None:
@@ -171,7 +172,7 @@ class Field:
         phone_count: int = PHONES,
         are_pages: bool = False,
     ) -> Mixed:
-        """Serve a run; its first phone is what `disturb` makes of it, or all are the page's."""
+        """Serve a run. `disturb` gets the function that makes the first phone, and makes it."""
         own = device_settings(self.settings, BOARD, Path(f"{config.out}-board"))
         socket = self.short / f"{Path(config.out).name}.sock"
 
@@ -193,7 +194,7 @@ class Field:
 
     @contextmanager
     def _page(self, served: Served, number: int) -> Iterator[None]:
-        """The phone of the page, which attaches by WebSocket, with a phone's key and examples."""
+        """The phone of the page: it attaches by WebSocket, with a phone's key and examples."""
         key, folder = self.keys[number], self.folder / f"page-{number}"
         own = {"publicPem": key.public.decode(), "privateKey": pkcs8_of(key).hex()}
         own |= {"curve": "P-384", "splits": splits_of(self.trainers[number])}
@@ -213,7 +214,7 @@ class Field:
 
 
 def pkcs8_of(key: SigningKey) -> bytes:
-    """The private key as WebCrypto reads it."""
+    """The private key in the format that WebCrypto reads."""
     form = Encoding.DER, PrivateFormat.PKCS8, NoEncryption()
     return key._key.private_bytes(*form)
 
@@ -249,7 +250,7 @@ def reports_of(config: RunConfig) -> list[int]:
 
 @pytest.fixture
 def noised(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Client and token of every report that noise was added to."""
+    """Client and token of every report to which noise was added."""
     made: list[bytes] = []
 
     def hide(report: Report, *rest: Any, **named: Any) -> Any:
@@ -264,7 +265,7 @@ def noised(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_the_ledger_of_boards_and_phones_is_that_of_the_same_run_without_masks(
     field: Field, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same noise: coefficients and states, bit for bit."""
+    """With the same noise, coefficients and states are equal bit for bit."""
     add_known_noise(monkeypatch)
     runs, kinds = [], []
     for name, is_masked in (("plain", False), ("masked", True)):
@@ -292,7 +293,7 @@ def test_the_ledger_of_boards_and_phones_is_that_of_the_same_run_without_masks(
 def test_phones_of_the_page_are_in_sums_under_masks(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A board and browsers' phones: weights as those of the reference phones, up to rounding."""
+    """Browsers' phones give the weights of the reference phones, up to rounding."""
     add_known_noise(monkeypatch)
     changes = {"privacy__mode": "central", "cohort__available": 1 + PHONES}
     ends = []
@@ -319,7 +320,7 @@ def test_a_phone_that_loses_every_exchange_and_comes_back_is_in_the_sum(
 def test_a_phone_that_is_stopped_in_an_exchange_has_left_and_adds_no_second_noise(
     field: Field, noised: list[bytes]
 ) -> None:
-    """With the others in the sum; one that has sent nothing but keys begins anew."""
+    """A phone that has sent only its keys starts again with new keys."""
     asked = (Kind.KEY_REQUEST, Kind.KEY_LIST, Kind.TRAIN, Kind.SURVIVOR_LIST, Kind.SIGNATURE_LIST)
     config = field.config("stopped", rounds=6)
     field.run(config, lambda make: Shaky(make, dict(enumerate(asked, 1))))
@@ -335,7 +336,10 @@ def test_a_phone_that_is_stopped_in_an_exchange_has_left_and_adds_no_second_nois
 def test_phones_are_drawn_into_buckets_with_a_sum_of_their_own(
     field: Field, noised: list[bytes]
 ) -> None:
-    """Five phones and a board; one that leaves after its keys takes its bucket of three along."""
+    """Five phones and a board.
+
+    A phone that leaves after its keys makes its bucket of three fail.
+    """
     buckets = {"cohort__available": 1 + MOST_PHONES, "privacy__bucket": 3, "rounds": 2}
     config = field.config("buckets", **buckets)
     field.run(config, lambda make: Shaky(make, {2: Kind.BUCKET_KEY_LIST}), MOST_PHONES)

@@ -1,4 +1,4 @@
-"""A phone in runs with differential privacy: what leaves it, once, and what it refuses."""
+"""A phone in runs with differential privacy: reports are sent once, and limits are kept."""
 
 import json
 from collections.abc import Callable
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of one program, made once."""
+    """A folder with one program, exported once."""
     return tmp_path_factory.mktemp("programs")
 
 
@@ -131,7 +131,7 @@ def test_a_report_is_clipped_as_a_whole_and_noised_as_the_mode_says(
 def test_a_repeated_instruction_gets_the_same_bytes_and_costs_once(
     asked: Callable[..., Asked], mode: str, tmp_path: Path
 ) -> None:
-    """Also of a phone that was started again, and has lost its session."""
+    """This also holds for a restarted phone, even without its session."""
     run, home = asked(mode), tmp_path / "home"
     frame = run.ask(phone_of(run.trainer, CLIENT, home))
     assert run.ask(phone_of(run.trainer, CLIENT, home)) == frame
@@ -190,7 +190,7 @@ def test_a_hello_says_nothing_of_the_examples(asked: Callable[..., Asked], tmp_p
 def test_a_gateway_takes_no_privacy_away_by_leaving_the_settings_out(
     asked: Callable[..., Asked], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that knows nothing of a run answers nothing."""
+    """A phone that does not know a run answers no instruction without settings."""
     run, home = asked(), tmp_path / "home"
     phone = phone_of(run.trainer, CLIENT, home)
     assert kind_of(run.ask(phone)) is Kind.VECTOR_REPORT

@@ -1,4 +1,4 @@
-"""A phone with a signed scenario: the reference client refuses what does not follow from it."""
+"""The reference phone refuses requests that do not follow from its signed scenario."""
 
 from dataclasses import replace
 from pathlib import Path

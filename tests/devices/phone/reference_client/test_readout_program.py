@@ -1,6 +1,6 @@
-"""Phones with a readout: one pass of an example, then steps in numpy that others' agree with.
+"""Phones with a readout: one pass per example, then steps in numpy that agree with a board's.
 
-Most programs here are graphs of `torch.export`: those of ExecuTorch take longer to make.
+Most programs here are graphs of `torch.export`: programs of ExecuTorch take longer to export.
 """
 
 import base64
@@ -56,7 +56,7 @@ from samara.simulations.exports.damping_file import write_damping
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of programs, each made once."""
+    """A folder of programs, each exported once."""
     return tmp_path_factory.mktemp("programs")
 
 
@@ -67,9 +67,9 @@ def made(
     programs: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Made:
-    """Settings of a run that chooses its adapter by itself, and programs of it, made once each.
+    """Function that makes settings with an automatic adapter, and programs, each exported once.
 
-    Those of ExecuTorch take seconds for every block, and are of models with one.
+    Programs of ExecuTorch take seconds for every block, so their models have one block.
     """
 
     def make(

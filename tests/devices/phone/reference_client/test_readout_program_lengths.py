@@ -1,4 +1,4 @@
-"""Calls of a readout's program are as long as their longest example, with the same results."""
+"""Calls of a readout's program are only as long as their longest example; results are equal."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ labels = [1, 0]
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of programs, each made once."""
+    """A folder of programs, each exported once."""
     return tmp_path_factory.mktemp("programs")
 
 
@@ -52,7 +52,7 @@ def made(
     programs: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Made:
-    """Settings of a run with a readout, and its program."""
+    """Function that makes settings of a run with a readout, and its program."""
 
     def make(
         family: str = "causal", delegate: Any = "torch", words: str = "one token"
@@ -128,7 +128,7 @@ def test_a_call_is_as_long_as_its_longest_example(
 
 
 def changed(made: Made, folder: Path, **entries: Any) -> Path:
-    """A copy of a program whose manifest has other entries; None takes one out."""
+    """Copy a program and change entries of its manifest; None removes an entry."""
     file, original = folder / "other.pte", made()[1]
     file.write_bytes(original.read_bytes())
     text = json.loads(manifest_file(original).read_text()) | entries

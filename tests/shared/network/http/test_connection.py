@@ -1,4 +1,4 @@
-"""The connections of `samara client serve`: their number, how long they wait, and their errors."""
+"""The connections of `samara client serve`: their number, their time limits, and their errors."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def listening(app: Any) -> AsyncGenerator[Callable[[], Awaitable[Streams]], None]:
-    """A server, as a function that connects to it."""
+    """Start a server; yield a function that connects to it."""
     config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_level="error")
     config.load()
     state, loop, opened = ServerState(), asyncio.get_running_loop(), list[Streams]()

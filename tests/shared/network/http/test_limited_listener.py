@@ -1,4 +1,4 @@
-"""Connections that are counted by network, of which the oldest without a proof makes room."""
+"""Connections are counted by network; the oldest one without a proof is closed to make room."""
 
 import errno
 import socket
@@ -15,7 +15,7 @@ Pair = tuple[socket.socket, LimitedConnection]
 
 
 class Held:
-    """A listener with what it has accepted; everything is closed at the end."""
+    """A listener with its accepted connections, which are closed at the end."""
 
     def __init__(self, listener: LimitedListener, stack: ExitStack) -> None:
         self.listener, self._stack = listener, stack
@@ -36,7 +36,7 @@ def holding(**limits: int) -> Iterator[Held]:
 
 
 def is_open(pair: Pair) -> bool:
-    """Whether what the server sends arrives; False once it has ended the connection."""
+    """Return whether data from the server arrive; False after the server's close."""
     try:
         pair[1].sendall(b"!")
         return pair[0].recv(1) == b"!"

@@ -1,4 +1,4 @@
-"""Connections that wait for their turn in their network, over real sockets."""
+"""Connections that wait for their network's turn, over real sockets."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ SECONDS = 20.0
 
 
 class Greeting(asyncio.Protocol):
-    """Says one byte as soon as a connection is begun with."""
+    """Sends one byte as soon as a connection's turn begins."""
 
     def __init__(self, connection: LimitedConnection) -> None:
         pass
@@ -26,7 +26,7 @@ class Greeting(asyncio.Protocol):
 
 
 async def greeted(port: int, source: str) -> bytes:
-    """Connect, and return the greeting; nothing if the connection was ended before."""
+    """Connect and return the greeting; empty if the connection was closed before."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
     except OSError:

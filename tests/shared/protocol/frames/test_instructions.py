@@ -1,4 +1,4 @@
-"""Seeds, pools and clips that an instruction implies."""
+"""Seeds, pools and clips that follow from an instruction."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Frames by which a client refuses: a code, numbers, and no text."""
+"""Frames with which a client refuses: a code and numbers, but no text."""
 
 import errno
 import struct

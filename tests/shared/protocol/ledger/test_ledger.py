@@ -1,4 +1,4 @@
-"""The writer of a ledger: what it appends, when it is safe, and whom it refuses."""
+"""The writer of a ledger: its appends, their durability, and refused ledgers."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def test_a_reader_begins_after_any_round(tmp_path: Path, every: int) -> None:
 def test_a_round_is_on_the_disk_when_append_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Within a segment its bytes; with a new segment its bytes, then its name."""
+    """A new segment needs two fsyncs: its bytes, and then its name."""
     synced: list[tuple[str, bytes | None]] = []
 
     def recording(descriptor: int) -> None:
@@ -250,7 +250,7 @@ def test_a_reader_ends_before_a_record_that_is_being_written(tmp_path: Path) -> 
 
 
 def test_a_reader_that_is_overtaken_goes_on_to_the_end_of_what_it_found(tmp_path: Path) -> None:
-    """It reads every segment that it found on beginning, and those alone."""
+    """A reader reads exactly the segments that existed when it began."""
     with opened(tmp_path, 2) as ledger:
         for delta in HISTORY.deltas[:3]:
             ledger.append(delta)

@@ -1,4 +1,4 @@
-"""The bytes of a catch-up, which are never more than the state, whatever the cohort."""
+"""The size of a catch-up never exceeds the state's, whatever the cohort."""
 
 import os
 import tempfile
@@ -33,7 +33,7 @@ from samara.shared.protocol.round_delta import (
 BACKENDS: list[Backend] = [NumpyBackend(), NumbaBackend(1), TorchBackend(torch.device("cpu"))]
 POLICIES = st.sampled_from(list(SeedPolicy))
 MOST = 400
-"""Bytes of a message over those of the state."""
+"""Bytes by which a message may exceed the state."""
 BIAS = 3
 
 
@@ -46,7 +46,7 @@ def round_of(
     shrink: int,
     has_components: bool = False,
 ) -> RoundDelta:
-    """A round as aggregation makes it; a wide sum takes several passes of coefficients."""
+    """A round in aggregation's form; a wide sum takes several passes of coefficients."""
     rng = np.random.default_rng(number)
     count = shape[0] * shape[1]
 
@@ -140,7 +140,7 @@ def test_a_catch_up_is_the_records_or_the_state_and_ends_where_all_rounds_do(
 
 
 def test_contributors_make_no_catch_up_longer(tmp_path: Path) -> None:
-    """Of a round of shared seeds clients get the same bytes, whatever the cohort."""
+    """With shared seeds, clients receive the same bytes for a round, whatever the cohort."""
     lengths = set()
     for cohort in (0, 1, 300):
         delta = round_of(1, SeedPolicy.SHARED, cohort, (1, 4), 1, 0)

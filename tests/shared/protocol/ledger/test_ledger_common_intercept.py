@@ -1,4 +1,4 @@
-"""The common intercept in the ledger of a federation, and clients that catch up by it."""
+"""The common intercept in the ledger of a federation, and clients that catch up past it."""
 
 from collections.abc import Sequence
 from contextlib import closing

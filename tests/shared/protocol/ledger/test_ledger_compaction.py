@@ -1,4 +1,4 @@
-"""What is deleted when, and what a client that is behind is given."""
+"""The files that compaction deletes, and the catch-ups of clients that are behind."""
 
 import tempfile
 from contextlib import closing
@@ -20,9 +20,9 @@ from samara.shared.protocol.ledger.verification import verify_ledger
 ROUNDS = 7
 DELTAS = [delta_of(n) for n in range(1, ROUNDS + 1)]
 SMALL = history_of(DELTAS, layout_of(20))
-"""A snapshot is longer than one record and shorter than two."""
+"""A run in which a snapshot is longer than one record and shorter than two."""
 LARGE = history_of(DELTAS, layout_of(200))
-"""A snapshot is longer than all records."""
+"""A run in which a snapshot is longer than all records together."""
 HISTORIES = pytest.mark.parametrize("history", [SMALL, LARGE], ids=["small", "large"])
 
 
@@ -31,7 +31,7 @@ def opened(folder: Path, history: History, every: int = 2) -> closing[Ledger]:
 
 
 def names(*numbers: int) -> list[str]:
-    """Of files where every second round has a snapshot: segments have odd numbers."""
+    """Names of files if every second round has a snapshot; segments then have odd numbers."""
     return [f"{number:010}.{'seg' if number % 2 else 'snap'}" for number in numbers]
 
 
@@ -100,7 +100,7 @@ def test_a_segment_goes_when_the_snapshot_is_shorter_though_a_client_is_still_be
 
 
 def test_a_ledger_stays_bounded_however_long_it_grows(tmp_path: Path) -> None:
-    """One client never moves; the files stay within what the rule allows."""
+    """One client never catches up; the files stay within the rule's limit."""
     history = history_of([delta_of(n) for n in range(1, 41)], layout_of(100))
     record, snapshot = len(history.kept(0, 1)), len(history.snapshot(1))
     with opened(tmp_path, history) as ledger:
@@ -188,7 +188,7 @@ def test_a_disk_that_refuses_to_delete_is_an_error_and_costs_nothing(
 @settings(max_examples=40)
 @given(st.data())
 def test_every_way_through_a_ledger_is_the_replay_of_all_rounds(data: st.DataObject) -> None:
-    """Append, compact and reopen in any order: everybody still ends where all rounds end."""
+    """Append, compact and reopen in any order: every client reaches the state of all rounds."""
     every = data.draw(st.integers(0, 4), "snapshot every")
     history = data.draw(st.sampled_from([SMALL, LARGE]), "history")
     segment_bytes = data.draw(st.sampled_from([1, 400, 10_000]), "segment bytes")

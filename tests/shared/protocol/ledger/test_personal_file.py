@@ -1,4 +1,4 @@
-"""Private rounds as one file: its size, its bytes, and that it leads where the ledger leads."""
+"""Private rounds in one file: its size, its bytes, and the same final state as the ledger's."""
 
 import hashlib
 import struct
@@ -65,7 +65,7 @@ def test_it_is_as_small_as_is_said(rounds: int, steps: int, queries: int) -> Non
 
 
 def test_the_bytes_are_these() -> None:
-    """By hand from docs/reference/ledger.md."""
+    """The expected bytes were computed by hand from docs/reference/ledger.md."""
     data = file_of(3).encode()
     assert data[:8] == b"SAMARAPB"
     assert data[16:24] == RUN_ID

@@ -61,7 +61,7 @@ def test_what_a_client_gets_names_nobody_and_continues_the_chain() -> None:
 
 
 def test_contributors_cannot_be_left_out_added_or_exchanged() -> None:
-    """The token in the chain stands for them."""
+    """The token in the hash chain covers the contributors."""
     first = read_all(HISTORY.kept(0))[0]
     others = replace(first.delta, contributors=(Contributor(1, 10, 2),))
     forged = replace(first, contributors=others.encode_contributors())

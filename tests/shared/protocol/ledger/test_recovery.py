@@ -1,4 +1,4 @@
-"""What a crash, a power cut or a damaged disk leaves, and what opening makes of it."""
+"""Opening a ledger after a crash, a power cut, or disk damage."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ Files = Mapping[str, bytes]
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on when the disk has what it is given."""
+    """Skip fsync, because no test here depends on it."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -37,7 +37,7 @@ def opened(folder: Path, every: int = 2) -> closing[Ledger]:
 
 
 def assert_recovers(folder: Path, files: Files, number: int, said: str) -> None:
-    """Opening finds a round, says what was wrong, and goes on as if nothing had been."""
+    """Check that opening finds a round and reports the damage, and the ledger continues."""
     with opened(write_files(folder, files)) as ledger:
         assert said in ledger.recovered if said else not ledger.recovered
         assert ledger.position == HISTORY.position(number)
@@ -51,7 +51,7 @@ def assert_recovers(folder: Path, files: Files, number: int, said: str) -> None:
 
 
 def assert_refused(folder: Path, files: Files, said: str) -> None:
-    """Opening fails with a message and leaves every record where it was."""
+    """Check that opening fails with a message, and leaves every record unchanged."""
     write_files(folder, files)
     with pytest.raises(LedgerError, match=said) as caught:
         Ledger(folder, HISTORY.header, LAYOUT, 2)
@@ -71,7 +71,7 @@ def flipped(data: bytes, byte: int) -> bytes:
 def test_a_crash_at_any_byte_of_an_append_leaves_the_whole_rounds(
     tmp_path: Path, number: int, step: int
 ) -> None:
-    """Round 1 is the first of all, round 6 extends a segment that a snapshot precedes."""
+    """Round 1 is the first round. Round 6 extends a segment that comes after a snapshot."""
     before, after = HISTORY.files(number - 1, 2), HISTORY.files(number, 2)
     segment = f"{number - (number + 1) % 2:010}.seg"
     whole = len(before[segment])
@@ -90,7 +90,7 @@ def test_a_crash_at_any_byte_of_an_append_leaves_the_whole_rounds(
 def test_a_crash_at_any_byte_of_a_new_file_leaves_no_trace(
     tmp_path: Path, number: int, name: str
 ) -> None:
-    """A new segment, or a snapshot whose round is safe already; neither has its name yet."""
+    """The file is a new segment or a snapshot, and has not been renamed to its final name yet."""
     before = without(HISTORY.files(number, 2), name)
     content = HISTORY.files(7, 2)[name]
     for size in range(0, len(content) + 1, 11):
@@ -102,11 +102,11 @@ def test_a_crash_at_any_byte_of_a_new_file_leaves_no_trace(
 
 
 class _Crash(BaseException):
-    """The process is gone: nothing catches it, nothing is cleaned up."""
+    """The process is gone: nobody catches the error, and nothing is cleaned up."""
 
 
 def crashing_at(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process dies right before the n-th call that the disk would have noticed."""
+    """Make the process die just before its n-th call that changes the disk."""
     left = call
 
     def dying(function: Callable[..., None]) -> Callable[..., None]:
@@ -126,7 +126,7 @@ def crashing_at(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_between_any_two_calls_loses_no_acknowledged_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beginning, appending, snapshots and compaction of seven rounds, dying at every call."""
+    """Crash at every call while seven rounds are appended, stored in snapshots and compacted."""
     call, finished = 0, False
     while not finished:
         folder, acknowledged = tmp_path / str(call), 0
@@ -222,7 +222,7 @@ def test_a_ledger_whose_snapshots_are_all_damaged_and_old_rounds_gone_is_refused
 
 
 def test_a_snapshot_of_another_history_is_not_believed(tmp_path: Path) -> None:
-    """It is sound in itself, and of this run; but the records do not lead through it."""
+    """The snapshot is valid and of this run, but does not fit the records."""
     link = Record.create(HISTORY.position(4), delta_of(5), HISTORY.digests[6]).link
     other = Record.create(link.position, delta_of(6), HISTORY.digests[1]).link
     foreign = b"".join(Snapshot(HISTORY.header, other, HISTORY.states[1]).parts())
@@ -253,7 +253,7 @@ def test_damage_before_the_newest_snapshot_is_said_and_does_no_harm(tmp_path: Pa
     [
         ([LAST, NEWEST], ""),
         ([LAST, THIRD], "0000000006.snap: the records end before this snapshot, at round 4"),
-        ([THIRD, NEWEST], "0000000005.seg: round 5|no records lead|missing before it"),
+        ([THIRD, NEWEST], "0000000005.seg: round 5|no records lead|comes before it, is missing"),
         ([FIRST, OLDER, NEWEST, "0000000002.snap"], "no records lead"),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_record_whose_digest_was_made_up_is_named_on_opening(tmp_path: Path) -
     for number in (2, 3, 4):
         wrong = Record.create(position, HISTORY.deltas[number - 1], HISTORY.digests[1])
         position, segment = wrong.position, segment + wrong.encode()
-    assert_refused(tmp_path, {FIRST: segment}, "round 2: replaying it gives another digest")
+    assert_refused(tmp_path, {FIRST: segment}, "round 2: replaying it gives a digest other than")
 
 
 def test_long_records_are_proved_and_let_go_early(

@@ -1,4 +1,4 @@
-"""Buckets: nobody chooses its own, each has a sum or none, and no single one moves the model."""
+"""Buckets: no client chooses its bucket, each has a sum or none, and none moves the model alone."""
 
 import logging
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_buckets_are_a_function_of_token_and_keys() -> None:
 
 
 def test_a_client_is_in_every_bucket_as_often() -> None:
-    """Whatever its index, and whatever its own key is."""
+    """This holds for any client index and any key."""
     at = [
         next(n for n, bucket in enumerate(draw_buckets(bytes([n] * 8), KEYS, 4)) if 7 in bucket)
         for n in range(250)
@@ -79,7 +79,7 @@ def assert_sums_of(made: MaskedAnswers, grid: MaskedGrid, buckets: list[list[int
 
 @pytest.mark.parametrize("leaving", ["", "shares", "report", "reveal"])
 def test_the_sums_are_those_of_the_buckets_that_were_drawn(tmp_path: Path, leaving: str) -> None:
-    """Two of a bucket of four or five leave: three of five are too few, and the others go on."""
+    """If two clients leave, three of five are too few for a sum; the other buckets go on."""
     server, grid = make_rounds(tmp_path, 23, minimum=8, bucket=4)
     drawn: list[list[int]] = []
 
@@ -134,7 +134,7 @@ def test_clients_of_two_buckets_share_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def lists(tmp_path: Path) -> tuple[MaskedGrid, int, BucketKeyList, dict[int, MaskingKeys]]:
-    """What a client is sent after the keys of twelve."""
+    """The messages that a client receives after twelve clients have sent their keys."""
     _, grid = make_rounds(tmp_path, 12, minimum=8, bucket=4)
     keys = {
         client: MaskingKeys.decode(masking.answer(KeyRequest(TOKEN).encode()))
@@ -186,7 +186,7 @@ def test_a_client_without_buckets_takes_no_list_of_them(tmp_path: Path) -> None:
 
 
 def in_order(token: bytes, digests: dict[int, bytes], size: int) -> list[list[int]]:
-    """Buckets in the order of the clients' indices, so that a test knows who is in which."""
+    """Fill buckets in the order of client indices, so that a test knows the members."""
     clients = sorted(digests)
     return [clients[first : first + size] for first in range(0, len(clients), size)]
 
@@ -197,7 +197,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BUCKETS = {"bucket": 3, "noise_multiplier": 0.001}
-"""Little noise, so that the public norm is that of honest reports."""
+"""Settings with little noise, so that the public norm is that of honest reports."""
 
 
 def bucketed(folder: Path, noise: Any, **privacy: Any) -> Any:
@@ -214,7 +214,7 @@ def test_a_hostile_bucket_moves_no_number_beyond_those_of_the_others(
     honest = rows.reshape(count, 3, 6).mean(axis=1)[1:]
 
     def hostile(number: int, sigma: int) -> Any:
-        """What a client under masks can do to the sum of its bucket, the first."""
+        """Return arbitrary numbers for the first bucket, like a hostile client under masks."""
         moved = rng.integers(-(2**61), 2**61, number) if not calls else np.zeros(number, int)
         calls.append(number)
         return moved.astype(object)
@@ -287,7 +287,7 @@ def test_every_bucket_has_all_noise_and_a_round_is_paid_once(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("ordered")
 def test_released_buckets_are_used_again(tmp_path: Path) -> None:
-    """As after a kill between the release and the ledger: all of them, in one line of the file."""
+    """After a kill between release and ledger, all buckets are in one line of the file."""
     rng = np.random.default_rng(0)
 
     def noise(count: int, sigma: int) -> Any:
@@ -325,7 +325,7 @@ def settings_with(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_survivors_of_a_bucket_have_all_the_noise() -> None:
-    """Of nine at least seven are in a sum, and five of these are honest."""
+    """At least seven of nine clients are in a sum, and five of these are honest."""
     config = RunConfig.of(settings_with(), "test")
     mechanism = config.privacy.mechanism(2, 45, 11)
     assert mechanism.honest == 5
