@@ -19,6 +19,7 @@ from samara.shared.settings.common import (
     ADAPTER,
     FORM,
     MODEL,
+    MOST_THREADS,
     OUT,
     PASS_EXAMPLES,
     SEED,
@@ -239,6 +240,7 @@ class TuneFields(Settings):
         "number of CPU threads; 0 means one per core. A run continues only with its initial number "
         "of threads",
         ge=0,
+        le=MOST_THREADS,
         apart="no other client shares the cores",
     )
     out: Text = OUT

@@ -14,6 +14,8 @@ from samara.shared.tasks.catalog import stored_task
 from samara.shared.tasks.kinds import AUTO_FORM
 from samara.shared.tasks.messages import EMBEDDED_DATA
 
+MOST_THREADS = 1024
+"""Largest number of CPU threads; torch crashes with far more."""
 PASS_EXAMPLES = 8
 """Largest number of examples in a forward pass, unless a memory budget determines it."""
 TRUNK_CACHE_BYTES = 256 * 2**20

@@ -35,6 +35,7 @@ from samara.shared.settings.common import (
     ADAPTER,
     FORM,
     MODEL,
+    MOST_THREADS,
     OF_SIMULATIONS,
     OUT,
     PASS_EXAMPLES,
@@ -255,6 +256,7 @@ class RunConfig(Settings):
         identity=False,
         owner="device",
         ge=0,
+        le=MOST_THREADS,
     )
     trunk_cache_folder: Text = setting(
         "",

@@ -56,7 +56,10 @@ class Report:
 
     def encode(self) -> bytes:
         """Encode the report as a frame."""
-        curvature = b"" if self.curvature is None else self._CURVATURE.pack(self.curvature)
+        curvature = b""
+        if self.curvature is not None:  # a value beyond the limit is left to the server to refuse
+            within = np.clip(self.curvature, -2 * MAX_CURVATURE, 2 * MAX_CURVATURE)
+            curvature = self._CURVATURE.pack(within)
         if self.summed_steps:
             fields = self._SUMMED_FIELDS.pack(
                 *(self.token, self.client, self.examples),

@@ -178,7 +178,7 @@ def test_the_kind_of_differences_is_what_may_follow_the_curvature(every: int) ->
             TrainInstruction.decode(pack(Kind.TRAIN, frame[PREFIX_BYTES:-1] + last))
 
 
-@pytest.mark.parametrize("curvature", [np.nan, np.inf, -2e12])
+@pytest.mark.parametrize("curvature", [np.nan, np.inf, -2e12, 1e60])
 def test_a_curvature_out_of_range_is_refused(curvature: float) -> None:
     frame = replace(FRAMES[Kind.REPORT], curvature=curvature).encode()
     with pytest.raises(FrameError, match="curvature of client 0 is not finite, or is over"):

@@ -98,6 +98,12 @@ def test_a_configuration_cannot_be_changed() -> None:
         RunConfig().rounds = 5  # type: ignore[misc]
 
 
+def test_more_threads_than_torch_can_start_are_refused() -> None:
+    assert RunConfig.of({"threads": 1024}, "test").threads == 1024
+    with pytest.raises(ConfigError, match=r"threads: .* less than or equal to 1024"):
+        RunConfig.of({"threads": 100_000}, "test")
+
+
 def test_five_mistakes_are_reported_at_once() -> None:
     lines = mistakes(
         {
