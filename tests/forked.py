@@ -369,7 +369,7 @@ def _import_our_modules() -> None:
 
 
 def _is_ours(words: list[str]) -> bool:
-    """Whether a command is Samara's, and the module path of this process leads to this checkout."""
+    """Return whether a command is Samara's and this process imports this checkout."""
     name = words[1].split(".")[0] if words[0] == "-m" else Path(words[0]).name
     found = PathFinder.find_spec("samara") if name == "samara" else None
     return found is not None and found.origin == str(_ROOT / "samara" / "__init__.py")
