@@ -269,7 +269,7 @@ def _load(
         raise
     except Exception as error:  # transformers raises errors of many types
         raise ModelError(
-            f"{folder}: cannot be loaded as a {known_family} model: {error}"
+            f"{folder}: cannot be loaded as a model of family {known_family}: {error}"
         ) from error
     network.eval().requires_grad_(False)
     if quantization != "none":
