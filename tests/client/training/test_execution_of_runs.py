@@ -134,5 +134,5 @@ def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="Not a directory; begin the run in another folder"):
+    with pytest.raises(ConfigError, match="cannot be written: File exists"):
         read_or_decide_execution(tmp_path / "file" / "run", RUN, lambda: Execution(Schedule(), 1))
