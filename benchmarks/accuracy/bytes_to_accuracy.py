@@ -2,7 +2,8 @@
 numbers.
 
     python -m benchmarks.accuracy.bytes_to_accuracy --data SOURCES --model MINILM \\
-        --language-model SMOLLM2 --out FOLDER [--levels sst2,1e4,lm] [--seeds 0,1,2]
+        --language-model SMOLLM2 --out FOLDER [--levels sst2,1e4,lm] [--seeds 0,1,2] \\
+        [--objective cross-entropy]
 
 A level is a data set, a model and an adapter. All methods of a level train the same numbers on the
 same examples of the same eight clients (Dirichlet, α = 5), which have 400 training examples
@@ -280,9 +281,12 @@ def test_accuracy(run: LoadedRun, state: NDArray[Any]) -> float:
 
 
 def evaluated_rounds(rounds: int) -> list[int]:
-    """Return the rounds after which a model is evaluated: all, or at most nine of a long run."""
+    """Return the rounds after which a model is evaluated: all, or at most nine of a long run.
+
+    A profiled loss has one more round, which adds the clients' shifts.
+    """
     if rounds <= EVALUATED:
-        return list(range(1, rounds + 1))
+        return list(range(1, rounds + 2))
     return sorted({round(rounds ** (part / 8)) for part in range(9)})
 
 
@@ -465,7 +469,7 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
                 **({"data.seed": seed} if level == "demo" else DIVISION),
                 "model.path": model,
                 "seed": seed,
-                "objective": CROSS_ENTROPY,
+                "objective": given.objective,
                 "data.clients": CLIENTS,
                 "evaluate.every": 0,
                 "evaluate.test": False,
@@ -491,6 +495,7 @@ def main() -> None:
         out=Path,
         levels=list(LEVELS),
         methods=";".join(METHODS),
+        objective=CROSS_ENTROPY,
         seeds=[0, 1, 2],
     )
     logging.getLogger("flwr").setLevel(logging.WARNING)
