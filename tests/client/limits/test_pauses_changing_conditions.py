@@ -86,9 +86,10 @@ class Hour:
 
     def is_over(self) -> bool:
         """Let 5 s pass if work is paused, then return whether work is allowed."""
-        if self.watch.pause_reason():
-            self.move(5.0)
-        return not self.watch.pause_reason()
+        with self._lock:  # no time passes for the other thread once work is allowed
+            if self.watch.pause_reason():
+                self.move(5.0)
+            return not self.watch.pause_reason()
 
 
 class TimedTurns(Turns):
