@@ -7,9 +7,9 @@ subprocesses start in the same way. Commands of Samara also begin with the modul
 loaded, if they would import the same files.
 
 Some commands are started as usual: commands that read their environment before `main`, commands
-with interpreter options, and `-c` programs that do not begin with `LOADED`. A shell forks its
-commands if it uses the words of `command_server` in place of Python. The workers of pytest-xdist
-are forked too, each with its own zygote.
+with interpreter options or with the code of another checkout, and `-c` programs that do not begin
+with `LOADED`. A shell forks its commands if it uses the words of `command_server` in place of
+Python. The workers of pytest-xdist are forked too, each with its own zygote.
 """
 
 import atexit
@@ -184,6 +184,8 @@ def _zygote_of_this_process() -> Zygote:
 
 def _forkable_words(args: Any, environment: Any) -> list[str] | None:
     """The arguments of a forkable command, starting with `-m`, `-c` or the script's path."""
+    if _has_other_code(environment):
+        return None
     words = [os.fspath(args)] if isinstance(args, str | os.PathLike) else list(map(os.fspath, args))
     if words[0] == sys.executable:
         if words[1:] == _PYTEST_WORKER:
@@ -196,6 +198,16 @@ def _forkable_words(args: Any, environment: Any) -> list[str] | None:
     if found and Path(found).parent == here and Path(found).name in scripts():
         return [found, *words[1:]]
     return None
+
+
+def _has_other_code(environment: Any) -> bool:
+    """Return whether a module path begins with another checkout.
+
+    Its protocol buffers cannot be registered beside those of this checkout.
+    """
+    paths = map(Path, filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
+    code = [path.resolve() for path in paths if (path / "samara" / "__init__.py").exists()]
+    return bool(code) and code[0] != _ROOT
 
 
 def _umask() -> int:
