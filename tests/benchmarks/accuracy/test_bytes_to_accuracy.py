@@ -92,7 +92,12 @@ def test_every_method_is_measured_once(
     monkeypatch.setitem(bytes_to_accuracy.DIVISION, "data.limit", 24)
     monkeypatch.setattr(bytes_to_accuracy, "RATES", (0.1,))
     given_ = argparse.Namespace(
-        data=tmp_path, model="embedded", out=tmp_path, levels=["small"], seeds=[0]
+        objective="cross-entropy",
+        data=tmp_path,
+        model="embedded",
+        out=tmp_path,
+        levels=["small"],
+        seeds=[0],
     )
     measure(given_, METHODS)
     rows = list(Rows(tmp_path / "cells.jsonl"))
