@@ -4,7 +4,7 @@ A process that has only imported the libraries, a `zygote`, forks itself for eve
 module or a script of this environment. The fork has the command's arguments, environment, folder
 and streams, and is a child of the requesting process. It has its own zygote, so that its
 subprocesses start in the same way. Commands of Samara also begin with the modules of this checkout
-loaded, if they would import the same files.
+loaded.
 
 Some commands are started as usual: commands that read their environment before `main`, commands
 with interpreter options or with the code of another checkout, and `-c` programs that do not begin
@@ -31,7 +31,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -381,14 +380,13 @@ def _import_our_modules() -> None:
 
 
 def _is_ours(words: list[str]) -> bool:
-    """Return whether a command is Samara's and this process imports this checkout."""
+    """Return whether a command is Samara's."""
     name = words[1].split(".")[0] if words[0] == "-m" else Path(words[0]).name
-    found = PathFinder.find_spec("samara") if name == "samara" else None
-    return found is not None and found.origin == str(_ROOT / "samara" / "__init__.py")
+    return name == "samara"
 
 
 def _forget_our_modules() -> None:
-    """Undo the import of Samara, whose modules this process may import from elsewhere."""
+    """Undo the import of Samara for a command that is not Samara's."""
     for name in [name for name in sys.modules if name.split(".")[0] == "samara"]:
         del sys.modules[name]
     sys.meta_path[:] = [each for each in sys.meta_path if not each.__module__.startswith("samara.")]

@@ -1,6 +1,6 @@
 """The lock of a run's folder: at most one server serves the run, and none after it has moved.
 
-A server that fails before it serves takes its new files away again.
+A server whose start fails deletes its new files.
 """
 
 import json
