@@ -12,8 +12,8 @@ is set. A condition is a name with settings; `--set` applies to all conditions. 
 cells, probes and options.
 
 FOLDER/rows.jsonl has one line per run. Runs in this file are not repeated, so the same command
-continues. In a line `clients` has the mean accuracy over clients of the global model, and of
-personal models if there are private rounds. FOLDER/rows.md has the means over the seeds. Passes
+continues. In a line `client_accuracy` has the mean accuracy over clients of the global model, and
+of personal models if there are private rounds. FOLDER/rows.md has the means over the seeds. Passes
 are the mean number of a client's rows through the model. Bytes are all bytes that a client sends
 and receives in a run, including evaluations.
 """
@@ -61,7 +61,7 @@ def run(config: RunConfig) -> Row:
         "macro_f1": test[-1].macro_f1,
         **figures,
         "loss": test[-1].loss,
-        "clients": {name: column.mean_client_accuracy for name, column in models.items()},
+        "client_accuracy": {name: column.mean_client_accuracy for name, column in models.items()},
         "validation": {
             number: column.accuracy for number, split, column in globals_ if split == "validation"
         },
