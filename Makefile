@@ -43,14 +43,15 @@ help:
 
 install: $(VENV)/.installed
 
-# .package: what a user needs. .installed: what development needs besides
+# .package: what a user needs. .installed: what development needs besides.
+# pip would spend half its time on compiling modules, of which most are never imported
 $(VENV)/.installed $(VENV)/.package: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Samara needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "installing into $(VENV): some minutes, in which pip says what it does (without CUDA: CONTRIBUTING.md)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.$(if $(filter %/.installed,$@),[dev])'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.$(if $(filter %/.installed,$@),[dev])'
 	@touch $@
 
 demo: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.package)
