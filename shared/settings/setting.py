@@ -468,15 +468,20 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings by dotted key to nested tables; the inverse of `flattened`."""
+    """Convert settings by dotted key to nested tables; the inverse of `flattened`.
+
+    A key below another setting, such as ``rounds.x`` beside ``rounds``, stays dotted.
+    """
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")
-        table = nested
+        table: Any = nested
         for section in sections:
-            table = table.setdefault(section, {}) if isinstance(table, dict) else {}
+            table = table.setdefault(section, {}) if isinstance(table, dict) else None
         if isinstance(table, dict):
             table[last] = value
+        else:
+            nested[key] = value
     return nested
 
 
@@ -501,6 +506,8 @@ def explain(
             given = mistake["input"]
             within = flattened(given) if isinstance(given, dict) else {}
             for unknown in [f"{key}.{name}" for name in within] or [key]:
+                if unknown in settings:  # its section has a single value, which is the mistake
+                    continue
                 if unknown in fixed:
                     hint = f" any more; its value is always {fixed[unknown].value}; leave it out"
                 elif unknown in former:

@@ -229,6 +229,13 @@ def test_mistakes_of_file_and_assignments_are_reported_together(tmp_path: Path) 
         load_scenario(path, ["batch=-1"])
 
 
+def test_a_key_below_a_setting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text("rounds = 5\n")
+    with pytest.raises(ConfigError, match=r"rounds\.x: there is no such setting"):
+        load_scenario(path, ["rounds.x=3"])
+
+
 def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     for content in (None, b"rounds = ", b"\xff"):
