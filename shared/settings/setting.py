@@ -497,11 +497,13 @@ def explain(
         section: section whose former keys and fixed values get their own explanations.
     """
     mistakes = []
+    unions: dict[tuple[str, str], list[str]] = {}
     former = former_keys(section)
     fixed = fixed_in(section)
     settings = describe(section)
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])
+        of_union = ".".join(str(part) for part in mistake["loc"][:-1])
         if mistake["type"] == "extra_forbidden":
             given = mistake["input"]
             within = flattened(given) if isinstance(given, dict) else {}
@@ -520,8 +522,13 @@ def explain(
         elif mistake["type"] == "string_pattern_mismatch" and key in settings:
             values, *_ = settings[key].help.split(". ")
             mistakes.append(f"{key}: {mistake['input']!r} is not a value of this setting: {values}")
+        elif of_union in settings:  # a setting of several types has a mistake for each type
+            wanted = mistake["msg"].removeprefix("Input should be ")
+            unions.setdefault((of_union, repr(mistake["input"])), []).append(wanted)
         else:
             mistakes.append(f"{key}: {mistake['msg']} (got {mistake['input']!r})")
+    for (key, given), wanted_ones in unions.items():
+        mistakes.append(f"{key}: Input should be {' or '.join(wanted_ones)} (got {given})")
     head = f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"
     return "\n  ".join([head, *mistakes])
 

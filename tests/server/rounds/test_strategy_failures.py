@@ -305,7 +305,7 @@ class LateHello(InProcessGrid):
 
 
 def test_a_run_begins_with_the_clients_that_it_waits_for(tmp_path: Path) -> None:
-    """It does not begin with fewer, although their hellos are a quorum and enough for a round."""
+    """Fewer hellos do not begin it, even if they are a quorum and enough for a round."""
     settings = {"cohort__available": CLIENTS, "cohort__minimum": 2, "cohort__timeout": 60.0}
     config = config_of(tmp_path / "run", rounds=1, **settings)
     assert contributors(serve(config, LateHello(app, CLIENTS, config.flat()))) == [[0, 1, 2, 3]]

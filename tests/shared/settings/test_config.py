@@ -147,6 +147,12 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
     assert mistakes({"xyzzy": 1}) == ["xyzzy: there is no such setting"]
 
 
+def test_a_setting_of_several_types_is_one_mistake() -> None:
+    (mistake,) = mistakes({"evaluate.best": "x"})
+    assert mistake.startswith("evaluate.best: Input should be a valid boolean")
+    assert mistake.endswith("or 'auto' or 'loss' (got 'x')")
+
+
 @pytest.mark.parametrize("settings", [{"model": "x"}, {"model": "x", "model.path": "y"}])
 def test_a_section_is_not_a_setting(settings: dict[str, Any]) -> None:
     (line,) = mistakes(settings)
