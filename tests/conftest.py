@@ -23,7 +23,7 @@ from costs import (  # noqa: F401 - hooks
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
-from forked import ForkingPopen, share_sources_of_nodes, usual_popen
+from forked import ForkingPopen, shorten_exports, usual_popen
 from fsync import wait_for_no_disk
 from hypothesis import settings as hypothesis_settings
 from tiny_models import BAD, GOOD, THINGS, save_model
@@ -51,7 +51,7 @@ def pytest_configure() -> None:
     gc.disable()  # until all tests are collected, which creates little garbage
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     wait_for_no_disk()
-    share_sources_of_nodes()
+    shorten_exports()
     typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 
 
