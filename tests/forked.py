@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import entry_points
@@ -440,11 +440,45 @@ def _prepare_numba() -> None:
     cpu_target.target_context.refresh()
 
 
-def share_sources_of_nodes() -> None:
-    """Make torch share the recorded origins of graph nodes, which each pass of an export copies."""
+class _WhenRead:
+    """An attribute of a graph's module that exists once the code of the graph is compiled."""
+
+    def __init__(self, name: str, compile_code: Callable[[Any], Any]) -> None:
+        self._name, self._compile_code = name, compile_code
+
+    def __get__(self, module: Any, kind: type) -> Any:
+        if module is None:
+            return self
+        self._compile_code(module)
+        return getattr(module, self._name)
+
+
+@cache
+def shorten_exports() -> None:
+    """Make torch's exports omit work whose result is replaced or not read.
+
+    The passes of an export share the recorded origins of nodes, which each would copy. Nodes have
+    no stack traces. The operators of C++ are listed once. The code of a graph is compiled when it
+    is read: most passes only read the graph.
+    """
+    import torch.fx.config
+    from torch._export import utils
+    from torch.fx import GraphModule
     from torch.fx.traceback import NodeSource
 
     NodeSource.__deepcopy__ = lambda source, _: source  # type: ignore[attr-defined]
+    torch.fx.config.do_not_emit_stack_traces = True
+    utils._materialize_cpp_cia_ops = cache(utils._materialize_cpp_cia_ops)
+    compile_code = GraphModule.recompile
+
+    def recompile(module: Any) -> None:
+        if arguments := getattr(module.graph._codegen, "pytree_info", None):
+            module._in_spec, module._out_spec = arguments.in_spec, arguments.out_spec
+        module.__dict__.pop("_code", None)
+        type(module).forward = _WhenRead("forward", compile_code)
+
+    GraphModule.recompile = recompile  # type: ignore[assignment]
+    GraphModule._code = _WhenRead("_code", compile_code)
 
 
 def _take_huge_pages() -> None:
@@ -468,7 +502,7 @@ def main() -> None:
     _import_our_modules()
     logging.root.handlers.clear()  # xnnpack's partitioner adds one
     _prepare_numba()
-    share_sources_of_nodes()
+    shorten_exports()
     wait_for_no_disk()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.detach()  # every fork would remove torch's operators at its end, one by one

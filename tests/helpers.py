@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,12 @@ from samara.shared.protocol.round_delta import Contributor, DerivedSeeds, Group,
 
 ROOT = Path(__file__).parents[1]
 RUN_ID = bytes(range(8))
+
+
+def is_newest(built: Path, sources: Iterable[Path]) -> bool:
+    """Return whether a file exists that is at least as new as its sources."""
+    newest = max(source.stat().st_mtime for source in sources)
+    return built.exists() and built.stat().st_mtime >= newest
 
 
 def layout_of(size: int = 20, distribution: Distribution = "gaussian") -> Layout:

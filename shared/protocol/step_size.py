@@ -274,7 +274,9 @@ class StepSize:
         loss = self._loss
         if not at_start:
             loss = loss.after(observation.loss, self._memory, noise=noise)
-        if self._has_risen(loss, observation.loss - RISE * noise):
+        # The first loss, with which this one is compared, has noise, too.
+        spread = float(np.hypot(noise, self._start.error)) if noise else 0.0
+        if self._has_risen(loss, observation.loss - RISE * spread):
             return replace(
                 self,
                 done=self.done + 1,

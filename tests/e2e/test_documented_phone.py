@@ -12,12 +12,14 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documented import FENCED, ROOT, blocks, command_lines, samara_words
 from foreign import write_foreign_names
 from forked import LOADED, command_server
 from live import QUIET, attempts
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from benchmarks.faults.live_run import LiveRun
@@ -45,9 +47,11 @@ SECONDS = 1200.0
 SECONDS_TO_END = 30.0
 SAMARA = """#!/bin/sh
 case "$1 $2" in
-    "server up") set -- "$@" --port {server} --set rounds=1 --set steps=1 --set queries=2 ;;
+    "server up") set -- "$@" --port {server} --set rounds=1 --set steps=1 --set queries=2 \\
+        --set model.path={model} ;;
     "gateway up") set -- "$@" --listen 127.0.0.1:{gateway} ;;
-    "phone export") set -- "$@" --delegate portable ;;
+    "phone export") set -- "$@" --delegate portable --model {model} ;;
+    "phone rows") set -- "$@" --model {model} ;;
 esac
 {python} -m samara "$@"
 status=$?
@@ -80,6 +84,18 @@ def start_by_stream(live: LiveRun, name: str, door: str, *options: str) -> None:
 
 
 @pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first block of the embedded model, because an export takes seconds for every block."""
+    network: Any = AutoModelForCausalLM.from_pretrained(MODEL)
+    del network.model.layers[1:]
+    network.config.num_hidden_layers = 1
+    folder = tmp_path_factory.mktemp("model")
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def guide_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of the program from the guide's commands; the file exists once they have run."""
     return tmp_path_factory.mktemp("program") / "model.pte"
@@ -104,7 +120,7 @@ def _end(shell: subprocess.Popen[bytes]) -> None:
 
 
 def test_the_commands_of_the_guide_make_a_run_with_a_phone(
-    guide_program: Path, tmp_path_factory: pytest.TempPathFactory
+    model: Path, guide_program: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("d")  # short: sockets lie in it
@@ -120,7 +136,8 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment['PATH']}"
     with (folder / "said").open("wb") as said, command_server(folder) as python:
-        shim.write_text(SAMARA.format(server=server, gateway=gateway, python=shlex.join(python)))
+        words = {"server": server, "gateway": gateway, "model": model, "python": shlex.join(python)}
+        shim.write_text(SAMARA.format(**words))
         shim.chmod(0o755)
         shell = subprocess.Popen(
             ["bash", "-e", "-c", script],
@@ -153,9 +170,9 @@ def test_the_commands_of_the_guide_make_a_run_with_a_phone(
     copy_program(folder / "model.pte", guide_program)
 
 
-def make_phone(live: LiveRun, data: Path, program: Path) -> None:
+def make_phone(live: LiveRun, data: Path, program: Path, model: tuple[str, ...]) -> None:
     """Make rows, key and program of the phone, by an operator's commands."""
-    folder, model = live.folder, ("--model", MODEL, "--task", TASK)
+    folder = live.folder
     if program.exists():
         copy_program(program, folder / f"{PHONE}.pte")
     else:
@@ -169,13 +186,14 @@ def make_phone(live: LiveRun, data: Path, program: Path) -> None:
 
 
 def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is_killed(
-    guide_program: Path, tmp_path_factory: pytest.TempPathFactory
+    model: Path, guide_program: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to run programs")
     folder = tmp_path_factory.mktemp("w")
     write_foreign_names(folder)  # every process starts there
     data = list(write_messages(folder, 0).values())
     settings = {
+        "model.path": str(model),
         "rounds": ROUNDS,
         "queries": 4,
         "personal.rounds": 0,
@@ -186,12 +204,13 @@ def test_boards_of_both_wires_and_a_phone_reach_one_digest_though_the_gateway_is
     }
     ClientKeys(folder / "run" / KEYS_FOLDER).create(GATEWAY, gateway=True)
     with LiveRun(folder, settings, [STREAM, SUPERNODE], free_address()) as live:
-        make_phone(live, data[2], guide_program)
+        named = ("--model", str(model), "--task", TASK)
+        make_phone(live, data[2], guide_program, named)
         door = free_address()
         live.serve()
         start_gateway(live, door)
         start_phone(live, PHONE, door)
-        what = ("--model", MODEL, "--task", TASK, "--set", "threads=1", "--data")
+        what = (*named, "--set", "threads=1", "--data")
         start_by_stream(live, STREAM, door, *what, str(data[0]))
         live.start_client(SUPERNODE, None, *what, str(data[1]))
         live.wait_for_round(2, 600)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from browsers import chromium, serve_folder
 from driven_browser import Tab, driven
-from helpers import ROOT
+from helpers import ROOT, is_newest
+
+from samara.shared.old_names import OLD_NAMES
 
 pytest.importorskip("mkdocs", reason="needs the extra samara-fl[docs]")
 
@@ -37,7 +40,13 @@ next();
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of `make check`, or one that is built here if a source is newer."""
     folder = tmp_path_factory.mktemp("site") / "built"
+    sources = [ROOT / "mkdocs.yml", *(ROOT / "docs").rglob("*.*")]
+    sources += [file for name in ("samara", *OLD_NAMES) for file in (ROOT / name).rglob("*.py")]
+    built = ROOT / "build/site"
+    if is_newest(built / "index.html", (file for file in sources if file.suffix != ".pyc")):
+        return shutil.copytree(built, folder)
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
     done = subprocess.run([*command, folder], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,6 @@ from samara.simulations.exports.quick_look import quick_look
 from samara.simulations.simulate import simulate
 
 ModelFolder = Callable[[str], Path]
-pytestmark = pytest.mark.usefixtures("empty_cache")
 FAMILIES = ("causal", "masked", "encoder")
 
 

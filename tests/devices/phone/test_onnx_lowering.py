@@ -325,9 +325,9 @@ def test_what_onnx_runtime_has_not_is_refused(
 
 
 def test_a_page_reads_a_chat_as_the_models_clients_do(
-    model_folder: Callable[[str], Path], tmp_path: Path
+    model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(model_folder("causal"), tmp_path / "instruct")
+    folder = shutil.copytree(model_folder("causal", 1), tmp_path / "instruct")
     template = "<s>{% for m in messages %}{{ m['content'] }} . {% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     given = ["export", "--runtime", "onnx", "--batch", "2", "--seq", "32", "--task", "sst2"]

@@ -346,6 +346,13 @@ def test_a_loss_that_noise_explains_is_no_rise() -> None:
         assert (size.back_to is not None) is rises
 
 
+def test_the_noise_of_the_first_loss_is_no_rise() -> None:
+    """A second loss more than three standard deviations higher is within both losses' noise."""
+    first = StepSize(40, given=0.1).after(noisy(0.0, 20.0))
+    assert first.after(noisy(75.0, 20.0)).back_to is None
+    assert first.after(noisy(130.0, 20.0)).back_to == 0
+
+
 def test_a_curvature_of_noise_is_taken_as_large_as_the_noise() -> None:
     """Steps stay small until the error of the curvature has fallen."""
     small = StepSize(100).after(noisy(0.7, 0.0, curvature=0.1))

@@ -91,7 +91,7 @@ def test_a_program_draws_the_directions_of_the_golden_file(
     np.testing.assert_array_equal(found, directions(seeds, 9000, distribution))
 
 
-@pytest.mark.parametrize("count", [128, 1541])
+@pytest.mark.parametrize("count", [pytest.param(128, marks=pytest.mark.exhaustive), 1541])
 def test_a_program_draws_orthogonal_directions(count: int, tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="pip install 'samara-fl[phone]' to make programs")
     keys = np.array([0, 5, 2**39 + 1, 2**40 - 1], np.uint64) << np.uint64(24)
@@ -405,9 +405,10 @@ def test_summed_coefficients_beyond_one_pass_are_replayed(made: Any) -> None:
     "delegate", ["portable", pytest.param("xnnpack", marks=pytest.mark.exhaustive)]
 )
 def test_algorithm_1_keeps_its_adapters_as_the_eager_module_does(
-    made: Any, delegate: Any, tmp_path: Path
+    made: Any, model_folder: Callable[..., Path], delegate: Any, tmp_path: Path
 ) -> None:
-    settings, _ = made()
+    one_block = {"model.path": str(model_folder("causal", 1)), "adapter.layers": "top:1"}
+    settings = made()[0] | one_block
     file = exported(settings, tmp_path / "stateful.pte", delegate, form="algorithm-1")
     with pytest.raises(DeviceError, match="cannot join a run"):
         PhoneProgram(file)
