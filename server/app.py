@@ -33,7 +33,7 @@ from samara.server.transport.arrival_clock import ArrivalClock
 from samara.server.transport.blob_sender import BlobSender
 from samara.server.transport.deadline_grid import Clock, DeadlineGrid, prepare_grid
 from samara.server.transport.quorum import Quorum, RunIdentity
-from samara.server.transport.roster import Roster
+from samara.server.transport.roster import HELLO_SECONDS, Roster
 from samara.shared import DISTRIBUTION
 from samara.shared.errors import ConfigError, SamaraError
 from samara.shared.machine.process import peak_memory_bytes
@@ -245,11 +245,15 @@ def _await_layout(
 ) -> Layout:
     """Wait until hellos have decided layout, base model and number of clients; return the layout.
 
+    Then wait for the hellos of the other connected clients, until `wanted` clients have introduced
+    themselves, or for `HELLO_SECONDS` after the first request.
+
     Raises:
         SamaraError: unless `patient`, if no connected client can take part, or if the hellos decide
             nothing before the deadline.
     """
     end = time.monotonic() + config.cohort.timeout
+    hellos_end = 0.0
     next_log, logged = 0.0, -1
     while True:
         nodes = grid.connected_nodes()
@@ -257,8 +261,11 @@ def _await_layout(
         roster.forget_absent(nodes)  # a refused client may come back with settings that fit
         quorum.is_late = time.monotonic() > end
         if connected >= wanted or (connected and quorum.is_late):
+            seconds = min(config.cohort.timeout, HELLO_SECONDS)
+            hellos_end = hellos_end or time.monotonic() + seconds
             roster.request_hellos(grid, config.cohort.timeout)
-            if roster.layout is not None:
+            is_complete = len(roster.entries) >= wanted or not roster.silent_nodes(nodes)
+            if roster.layout is not None and (is_complete or time.monotonic() > hellos_end):
                 return roster.layout
             undecided = (
                 f"{roster.undecided_hellos} clients have introduced themselves; at least "
@@ -267,7 +274,8 @@ def _await_layout(
             )
             if not patient and roster.undecided_hellos and quorum.is_late:
                 raise SamaraError(f"the run cannot begin: {undecided}")
-            if not patient and roster.refusal_reasons and not roster.undecided_hellos:
+            is_hopeless = roster.layout is None and not roster.undecided_hellos
+            if not patient and roster.refusal_reasons and is_hopeless:
                 reasons = "; ".join(roster.refusal_reasons)
                 raise SamaraError(f"no client can take part: {reasons}")
         if connected != logged or time.monotonic() > next_log:

@@ -88,7 +88,7 @@ def up(
         check_not_moved,
         check_not_served,
         lock_run,
-        new_files_deleted,
+        restored_if_not_started,
     )
     from samara.server.live.run_supervisor import FLOWER_FOLDER, serve_run
     from samara.server.live.superlink import max_reply_bytes
@@ -112,7 +112,9 @@ def up(
     check_settings(run, config)
     console = Console()
     own = (SCENARIO_FILE, CERTIFICATES_FOLDER, FLOWER_FOLDER, TOKEN_FILE)
-    with new_files_deleted(run, own, run / FLOWER_FOLDER / SUPERLINK_LOG), lock_run(run):
+    rewritten = (SCENARIO_FILE, CERTIFICATES_FOLDER)
+    log = run / FLOWER_FOLDER / SUPERLINK_LOG
+    with restored_if_not_started(run, own, rewritten, log), lock_run(run):
         make_private_folder(run)
         write_scenario(run, config)
         renewal = None

@@ -12,7 +12,7 @@ import { Phone, type OwnExamples, type PhoneParts } from "./src/phone.ts";
 import { limitEpsilon, whatStops } from "./src/private-reports.ts";
 import { readProgram } from "./src/program.ts";
 import { readoutScorer, type Represented } from "./src/readout.ts";
-import { isSound, pastedRows, readRows } from "./src/rows.ts";
+import { checkTexts, isSound, pastedRows, readRows } from "./src/rows.ts";
 import {
   answerBytes,
   clientIndex,
@@ -323,6 +323,16 @@ const functions = {
   },
   /** Whether what an app or a page adds is an example of the task. */
   sound: (examples: NewExample[], task: RunTask) => examples.map((one) => isSound(one, task)),
+  /** What is said of rows whose answers an app asks for; an empty text if they are asked. */
+  asked: (rows: Row[], task: RunTask) =>
+    rows.map((row) => {
+      try {
+        checkTexts(row, task);
+        return "";
+      } catch (error) {
+        return problemOf(error);
+      }
+    }),
   /** The tokens of a row by a tokenizer of its own, or what is said of it, and the letters read. */
   async tokens(texts: string[], limit: number, before: number[] | string = []) {
     const { RowTokenizer } = await import("./src/tokens.ts");

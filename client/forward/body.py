@@ -38,6 +38,8 @@ from samara.shared.model.prefix_cache import Prefix, read_prefix
 
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """Errors that models raise if they do not accept inputs in a changed form."""
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""Rotary parameter: the number of tokens after which `longrope` rotates by other frequencies."""
 
 
 class PerturbedBody(ProvenBody):
@@ -142,12 +144,15 @@ class PerturbedBody(ProvenBody):
 
         Returns:
             [m, hidden], and the cache for the next call. The cache is None if the model has none,
-            or if states computed with it differ from those of a pass over the whole text.
+            or if states computed with it differ from those of a pass over the whole text. One more
+            token may change the rotation of all keys; the cache is then None for this call only.
         """
         ids = torch.tensor(tokens, device=self._base.network.device)
         if self._find_once("cache", self._caching_is_exact):
             hidden, cache = self._continue(ids, cache)
-            return hidden[:, -1], cache
+            changes = [each.get(_ORIGINAL_LENGTH) for each in self._rotations_by_length]
+            is_last = bool(changes) and cache.get_seq_length() in changes
+            return hidden[:, -1], None if is_last else cache
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
 
     def _caching_is_exact(self) -> bool:
@@ -188,23 +193,23 @@ class PerturbedBody(ProvenBody):
         return self._prefix_read[1]
 
     @property
-    def _rotates_by_length(self) -> bool:
-        """True if the rotary frequencies depend on the number of tokens in a pass.
+    def _rotations_by_length(self) -> list[dict[str, Any]]:
+        """The rotary parameters whose frequencies depend on the number of tokens in a pass.
 
         The prefix alone would then have other keys than in a pass over all tokens.
         """
         config = self._base.network.config.get_text_config()
         parameters = getattr(config, "rope_parameters", None) or {}
         by_kind_of_layer = [one for one in parameters.values() if isinstance(one, dict)]
-        types = [str(one.get("rope_type")) for one in by_kind_of_layer or [parameters]]
-        return any("dynamic" in one or one == "longrope" for one in types)
+        types = [(str(one.get("rope_type")), one) for one in by_kind_of_layer or [parameters]]
+        return [one for kind, one in types if "dynamic" in kind or kind == "longrope"]
 
     def _continuing_is_exact(self) -> bool:
         """Return whether tokens after a prefix have the same states as in a pass over all tokens.
 
         Some models have blocks of several kinds, so one block of each kind is tried.
         """
-        if self._rotates_by_length:
+        if self._rotations_by_length:
             return False
         length = min(PROBE_TOKENS, self._base.context)
         middle = length // 2

@@ -1,5 +1,6 @@
 """The commands `samara server backup` and `samara server restore`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -62,4 +63,7 @@ def restore(
             "stop the earlier server if it still serves this run: a client that follows two "
             "servers of one run is refused by one of them"
         )
-    print(f"samara server up --run {out} {out / SCENARIO_FILE} --name ADDRESS-OF-THIS-HOST")
+    scenario = out / SCENARIO_FILE
+    if scenario.exists():  # otherwise no server has served this run
+        command = ["samara", "server", "up", "--run", str(out), str(scenario)]
+        print(shlex.join([*command, "--name", "ADDRESS-OF-THIS-HOST"]))

@@ -1,6 +1,6 @@
 """The lock of a run's folder: at most one server serves the run, and none after it has moved.
 
-A server whose start fails deletes its new files.
+A server whose start fails leaves the folder as it was.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from samara.shared.errors import SamaraError
-from samara.shared.storage.files import make_folder
+from samara.shared.storage.files import make_folder, write_durably
 
 SERVER_LOCK = "server.lock"
 """File in a run's folder that the serving process locks."""
@@ -39,25 +39,39 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_files_deleted(folder: Path, own: Collection[str], started: Path) -> Iterator[None]:
-    """Delete the new files of a run's folder if the block fails before a server process started.
+def restored_if_not_started(
+    folder: Path, own: Collection[str], rewritten: Collection[str], started: Path
+) -> Iterator[None]:
+    """Restore the files of a run's folder if the block fails before a server process started.
 
-    A new folder is deleted too, with its new parents. If another command has written a file
-    meanwhile, for example an invitation, or another server holds the lock, nothing is deleted.
+    New files are deleted. A new folder is deleted too, with its new parents. If another command has
+    written a file meanwhile, for example an invitation, or another server holds the lock, nothing
+    is deleted or restored.
 
     Args:
         folder: folder of a run; it may be missing.
         own: names that the block writes into the folder.
-        started: file that exists as soon as a server process has started.
+        rewritten: the names of `own` whose existing files the block may change.
+        started: log that a server process begins or continues when it starts.
     """
     kept = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
+    contents = {
+        file: file.read_bytes()
+        for name in rewritten
+        for file in (folder / name, *(folder / name).glob("*"))
+        if file.is_file()
+    }
     new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
+    log = _size_of(started)
     try:
         yield
     except BaseException:
         new = {file.name for file in folder.iterdir()} - kept if folder.is_dir() else set[str]()
-        unused = new <= {*own, SERVER_LOCK} and not started.exists()
+        unused = new <= {*own, SERVER_LOCK} and _size_of(started) == log
         if unused and not is_locked(folder / SERVER_LOCK):
+            for file, content in contents.items():
+                if file.read_bytes() != content:
+                    write_durably(file, content)
             for name in new:
                 file = folder / name
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
@@ -65,6 +79,10 @@ def new_files_deleted(folder: Path, own: Collection[str], started: Path) -> Iter
                 for each in new_folders:
                     each.rmdir()
         raise
+
+
+def _size_of(file: Path) -> int | None:
+    return file.stat().st_size if file.exists() else None
 
 
 def check_not_served(folder: Path) -> None:

@@ -44,7 +44,7 @@ from samara.shared.protocol.wire import Kind, kind_of
 log = logging.getLogger("samara.server")
 
 _POLL_SECONDS = 0.5
-_HELLO_SECONDS = _REFUSED_SECONDS = 300.0
+HELLO_SECONDS = _REFUSED_SECONDS = 300.0
 _MAX_FACTS, _MAX_LAYOUT = 2**14, 2**20
 
 
@@ -158,19 +158,17 @@ class Roster:
                 self._refuse(node, error)
         if self._blobs:
             self._send_blobs(self._blobs, grid, nodes)
-        known = self.entries.keys() | self._introduced.keys() | self._refused.keys()
-        known |= set(self._hello_requests.values())
-        known |= self._blobs.nodes if self._blobs else set()
-        new = [node for node in nodes if node not in known]
+        known = set(self._hello_requests.values()) | (self._blobs.nodes if self._blobs else set())
+        new = [node for node in self.silent_nodes(nodes) if node not in known]
         if new:
-            seconds = max(timeout, _HELLO_SECONDS)
+            seconds = max(timeout, HELLO_SECONDS)
             messages = [
                 make_message(node, MessageType.QUERY, "hello", b"", CatchUp(), seconds)
                 for node in new
             ]
             self._hello_requests |= zip(grid.push_messages(messages), new, strict=True)
         has_hellos = self.entries or self._introduced
-        end = time.monotonic() + (0 if has_hellos else min(timeout, _HELLO_SECONDS))
+        end = time.monotonic() + (0 if has_hellos else min(timeout, HELLO_SECONDS))
         while self._hello_requests:
             self._receive_hellos(grid.pull_messages(list(self._hello_requests)), nodes)
             if not self._hello_requests or time.monotonic() > end:
@@ -181,6 +179,11 @@ class Roster:
             entry.by_stream = isinstance(grid, DeadlineGrid) and grid.is_by_stream(entry.node)
         if self._notices:
             self._notices.send(grid, nodes)
+
+    def silent_nodes(self, nodes: Iterable[int]) -> list[int]:
+        """Return the nodes that have not introduced themselves and were not refused."""
+        heard = self.entries.keys() | self._introduced.keys() | self._refused.keys()
+        return [node for node in nodes if node not in heard]
 
     def send_blobs(self, grid: Grid) -> None:
         """Send the next parts of missing blobs to clients, without waiting."""

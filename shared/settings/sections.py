@@ -251,7 +251,8 @@ class CohortSettings(Section):
     available: int = setting(
         2,
         "number of clients to wait for before the first round, at most `data.clients`; later "
-        "clients join the run",
+        "clients join the run. After `cohort.timeout`, or if a connected client is silent for 300 "
+        "seconds, the run begins with a quorum",
         ge=1,
     )
     quorum: int = setting(

@@ -468,15 +468,20 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings by dotted key to nested tables; the inverse of `flattened`."""
+    """Convert settings by dotted key to nested tables; the inverse of `flattened`.
+
+    A key below another setting, such as ``rounds.x`` beside ``rounds``, stays dotted.
+    """
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")
-        table = nested
+        table: Any = nested
         for section in sections:
-            table = table.setdefault(section, {}) if isinstance(table, dict) else {}
+            table = table.setdefault(section, {}) if isinstance(table, dict) else None
         if isinstance(table, dict):
             table[last] = value
+        else:
+            nested[key] = value
     return nested
 
 
@@ -492,15 +497,19 @@ def explain(
         section: section whose former keys and fixed values get their own explanations.
     """
     mistakes = []
+    unions: dict[tuple[str, str], list[str]] = {}
     former = former_keys(section)
     fixed = fixed_in(section)
     settings = describe(section)
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"])
+        of_union = ".".join(str(part) for part in mistake["loc"][:-1])
         if mistake["type"] == "extra_forbidden":
             given = mistake["input"]
             within = flattened(given) if isinstance(given, dict) else {}
             for unknown in [f"{key}.{name}" for name in within] or [key]:
+                if unknown in settings:  # its section has a single value, which is the mistake
+                    continue
                 if unknown in fixed:
                     hint = f" any more; its value is always {fixed[unknown].value}; leave it out"
                 elif unknown in former:
@@ -513,8 +522,13 @@ def explain(
         elif mistake["type"] == "string_pattern_mismatch" and key in settings:
             values, *_ = settings[key].help.split(". ")
             mistakes.append(f"{key}: {mistake['input']!r} is not a value of this setting: {values}")
+        elif of_union in settings:  # a setting of several types has a mistake for each type
+            wanted = mistake["msg"].removeprefix("Input should be ")
+            unions.setdefault((of_union, repr(mistake["input"])), []).append(wanted)
         else:
             mistakes.append(f"{key}: {mistake['msg']} (got {mistake['input']!r})")
+    for (key, given), wanted_ones in unions.items():
+        mistakes.append(f"{key}: Input should be {' or '.join(wanted_ones)} (got {given})")
     head = f"{source}: {len(mistakes)} mistake{'s' * (len(mistakes) != 1)} in the settings"
     return "\n  ".join([head, *mistakes])
 

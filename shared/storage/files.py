@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EEXIST
+from errno import EEXIST, EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from samara.shared.errors import LedgerError, SamaraError
 UNFINISHED = ".new"
 """Suffix of a file that is being written, or whose writing a crash interrupted."""
 _MAX_HEADER_BYTES = 2**16
+_KIND_BYTES = 8
+"""Number of first bytes by which files of different kinds are told apart."""
 
 
 def file_hash(path: Path) -> bytes:
@@ -74,6 +76,8 @@ def _replacing(path: Path) -> Iterator[Path]:
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileExistsError(EEXIST, "is not a regular file", str(path))
+    if path.is_dir():  # as "" and ".." are
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
     temporary = path.with_name(path.name + UNFINISHED)
     try:
         yield temporary
@@ -87,13 +91,24 @@ def _replacing(path: Path) -> Iterator[Path]:
 def write_requested(path: Path, data: bytes) -> None:
     """Write a whole file that a user requested, as `write_durably` does.
 
+    An existing file is replaced only if it is empty, or begins like the new file.
+
     Raises:
-        SamaraError: if the file cannot be written.
+        SamaraError: if the file cannot be written, or is of another kind, such as the user's data.
     """
     try:
+        if path.is_file() and not _begins_like(path, data):
+            raise SamaraError(f"{path}: exists, and is another kind of file; name a new file")
         write_durably(path, data)
     except OSError as error:
         raise SamaraError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _begins_like(path: Path, data: bytes) -> bool:
+    """Return whether an existing file is empty, or has the same first bytes as the data."""
+    with path.open("rb") as file:
+        begin = file.read(_KIND_BYTES)
+    return begin in (b"", data[:_KIND_BYTES])
 
 
 @contextmanager

@@ -121,9 +121,12 @@ class PlannedRun:
             )
         if self.mode not in TRUST:
             raise ConfigError(f"--mode {self.mode}: must be one of {', '.join(TRUST)}")
-        for name, value in (("--delta", self.delta), ("--honest-share", self.honest_share)):
-            if not (0 < value < 1 or (name == "--honest-share" and value == 1)):
-                raise ConfigError(f"{name} {value:g}: must be above 0 and below 1, such as 1e-5")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"--delta {self.delta:g}: must be above 0 and below 1, such as 1e-5")
+        if not 0 < self.honest_share <= 1:
+            raise ConfigError(
+                f"--honest-share {self.honest_share:g}: must be above 0 and at most 1, such as 0.5"
+            )
         for name, given in (
             ("--epsilon", self.epsilon),
             ("--noise-multiplier", self.noise_multiplier),

@@ -180,6 +180,8 @@ def test_a_browser_trains_restarts_and_answers_as_an_ordinary_client_does(
         assert status["accuracies"]["examples"] == COUNTS["validation"] + COUNTS["test"]
         text = json.loads(run.rows.splitlines()[0])["text"]
         answer = tab.run(f"samara.predict({{ text: {json.dumps(text)} }})")
+        refused = tab.run("samara.predict({}).catch(({ message }) => message)")
+        assert refused.endswith("in each of these fields: text.")
         logits = runtime.scores(history.states[2], data.tokenized(Split.TRAIN).prompts[:1])[0]
         shares = np.exp(logits - logits.max())
         np.testing.assert_allclose(answer["global"], shares / shares.sum(), atol=1e-4)

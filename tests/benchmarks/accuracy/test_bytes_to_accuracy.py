@@ -27,6 +27,8 @@ from benchmarks.accuracy.bytes_to_accuracy import (
     reached,
 )
 from benchmarks.accuracy.rows import Rows
+from samara.shared.settings.config import RunConfig
+from samara.simulations.simulate import simulate
 
 SIZE = 300
 LAYOUT = layout_of(SIZE)
@@ -80,11 +82,21 @@ def test_a_target_is_reached_at_the_first_model_as_accurate() -> None:
     assert [reached(row, target) for target in (0.4, 0.5, 0.7)] == [10, 20, float("inf")]
 
 
-@pytest.mark.parametrize(("layers", "long_rounds"), [("readout:auto", 1), ("top:1", 0)])
+@pytest.mark.parametrize(("layers", "long_rounds"), [("readout:auto", 0), ("top:1", 1)])
 def test_every_method_is_measured_once(
     layers: str, long_rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FedKSeed is left out if there are no long rounds. Defaults are measured once."""
+    """FedKSeed is left out if there are no long rounds. Defaults are measured once.
+
+    Inside a model FedKSeed reports differences, and the other federations of scalars do not.
+    """
+    gradients: set[tuple[str, bool]] = set()
+
+    def simulated(config: RunConfig) -> Path:
+        gradients.add((config.gradients, config.seed_policy == "pool"))
+        return simulate(config)
+
+    monkeypatch.setattr(bytes_to_accuracy, "simulate", simulated)
     adapter: dict[str, Any] = {"adapter.layers": layers}
     level = Level("messages", False, adapter, rounds=2, long_rounds=long_rounds)
     monkeypatch.setattr(bytes_to_accuracy, "LEVELS", {"small": level})
@@ -101,9 +113,11 @@ def test_every_method_is_measured_once(
     )
     measure(given_, METHODS)
     rows = list(Rows(tmp_path / "cells.jsonl"))
-    left_out = {SHARED} if long_rounds else {CENTRAL, "FedKSeed"}
+    left_out = {CENTRAL} if long_rounds else {SHARED, "FedKSeed"}
     methods = [method for method in METHODS if method not in left_out]
     assert [row["method"] for row in rows] == methods
+    inside = {("exact", False), ("differences", True)}
+    assert gradients == (inside if long_rounds else {("differences", False)})
     for row in rows:
         sizes = [size for _, size, _ in row["points"]]
         assert sizes == sorted(sizes)

@@ -218,3 +218,20 @@ def test_stored_representations_of_whole_passes_are_not_used(
     assert disk(whole).get((1, 2)) is not None
     assert len(scorer.prefix) == PREFIX
     assert disk(scorer).get((1, 2)) is None
+
+
+def test_a_text_goes_on_beyond_the_length_at_which_its_rotation_changes(tmp_path: Path) -> None:
+    """All keys change there, so one pass reads the whole text again; the others read one token."""
+    base = saved(tmp_path, OTHERS["long rotation"])
+    body, text, cache = PerturbedBody(base, 0), list(range(6, 6 + PREFIX - 2)), None
+    with torch.inference_mode():
+        body.continue_texts([text])  # runs the probe
+        read = []
+        for _ in range(5):
+            given = text if cache is None else text[-1:]
+            read.append(len(given))
+            found, cache = body.continue_texts([given], cache)
+            whole = base.body(input_ids=torch.tensor([text])).last_hidden_state[:, -1]
+            np.testing.assert_allclose(found, whole, atol=2e-5)
+            text.append(7)
+    assert read == [PREFIX - 2, 1, 1, PREFIX + 1, 1]

@@ -125,6 +125,23 @@ def test_what_is_no_example_of_the_task_is_refused(run_page: RunCore) -> None:
     assert found == [True, True] + [False] * len(wrong)
 
 
+def test_a_question_without_a_text_is_refused_by_the_names_of_its_fields(run_page: RunCore) -> None:
+    task = {**TASK, "text": "{title}: {text}", "fields": ["title", "text"]}
+    wrong: list[Any] = [
+        {},
+        {"text": "a"},
+        {"title": "a", "text": ""},
+        {"title": 1, "text": "b"},
+        None,
+    ]
+    sound, *refused = run_page([["asked", [{"title": "a", "text": "b"}, *wrong], task]])[0]
+    assert sound == ""
+    assert set(refused) == {
+        "Nothing was asked: give a text of at most 1,048,576 characters in each of these fields: "
+        "title, text."
+    }
+
+
 def test_a_text_that_the_tokenizer_refuses_is_left_out_and_counted(run_page: RunCore) -> None:
     def one(text: str, label: int, split: int = 0) -> dict[str, Any]:
         return {"row": {"text": text}, "label": label, "split": split}

@@ -12,8 +12,9 @@ from helpers import tree_of
 from typer.testing import CliRunner
 
 from samara.server.commands import app as server_app
-from samara.server.live.run_lock import check_not_moved, lock_run, new_files_deleted
+from samara.server.live.run_lock import check_not_moved, lock_run, restored_if_not_started
 from samara.shared.errors import SamaraError
+from samara.shared.network.certificates import make_certificates
 
 
 def test_a_server_that_cannot_start_leaves_no_new_files(tmp_path: Path) -> None:
@@ -36,11 +37,31 @@ def test_a_server_that_cannot_start_leaves_no_new_files(tmp_path: Path) -> None:
                 assert not run.parent.exists()
 
 
+def test_a_run_whose_server_cannot_start_again_keeps_its_files(tmp_path: Path) -> None:
+    flower = tmp_path / "flower"
+    flower.mkdir()
+    (flower / "superlink.log").write_text("an earlier server")
+    (tmp_path / "scenario.toml").write_text("rounds = 7\n")
+    make_certificates(tmp_path / "certificates", ["earlier.example"])
+    before = tree_of(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        for options in (
+            ["--port", port, "--name", "later.example"],
+            ["--dashboard", "--dashboard-port", port],
+            ["--cert", "missing.pem", "--key", "missing.key"],
+        ):
+            command = ["up", "--run", str(tmp_path), "--host", "127.0.0.1", *options]
+            result = CliRunner().invoke(server_app, command)
+            assert isinstance(result.exception, SamaraError), result.output
+            assert {**tree_of(tmp_path), "server.lock": b""} == {**before, "server.lock": b""}
+
+
 def test_what_another_command_or_server_has_written_stays(tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "run" / "superlink.log"
 
     def fail(other: str) -> set[str]:
-        with suppress(SamaraError), new_files_deleted(run, ("scenario.toml",), log):
+        with suppress(SamaraError), restored_if_not_started(run, ("scenario.toml",), (), log):
             run.mkdir()
             (run / "scenario.toml").touch()
             (run / other).touch()
@@ -52,7 +73,7 @@ def test_what_another_command_or_server_has_written_stays(tmp_path: Path) -> Non
     shutil.rmtree(run)
     assert fail("superlink.log") == {"scenario.toml", "superlink.log"}
     shutil.rmtree(run)
-    with ExitStack() as stack, suppress(SamaraError), new_files_deleted(run, (), log):
+    with ExitStack() as stack, suppress(SamaraError), restored_if_not_started(run, (), (), log):
         stack.enter_context(lock_run(run))  # as another server
         raise SamaraError("fails")
     assert (run / "server.lock").exists()

@@ -25,7 +25,7 @@ from samara.shared.protocol.frames.report import Report
 from samara.shared.protocol.ledger.reading import read_ledger
 from samara.shared.results.result import read_result
 from samara.shared.settings.config import RunConfig
-from samara.simulations.engines.in_process import InProcessGrid
+from samara.simulations.engines.in_process import FIRST_CLIENT_NODE, InProcessGrid
 
 CLIENTS = 4
 
@@ -277,14 +277,38 @@ class Misheard(InProcessGrid):
         return list(map(self._first, replies)) if self._heard <= CLIENTS else replies
 
 
-def test_a_hello_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
-    def lost(reply: Message) -> Message:
-        reply.__dict__["_content"] = None
-        reply.__dict__["_error"] = Error(ErrorCode.MESSAGE_UNAVAILABLE, "it expired")
-        return reply
+def lost(reply: Message) -> Message:
+    reply.__dict__["_content"] = None
+    reply.__dict__["_error"] = Error(ErrorCode.MESSAGE_UNAVAILABLE, "it expired")
+    return reply
 
+
+def test_a_hello_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", rounds=1)
     assert contributors(serve(config, Misheard(config, lost))) == [[0, 1, 2, 3]]
+
+
+class LateHello(InProcessGrid):
+    """Loses the first hello of the last client, and delivers its second at the sixth request."""
+
+    pulls = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.pulls += 1
+        last = FIRST_CLIENT_NODE + CLIENTS - 1
+        late = {m for m, reply in self._replies.items() if reply.metadata.src_node_id == last}
+        hidden = late if 1 < self.pulls < 6 else set[str]()
+        replies = super().pull_messages([m for m in message_ids if m not in hidden])
+        return [
+            lost(r) if self.pulls == 1 and r.metadata.src_node_id == last else r for r in replies
+        ]
+
+
+def test_a_run_begins_with_the_clients_that_it_waits_for(tmp_path: Path) -> None:
+    """Fewer hellos do not begin it, even if they are a quorum and enough for a round."""
+    settings = {"cohort__available": CLIENTS, "cohort__minimum": 2, "cohort__timeout": 60.0}
+    config = config_of(tmp_path / "run", rounds=1, **settings)
+    assert contributors(serve(config, LateHello(app, CLIENTS, config.flat()))) == [[0, 1, 2, 3]]
 
 
 def test_a_live_run_waits_on_when_nobody_can_take_part(

@@ -147,6 +147,12 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
     assert mistakes({"xyzzy": 1}) == ["xyzzy: there is no such setting"]
 
 
+def test_a_setting_of_several_types_is_one_mistake() -> None:
+    (mistake,) = mistakes({"evaluate.best": "x"})
+    assert mistake.startswith("evaluate.best: Input should be a valid boolean")
+    assert mistake.endswith("or 'auto' or 'loss' (got 'x')")
+
+
 @pytest.mark.parametrize("settings", [{"model": "x"}, {"model": "x", "model.path": "y"}])
 def test_a_section_is_not_a_setting(settings: dict[str, Any]) -> None:
     (line,) = mistakes(settings)
@@ -227,6 +233,13 @@ def test_mistakes_of_file_and_assignments_are_reported_together(tmp_path: Path) 
     path.write_text("rounds = 0\n")
     with pytest.raises(ConfigError, match=r"options: 2 mistakes(.|\n)*rounds(.|\n)*batch"):
         load_scenario(path, ["batch=-1"])
+
+
+def test_a_key_below_a_setting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text("rounds = 5\n")
+    with pytest.raises(ConfigError, match=r"rounds\.x: there is no such setting"):
+        load_scenario(path, ["rounds.x=3"])
 
 
 def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

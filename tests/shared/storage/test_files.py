@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import no_room, no_sync
 
-from samara.shared.storage.files import make_folder, write_durably
+from samara.shared.errors import SamaraError
+from samara.shared.storage.files import make_folder, write_durably, write_requested
 
 
 @pytest.mark.parametrize("disk", [no_sync, no_room])
@@ -63,3 +64,23 @@ def test_a_file_does_not_replace_a_device_or_a_pipe(tmp_path: Path) -> None:
         write_durably(pipe, b"page")
     assert pipe.is_fifo()
     assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_requested_file_replaces_only_a_file_of_its_kind(tmp_path: Path) -> None:
+    data = tmp_path / "reviews.csv"
+    data.write_text("text,label\na warm film,1\n")
+    with pytest.raises(SamaraError, match=r"reviews\.csv: exists, and is another kind of file"):
+        write_requested(data, b"variant,runs,client\n")
+    assert data.read_text() == "text,label\na warm film,1\n"
+    report = tmp_path / "report.csv"
+    report.touch()
+    for numbers in (b"1", b"2"):
+        write_requested(report, b"variant,runs,client\n" + numbers)
+    assert report.read_bytes().endswith(b"2")
+
+
+def test_a_file_does_not_replace_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("", ".", "..", "/"):
+        with pytest.raises(SamaraError, match="cannot be written: Is a directory"):
+            write_requested(Path(folder), b"page")

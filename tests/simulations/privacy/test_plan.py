@@ -123,6 +123,12 @@ def test_what_is_no_plan_is_refused(
         plan_table(run)
 
 
+def test_a_refused_share_of_honest_clients_gets_a_share_as_its_example() -> None:
+    run = PlannedRun(40, 64, 256, "distributed", honest_share=2.0)
+    with pytest.raises(ConfigError, match=r"--honest-share 2: .* at most 1, such as 0\.5"):
+        plan_table(run)
+
+
 def test_the_command_shows_the_plan() -> None:
     result = CliRunner().invoke(app, ["privacy", "--epsilon", "2", "--clients", "1000"])
     assert result.exit_code == 0

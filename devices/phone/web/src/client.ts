@@ -16,7 +16,7 @@ import { epsilonLimit, epsilonSpent, limitEpsilon, whatStops } from "./private-r
 import { readProgram, type Program } from "./program.ts";
 import type { Represented } from "./readout.ts";
 import { toFloat32, zeroState } from "./replay.ts";
-import { isSound } from "./rows.ts";
+import { checkTexts, isSound } from "./rows.ts";
 import { roundsOfFederation } from "./run-terms.ts";
 import { readScenario } from "./signed-run.ts";
 import { clientIndex, makeKey, type OwnKey } from "./signing.ts";
@@ -145,10 +145,15 @@ export class Client {
     });
   }
 
-  /** Returns the models' answers to a row. */
+  /**
+   * Returns the models' answers to a row.
+   *
+   * @throws PlainError if the row lacks a field of the task, or the model cannot read it.
+   */
   async predict(row: Row): Promise<Prediction> {
     return this.#alone(async () => {
       const { program, index, phone, model } = await this.#load();
+      checkTexts(row, index.task);
       const [numbers] = await model.represent([row], () => {});
       if (!numbers) throw new PlainError("unreadable");
       const example: Represented = { ...numbers, labels: Int32Array.of(0) };

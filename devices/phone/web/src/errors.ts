@@ -119,8 +119,8 @@ export class MaskingError extends PhoneError {
 export class PlainError extends PhoneError {
   readonly reason: Reason;
 
-  constructor(reason: Reason) {
-    super(TEXTS.reasons[reason]);
+  constructor(reason: Reason, ...given: readonly string[]) {
+    super(fill(TEXTS.reasons[reason], ...given));
     this.reason = reason;
   }
 }

@@ -1,5 +1,6 @@
 /** Rows of examples from a file (JSON lines or CSV), or from pasted lines. */
 
+import { PlainError } from "./errors.ts";
 import { SPLIT } from "./instructions.ts";
 import type { NewExample } from "./own-examples.ts";
 import { labelOf, namesOf, type Row, type Task } from "./task.ts";
@@ -35,18 +36,27 @@ export function readRows(text: string, task: Task): ReadRows {
 
 /** Returns whether an example has a text in each field and a label of the task. */
 export function isSound({ row, label, split }: NewExample, task: Task): boolean {
-  const isText = (value: unknown): boolean =>
-    typeof value === "string" &&
-    value.trim() !== "" &&
-    value.length <= MOST_LETTERS &&
-    !HALF_A_PAIR.test(value);
   return (
-    task.fields.every((field) => isText(row?.[field])) &&
+    hasTexts(row, task) &&
     Number.isInteger(label) &&
     label >= 0 &&
     label < task.words.length &&
     (split === undefined || Object.values<number>(SPLIT).includes(split))
   );
+}
+
+/** Throws `PlainError` if a row lacks a text in a field of the task. */
+export function checkTexts(row: Row, task: Task): void {
+  if (!hasTexts(row, task)) throw new PlainError("row", task.fields.join(", "));
+}
+
+function hasTexts(row: Row, task: Task): boolean {
+  const isText = (value: unknown): boolean =>
+    typeof value === "string" &&
+    value.trim() !== "" &&
+    value.length <= MOST_LETTERS &&
+    !HALF_A_PAIR.test(value);
+  return task.fields.every((field) => isText(row?.[field]));
 }
 
 /** An unpaired surrogate, which no client accepts. */

@@ -142,6 +142,7 @@ export const TEXTS = {
     lost: "The browser has closed the storage of this page, or the data were deleted. Load the page again.",
     example:
       "An example needs a text of at most 1,048,576 characters in each field, and one of the labels. Nothing was added.",
+    row: "Nothing was asked: give a text of at most 1,048,576 characters in each of these fields: {0}.",
     unreadable: "The model cannot read this text. Write it in other words.",
   },
 } as const;
