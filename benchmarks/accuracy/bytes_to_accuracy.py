@@ -26,7 +26,7 @@ Both compressions add the omitted part to the next update, on clients and server
 are counted without a header. Frames of the federations of scalars are counted with their headers,
 by Samara's own counts. The bytes of a model are counted until all clients have it; the first model
 has none. Inside a model FedKSeed reports differences of losses, and the others report their limit
-z·∇L (`gradients=exact`). The frames are the same, but several directions need fewer passes.
+z·∇L (`gradients=exact`). The frames are the same. Steps of several directions need fewer passes.
 
 Accuracy is the mean over clients of the accuracy on their test examples. The target of a level is
 midway between the accuracies of its start and of FedAvg's last model. FOLDER/cells.jsonl has a line
