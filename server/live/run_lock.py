@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from samara.shared.errors import SamaraError
-from samara.shared.storage.files import make_folder, write_durably
+from samara.shared.storage.files import make_folder, write_secret
 
 SERVER_LOCK = "server.lock"
 """File in a run's folder that the serving process locks."""
@@ -56,7 +56,7 @@ def restored_if_not_started(
     """
     kept = {file.name for file in folder.iterdir()} if folder.is_dir() else set[str]()
     contents = {
-        file: file.read_bytes()
+        file: (file.read_bytes(), file.stat().st_mode)
         for name in rewritten
         for file in (folder / name, *(folder / name).glob("*"))
         if file.is_file()
@@ -69,9 +69,10 @@ def restored_if_not_started(
         new = {file.name for file in folder.iterdir()} - kept if folder.is_dir() else set[str]()
         unused = new <= {*own, SERVER_LOCK} and _size_of(started) == log
         if unused and not is_locked(folder / SERVER_LOCK):
-            for file, content in contents.items():
+            for file, (content, mode) in contents.items():
                 if file.read_bytes() != content:
-                    write_durably(file, content)
+                    write_secret(file, content)  # it may be a private key
+                    file.chmod(mode)
             for name in new:
                 file = folder / name
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)

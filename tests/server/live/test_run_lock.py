@@ -1,7 +1,9 @@
 """The files of a server that fails before it serves."""
 
+import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
@@ -15,6 +17,7 @@ from samara.server.commands import app as server_app
 from samara.server.live.run_lock import check_not_moved, lock_run, restored_if_not_started
 from samara.shared.errors import SamaraError
 from samara.shared.network.certificates import make_certificates
+from samara.shared.storage.files import write_secret
 
 
 def test_a_server_that_cannot_start_leaves_no_new_files(tmp_path: Path) -> None:
@@ -55,6 +58,23 @@ def test_a_run_whose_server_cannot_start_again_keeps_its_files(tmp_path: Path) -
             result = CliRunner().invoke(server_app, command)
             assert isinstance(result.exception, SamaraError), result.output
             assert {**tree_of(tmp_path), "server.lock": b""} == {**before, "server.lock": b""}
+
+
+def test_a_private_key_that_is_restored_stays_private(tmp_path: Path) -> None:
+    key, log = tmp_path / "server.key", tmp_path / "superlink.log"
+    write_secret(key, b"earlier")
+    usual = os.umask(0o022)
+    try:
+        with (
+            suppress(SamaraError),
+            restored_if_not_started(tmp_path, (key.name,), (key.name,), log),
+        ):
+            write_secret(key, b"later")
+            raise SamaraError("fails")
+    finally:
+        os.umask(usual)
+    assert key.read_bytes() == b"earlier"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
 def test_what_another_command_or_server_has_written_stays(tmp_path: Path) -> None:
