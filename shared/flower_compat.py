@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, partialmethod
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from threading import Thread
@@ -133,17 +133,6 @@ _START_CLIENT = "flwr.supernode.start_client_internal"
 _OBJECT, _OBJECT_UTILS = (
     f"flwr.supercore.inflatable.inflatable_{name}" for name in ("object", "utils")
 )
-_CONTROL, _FLEET, _RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
-_MIDDLEWARES = {
-    "flwr.superlink.routers.control.middlewares.ControlSensitiveResponseMiddleware": _CONTROL,
-    "flwr.superlink.routers.control.middlewares.ControlAuthenticationMiddleware": _CONTROL,
-    "flwr.superlink.routers.control.middlewares.ControlLicenseMiddleware": _CONTROL,
-    "flwr.superlink.routers.control.middlewares.ControlEventLogMiddleware": _CONTROL,
-    "flwr.superlink.routers.fleet.node_auth.NodeAuthMiddleware": _FLEET,
-    "flwr.superlink.routers.fleet.middlewares.FleetEventLogMiddleware": _FLEET,
-    "flwr.supercore.routers.runtime.tracing.RuntimeTracingMiddleware": _RUNTIME,
-}
-"""Flower's middlewares, with the beginning of the only paths whose requests they change."""
 PARTS = {
     "AcquireTaskRequest": FlowerPart("flwr.proto.runtime_pb2", "1.41.0"),
     "ConfirmMessageReceivedRequest": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
@@ -267,27 +256,6 @@ def end_tasks_of_lost_messages() -> None:
         return pull_and_store(**given)
 
     internal._pull_and_store_message = pull_and_store_or_end
-
-
-def skip_idle_middlewares() -> None:
-    """Make the SuperLink of this process call a middleware only for requests that it changes.
-
-    Flower calls every middleware for every request. A middleware that only passes a request on
-    takes a quarter of a millisecond of the processor.
-    """
-    for path, beginning in _MIDDLEWARES.items():
-        module, _, name = path.rpartition(".")
-        kind: Any = getattr(import_module(module), name)
-        kind.__call__ = partialmethod(_call_or_skip, kind.__call__, beginning)
-
-
-async def _call_or_skip(
-    self: Any, call: Any, beginning: str, scope: Any, receive: Any, send: Any
-) -> None:
-    if scope["type"] == "http" and scope["path"].startswith(beginning):
-        await call(self, scope, receive, send)
-    else:
-        await self.app(scope, receive, send)
 
 
 def note_messages(note: Callable[[str, int], None]) -> None:

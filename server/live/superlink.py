@@ -248,12 +248,11 @@ def main() -> None:
     """
     import uvicorn
 
-    from samara.shared.flower_compat import flower_superlink, skip_idle_middlewares
+    from samara.shared.flower_compat import flower_superlink
 
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     uvicorn.run = partial(_serve_filtered, uvicorn.run)
-    skip_idle_middlewares()
     separator = sys.argv.index("--")
     superexec = ["flower-superexec", *sys.argv[separator + 1 :], "--parent-pid", str(os.getpid())]
     del sys.argv[separator:]

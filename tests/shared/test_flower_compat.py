@@ -1,18 +1,14 @@
 """Flower's private parts are as tested, and are imported in only one module."""
 
 import ast
-import asyncio
 import inspect
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,7 +17,6 @@ from flwr.supercore.state.alembic.utils import run_migrations
 from forked import copy_flowers_tables
 from helpers import ROOT
 from sqlalchemy import create_engine
-from starlette.responses import Response
 
 from samara.shared import flower_compat
 from samara.shared.flower_compat import PARTS, FlowerPart, set_message_id
@@ -66,55 +61,6 @@ def test_what_is_used_of_the_parts_is_there() -> None:
     message = Message(RecordDict(), 1, "train")
     set_message_id(message, "an id")
     assert message.metadata.message_id == "an id"
-
-
-def flowers_middlewares() -> Iterator[tuple[Any, str]]:
-    """Yield the middlewares that are skipped when they are idle, and the paths of each."""
-    for path, beginning in flower_compat._MIDDLEWARES.items():
-        module, _, name = path.rpartition(".")
-        yield getattr(import_module(module), name), beginning
-
-
-async def answer(scope: Any, receive: Any, send: Any) -> None:
-    await Response("answer", 202, {"kind": "test"})(scope, receive, send)
-
-
-def ask(app: Any, path: str) -> httpx.Response:
-    async def post() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await client.post(path)
-
-    return asyncio.run(post())
-
-
-@pytest.mark.parametrize("api", ["control", "fleet", "runtime"])
-def test_a_middleware_is_called_for_requests_of_its_api_alone(
-    monkeypatch: pytest.MonkeyPatch, api: str
-) -> None:
-    called, app = list[str](), answer
-
-    async def note(self: Any, request: Any, call_next: Any) -> Any:
-        called.append(type(self).__name__)
-        return await call_next(request)
-
-    for kind, _ in flowers_middlewares():
-        monkeypatch.setattr(kind, "__call__", kind.__call__)
-        monkeypatch.setattr(kind, "dispatch", note)
-        app = kind(app)
-    flower_compat.skip_idle_middlewares()
-    assert ask(app, f"/v1/{api}/pull").text == "answer"
-    expected = {kind.__name__ for kind, path in flowers_middlewares() if path == f"/v1/{api}/"}
-    assert set(called) == expected
-
-
-def test_a_middleware_changes_no_request_of_other_apis() -> None:
-    for kind, own in flowers_middlewares():
-        for path in {"/v1/control/pull", "/v1/fleet/pull", "/v1/runtime/pull", "/health"}:
-            if not path.startswith(own):
-                answered = ask(kind(answer), path)
-                assert (answered.status_code, answered.text) == (202, "answer"), (kind, path)
-                assert answered.headers == {"content-length": "6", "kind": "test"}
 
 
 @pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's
