@@ -21,7 +21,9 @@ from commands import Run
 from costs import (  # noqa: F401 - hooks
     pytest_runtest_logreport,
     pytest_runtest_makereport,
+    pytest_sessionfinish,
     pytest_terminal_summary,
+    pytest_testnodedown,
 )
 from forked import ForkingPopen, shorten_exports, usual_popen
 from fsync import wait_for_no_disk

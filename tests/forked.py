@@ -24,15 +24,17 @@ import runpy
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
 
 from execnet.gateway_io import popen_bootstrapline
@@ -440,6 +442,33 @@ def _prepare_numba() -> None:
     cpu_target.target_context.refresh()
 
 
+def copy_flowers_tables() -> None:
+    """Make Flower copy the tables of a new database, instead of migrating it to every revision."""
+    from flwr.supercore import sql_mixin
+    from sqlalchemy import create_engine
+
+    migrate = sql_mixin.run_migrations
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "tables.db")
+        migrate(engine := create_engine(f"sqlite:///{file}"))
+        engine.dispose()
+        with closing(sqlite3.connect(file)) as database:
+            tables = database.serialize()
+    copied = set[str]()
+
+    def copy_or_migrate(engine: Any) -> None:
+        with closing(engine.raw_connection()) as connection:
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                with closing(sqlite3.connect(":memory:")) as database:
+                    database.deserialize(tables)
+                    database.backup(connection.driver_connection)
+                copied.add(str(engine.url))
+        if str(engine.url) not in copied:
+            migrate(engine)
+
+    sql_mixin.run_migrations = copy_or_migrate
+
+
 class _WhenRead:
     """An attribute of a graph's module that exists once the code of the graph is compiled."""
 
@@ -502,6 +531,7 @@ def main() -> None:
     _import_our_modules()
     logging.root.handlers.clear()  # xnnpack's partitioner adds one
     _prepare_numba()
+    copy_flowers_tables()
     shorten_exports()
     wait_for_no_disk()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]

@@ -2,15 +2,21 @@
 
 import ast
 import inspect
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore import sql_mixin
+from flwr.supercore.state.alembic.utils import run_migrations
+from forked import copy_flowers_tables
 from helpers import ROOT
+from sqlalchemy import create_engine
 
 from samara.shared import flower_compat
 from samara.shared.flower_compat import PARTS, FlowerPart, set_message_id
@@ -55,6 +61,25 @@ def test_what_is_used_of_the_parts_is_there() -> None:
     message = Message(RecordDict(), 1, "train")
     set_message_id(message, "an id")
     assert message.metadata.message_id == "an id"
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's
+def test_forked_superlinks_copy_the_tables_of_a_migrated_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines_of(name: str) -> list[str]:
+        sql_mixin.run_migrations(engine := create_engine(f"sqlite:///{tmp_path / name}"))
+        engine.dispose()
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            lines = "\n".join(database.iterdump()).split("\n")
+            return sorted(line.strip("\t, ") for line in lines)  # Flower's order is a set's
+
+    monkeypatch.setattr(sql_mixin, "run_migrations", run_migrations)
+    expected = lines_of("migrated.db")
+    copy_flowers_tables()
+    assert lines_of("copied.db") == expected
+    monkeypatch.setattr(sql_mixin, "run_migrations", run_migrations)
+    assert lines_of("copied.db") == expected  # Flower finds nothing to migrate
 
 
 def test_no_other_file_imports_parts_that_are_not_public() -> None:
