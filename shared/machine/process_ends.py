@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 import psutil
 
-from samara.shared.network.polling import LEAST_PAUSE
+from samara.shared.network.polling import pause_before_asking
+
+_LONGEST_PAUSE = 0.5
 
 
 def wait_for_ends(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
@@ -18,9 +20,9 @@ def wait_for_ends(processes: Iterable[psutil.Process], seconds: float) -> list[p
         processes: processes of this machine.
         seconds: time limit in seconds.
     """
-    running, end = list(processes), time.monotonic() + seconds
-    while running and time.monotonic() < end:
-        _, alive = psutil.wait_procs(running, LEAST_PAUSE)
+    running, begun = list(processes), time.monotonic()
+    while running and (waited := time.monotonic() - begun) < seconds:
+        _, alive = psutil.wait_procs(running, pause_before_asking(waited, _LONGEST_PAUSE))
         running = [process for process in alive if not _is_zombie(process)]
     return running
 
