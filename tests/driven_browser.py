@@ -18,7 +18,7 @@ from samara.simulations.rehearsal.processes import kill_family
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 SECONDS = 60.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 _STATUS = """Promise.race([
   window.samara?.status(), new Promise((done) => setTimeout(() => done("no answer"), 5000)),
 ])"""

@@ -20,6 +20,7 @@ from samara.devices.live.processes import (
     module_command,
 )
 from samara.shared.errors import DeviceError, SamaraError, TrainerError
+from samara.shared.network.polling import pause_before_asking
 
 log = logging.getLogger("samara.device")
 
@@ -119,10 +120,12 @@ def _started(folder: Path, socket: Path) -> Iterator[None]:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
+    begun = time.monotonic()
     try:
         while not (socket.exists() and _answers(socket, _POLL_SECONDS)):
+            pause = pause_before_asking(time.monotonic() - begun, _POLL_SECONDS)
             try:
-                status = process.wait(_POLL_SECONDS)
+                status = process.wait(pause)
             except subprocess.TimeoutExpired:
                 continue
             reason = (

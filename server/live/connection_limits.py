@@ -61,6 +61,12 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
         self._timer.cancel()
 
+    def shutdown(self) -> None:
+        """End the connection with the server; do not wait for the peer of an idle connection."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.transport.abort()
+
     def _end_if_idle(self) -> None:
         """Close the connection if no request has begun since the last check and none is running."""
         is_answering = self.cycle is not None and not self.cycle.response_complete

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import psutil
 
+from samara.shared.machine.process_ends import wait_for_ends
+
 SUPERLINK, DATABASE = "samara.server.live.superlink", "superlink.db"
 _EARLIER_SUPERLINK = "server.live.superlink"
 """Module of a SuperLink that an earlier version started and that still runs after an update."""
@@ -50,10 +52,10 @@ def end_processes(processes: Sequence[psutil.Process]) -> None:
     """Send SIGTERM to processes, and kill every process that does not end within ten seconds."""
     for process in processes:
         _signal(process, kill=False)
-    _, alive = psutil.wait_procs(processes, _STOP_SECONDS)
-    for process in alive:
+    running = wait_for_ends(processes, _STOP_SECONDS)
+    for process in running:
         _signal(process, kill=True)
-    psutil.wait_procs(alive, _STOP_SECONDS)
+    wait_for_ends(running, _STOP_SECONDS)
 
 
 def _signal(process: psutil.Process, kill: bool) -> None:

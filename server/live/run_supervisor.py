@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from types import FrameType
 
@@ -179,7 +180,7 @@ def _supervise(
     keys_stamp = 0
     answered = checked
     clock_offset = time.time() - time.monotonic()
-    has_result = False
+    result, finished = superlink.folder.parent / RESULT_FILE, inf
     while True:
         time.sleep(_POLL_SECONDS)
         display.refresh()
@@ -188,7 +189,9 @@ def _supervise(
         if abs(clock_offset - previous) > _MAX_CLOCK_STEP:
             superlink.reset()
             return f"the clock was set by {clock_offset - previous:+.0f} s"
-        if time.monotonic() < checked + _CHECK_SECONDS:
+        if has_result := result.exists():
+            finished = min(finished, time.monotonic())
+        if time.monotonic() < checked + _CHECK_SECONDS and not has_result:
             continue
         checked = time.monotonic()
         upkeep.do()
@@ -201,9 +204,8 @@ def _supervise(
             with suppress(NoAnswerError):  # the next check registers them
                 sync_keys(superlink, keys, display)
                 keys_stamp = stamp
-        if has_result:  # an earlier ServerApp may have written the result
+        if checked >= finished + _CHECK_SECONDS:  # an earlier ServerApp may have written it
             return ""
-        has_result = (superlink.folder.parent / RESULT_FILE).exists()
         has_server_app = superlink.has_server_app()
         try:
             status, details = superlink.run_status(run)

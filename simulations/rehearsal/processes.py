@@ -15,6 +15,7 @@ import psutil
 from samara.devices.hardware.hold import Held
 from samara.devices.hardware.leftovers import Caretaker
 from samara.devices.hardware.memory_limit import PollingLimit
+from samara.shared.machine.process_ends import wait_for_ends
 from samara.simulations.rehearsal.fault_means import FaultMeans
 from samara.simulations.rehearsal.plan import PlannedClient
 
@@ -70,7 +71,7 @@ def kill_family(process: "subprocess.Popen[Any]") -> None:
         with suppress(psutil.NoSuchProcess):
             member.kill()
     process.wait()
-    psutil.wait_procs(family, END_SECONDS)
+    wait_for_ends(family, END_SECONDS)
 
 
 class RehearsedClient:

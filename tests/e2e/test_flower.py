@@ -42,6 +42,7 @@ def run_elsewhere(code_folder: Path, settings: dict[str, Any], engine: str, cwd:
     ended = subprocess.run(
         [sys.executable, "-c", LOADED + RUN, str(code_folder), json.dumps(settings), engine],
         cwd=cwd,
+        env={**os.environ, "RAY_worker_niceness": "0"},  # 15 would starve beside other tests
         capture_output=True,
         text=True,
         timeout=600,

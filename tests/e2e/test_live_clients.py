@@ -84,7 +84,7 @@ def test_two_clients_take_part_and_leave_nothing_behind(
             if not killed and rounds_of(run):
                 killed = trainer_of(place / "kitchen").pid
                 os.kill(killed, signal.SIGKILL)
-            if link.is_finished(number):
+            if (run / "result.json").exists() and link.is_finished(number):
                 break
         rounds = rounds_of(run)
         assert len(rounds) == 3, link.log_tail()

@@ -136,7 +136,8 @@ def test_a_client_answers_while_rounds_go_on(
         answers, asked_after = [], -1
         for _ in attempts("the run to finish", 600):
             assert client.poll() is None, home.with_suffix(".log").read_text()[-4000:]
-            is_finished, rounds = link.is_finished(number), len(rounds_of(run))
+            is_finished = (run / "result.json").exists() and link.is_finished(number)
+            rounds = len(rounds_of(run))
             is_news = is_finished or rounds > asked_after
             if is_news and list(home.glob("runs/*/session")):
                 asked_after = rounds

@@ -67,6 +67,7 @@ def test_a_notebook_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             timeout=SECONDS,
             startup_timeout=SECONDS,
             kernel_name="python3",
+            shutdown_kernel="immediate",
             resources=resources,
         ).execute()
     finally:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from residents import Unhurried, is_idle, resident, rounds_of, under
 from samara.client.forward.turns import Turns
 from samara.client.limits.pauses import Pauses
 from samara.client.limits.work_costs import WorkCosts
+from samara.client.trainer.idle_work import IdleWork
 from samara.client.trainer.trainer_service import serve_trainer
 from samara.devices.jetson.telemetry import Reading
 from samara.devices.live.limits import DeviceLimits
@@ -142,7 +144,8 @@ def test_an_hour_of_changing_conditions_loses_nothing_and_changes_no_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = tmp_path_factory.mktemp("c")
-    monkeypatch.setattr("samara.client.trainer.idle_work.SECONDS_BETWEEN", 0.01)
+    often = partial(IdleWork, seconds=0.02)
+    monkeypatch.setattr("samara.client.trainer.trainer_service.IdleWork", often)
     monkeypatch.setattr("live._POLL", 0.01)
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     own = {"rounds": 12, "personal.rounds": 2, "personal.learning-rate": 0.1, "micro-batch": 2}

@@ -40,7 +40,6 @@ def shown(status: ClientStatus, *messages: str, width: int = 200) -> str:
 def test_the_status_of_a_running_client_is_that_of_its_run(
     settings: Settings, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samara.client.trainer.idle_work.SECONDS_BETWEEN", 0.01)
     theirs = {"model.path": "embedded", "data.path": "messages", "task": "messages"}
     own = {"rounds": 3, "personal.rounds": 2, "personal.learning-rate": 0.1, "evaluate.every": 0}
     when = {"personal.when": "every 2 rounds", "out": str(tmp_path / "run")}

@@ -1,11 +1,13 @@
 """Questions go to a running client's trainer, even if it is slow; otherwise to a new trainer."""
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from superlinks import Time
 
 from samara.devices.live import local_trainer
 from samara.devices.live.client_folder import SETTINGS_FILE, SOCKET, UP_LOCK
@@ -96,3 +98,28 @@ def test_a_trainer_that_is_gone_is_replaced_while_its_models_are_served(
     assert (trainer.started, trainer.ended) == (1, 1)
     with exclusive_lock(folder / UP_LOCK, "test"):
         pass
+
+
+def test_a_new_trainer_is_noticed_soon_after_it_begins_to_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Time()
+
+    class Process:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.has_ended = False
+
+        def wait(self, seconds: float) -> int:
+            clock.sleep(seconds)
+            if self.has_ended:
+                return 0
+            raise subprocess.TimeoutExpired("a trainer", seconds)
+
+        def terminate(self) -> None:
+            self.has_ended = True
+
+    monkeypatch.setattr(local_trainer, "time", clock)
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(local_trainer, "_answers", lambda *_: clock.seconds >= 1.1)
+    with find_or_start_trainer(folder):
+        assert 1.1 <= clock.seconds < 1.2

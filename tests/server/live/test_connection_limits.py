@@ -46,8 +46,8 @@ def tls(tmp_path: Path) -> TlsFiles:
 
 
 @pytest.fixture
-def port(tls: TlsFiles) -> Iterator[int]:
-    """The port of a server in a separate thread."""
+def server(tls: TlsFiles) -> Iterator[tuple[Server, threading.Thread]]:
+    """A server and its thread."""
     loop = f"{LimitedLoop.__module__}:{LimitedLoop.__name__}"
     config = Config(
         app,
@@ -66,9 +66,15 @@ def port(tls: TlsFiles) -> Iterator[int]:
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    yield server, thread
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def port(server: tuple[Server, threading.Thread]) -> int:
+    """The port of the server."""
+    return int(server[0].servers[0].sockets[0].getsockname()[1])
 
 
 def connect(port: int) -> socket.socket:
@@ -175,3 +181,15 @@ def test_a_name_stands_for_its_address_of_ipv4(order: int, monkeypatch: pytest.M
 def test_a_port_in_use_is_an_error(port: int) -> None:
     with pytest.raises(OSError, match="in use"):
         LimitedListener("127.0.0.1", port)
+
+
+def test_a_server_ends_without_the_peers_of_idle_connections(
+    tls: TlsFiles, port: int, server: tuple[Server, threading.Thread]
+) -> None:
+    """A peer that has lost its network does not confirm the end of its connection."""
+    context = ssl.create_default_context(cafile=str(tls.authority))
+    with httpx.Client(verify=context, timeout=SECONDS) as client:
+        assert client.get(f"https://127.0.0.1:{port}/").status_code == 204
+        server[0].should_exit = True
+        server[1].join(SECONDS / 2)
+        assert not server[1].is_alive()

@@ -68,7 +68,7 @@ def test_a_run_with_a_result_is_not_started_again_whatever_flower_says(
 def test_a_server_app_that_waits_beside_the_result_of_an_earlier_one_is_ended(
     serve: Serve, tmp_path: Path, clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    superlink = SuperLink(iter(5 * [("running", "")]), iter([]))
+    superlink = SuperLink(iter(9 * [("running", "")]), iter([]))
     monkeypatch.setattr(superlink, "folder", tmp_path / "flower")
 
     def finishes_beside_it() -> bool:
@@ -80,6 +80,21 @@ def test_a_server_app_that_waits_beside_the_result_of_an_earlier_one_is_ended(
     assert serve(superlink, Display())
     assert superlink.calls == ["start", "start run"]
     assert superlink.missing_process()
+
+
+def test_the_end_of_a_server_app_is_noticed_at_the_next_poll_after_its_result(
+    serve: Serve, tmp_path: Path, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statuses() -> Iterator[tuple[str, str]]:
+        yield "running", ""
+        (tmp_path / "result.json").touch()
+        yield "running", ""
+        yield "finished", ""
+
+    superlink = SuperLink(statuses(), iter([]))
+    monkeypatch.setattr(superlink, "folder", tmp_path / "flower")
+    assert serve(superlink, Display())
+    assert clock.seconds == 4.5  # checks at 2 and 4 s, and the next poll
 
 
 def test_a_busy_superlink_is_waited_for_and_not_started_again(serve: Serve, clock: Time) -> None:
