@@ -159,9 +159,9 @@ class FinishedRun:
         """
         ledger = self._personal_ledger(client)
         started = digest(self.layout.hash, self.global_state())
+        header = read_header(ledger)
+        records = list(read_ledger(ledger, strict=True))
         try:
-            header = read_header(ledger)
-            records = list(read_ledger(ledger, strict=True))
             if records and all(record.delta.has_dense_values for record in records):
                 return FitFile.from_records(header, records, client, started)
             return PersonalFile.from_records(header, records, self.config.seed, client, started)
