@@ -226,10 +226,10 @@ def export_program(
         SamaraError: if a file cannot be written, or another file is in its place.
         ConfigError: if the model cannot be exported with these choices.
     """
-    if shapes.sequence > ready.base.context:
+    if shapes.sequence > ready.base.batch_context:
         raise ConfigError(
-            f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context} "
-            "tokens"
+            f"--seq {shapes.sequence}: {ready.base.folder} reads at most "
+            f"{ready.base.batch_context} tokens"
         )
     if shapes.sequence < ready.answer_tokens + 2:
         raise ConfigError(
