@@ -69,8 +69,8 @@ def simulate(
         typer.Option("--sweep", help="Search the settings in this file by validation accuracy."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Run once per seed, such as 0,1,2, and show intervals.")
-    ] = "",
+        str | None, typer.Option(help="Run once per seed, such as 0,1,2, and show intervals.")
+    ] = None,
     fed_avg: Annotated[
         float | None,
         typer.Option(help="Also run FedAvg on LoRA and LoRA-FA with this learning rate."),
@@ -92,7 +92,7 @@ def simulate(
     from samara.shared.settings.config import load_scenario
     from samara.shared.settings.scenarios import scenario_file
 
-    if seeds and sweep is not None:
+    if seeds is not None and sweep is not None:
         raise ConfigError(
             "--seeds: a sweep chooses settings with one seed; leave out --seeds or --sweep"
         )
@@ -104,7 +104,7 @@ def simulate(
         return
     assignments += [f"out={out.resolve()}"] if out else []
     config = load_scenario(scenario_file(scenario), assignments)
-    if seeds:
+    if seeds is not None:
         if cohorts_from or clients:
             raise ConfigError(
                 "--seeds: a recorded run has one seed; leave out --seeds or --cohorts-from"

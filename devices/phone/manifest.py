@@ -242,7 +242,8 @@ class Manifest:
                 and len(bytes.fromhex(manifest.model_id)) == 32
             )
         except OSError as error:
-            raise DeviceError(f"{file}: cannot be read: {error.strerror}") from error
+            what = f"{file}: the manifest of {program.name}" if program.exists() else f"{program}:"
+            raise DeviceError(f"{what} cannot be read: {error.strerror}") from error
         except CodeError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, SamaraError) as error:

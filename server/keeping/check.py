@@ -58,10 +58,11 @@ def examine(run: Path) -> Iterator[CheckResult]:
         run: folder of a run; it may be served at the same time.
 
     Raises:
-        SamaraError: if the folder does not exist.
+        SamaraError: if there is no such folder.
     """
     if not run.is_dir():
-        raise SamaraError(f"{run}: does not exist; name the folder of a run")
+        what = "is a file" if run.exists() else "does not exist"
+        raise SamaraError(f"{run}: {what}; name the folder of a run")
     run = run.resolve()
     yield check_disk(shutil.disk_usage(run).free, run, "move the run: samara server backup --move")
     yield from _check_server(run)

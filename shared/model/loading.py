@@ -105,7 +105,8 @@ class BaseModel:
         only beyond `context`.
         """
         rotations = [one for one in self.rotations_by_length if one["rope_type"] == "longrope"]
-        return min([self.context, *(one[ORIGINAL_LENGTH] for one in rotations)])
+        lengths: list[int] = [one[ORIGINAL_LENGTH] for one in rotations]
+        return min([self.context, *lengths])
 
     @property
     def features(self) -> int:
