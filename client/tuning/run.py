@@ -127,8 +127,9 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{file}: cannot be read: {error}; has the run ended? Repeat its command until it has"
+            f"{file}: cannot be read: {why}; has the run ended? Repeat its command until it has"
         ) from error
     return result
 

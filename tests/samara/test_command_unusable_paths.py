@@ -194,6 +194,10 @@ def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(
         (("simulate", "/dev/zero"), "/dev/zero: is larger than 1 MiB, so it is not a scenario"),
         (("server", "status", "a" * 5000), "File name too long; give a shorter path"),
         (("new", "mine", "--data", "a" * 5000), "File name too long; give a shorter path"),
+        (
+            ("simulate", "laptop-8", "--cohorts-from", "texts.csv"),
+            "texts.csv/ledger: cannot be read: Not a directory; a part of the path is a file",
+        ),
         (("compare", "none"), "^samara: none: does not exist; give the folder of a run"),
         (("compare", "."), "has the run ended. Repeat its command until it has, or give"),
         (("server", "check", "texts.csv"), "texts.csv: is a file; name the folder of a run"),

@@ -95,7 +95,7 @@ def _numbered(folder: Path, suffix: str) -> dict[int, Path]:
     try:
         paths = [path for path in folder.iterdir() if path.suffix == suffix]
     except OSError as error:
-        raise LedgerError(f"{folder}: cannot be read: {error.strerror}") from error
+        raise UnreadableError(f"{folder}: cannot be read: {error.strerror}") from error
     return {int(path.stem): path for path in sorted(paths) if _is_number(path.stem)}
 
 

@@ -107,6 +107,10 @@ def test_a_file_of_another_run_or_state_is_refused(
         (copy / "result.json").write_text(json.dumps(result))
         with pytest.raises(LedgerError, match=message):
             FinishedRun.at(copy).state_in(file)
+    other = tmp_path / "reviews.csv"
+    other.write_text("text,label\n")
+    with pytest.raises(LedgerError, match="give a file of `samara adapter export --form ledger`"):
+        FinishedRun.at(folder).state_in(other)
     with pytest.raises(LedgerError, match="cannot be read"):
         FinishedRun.at(folder).state_in(tmp_path / "nothing")
 
