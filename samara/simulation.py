@@ -66,9 +66,9 @@ class Comparison(_Comparison):
         Raises:
             SamaraError: if the page cannot be written, or the extra `report` is not installed.
         """
-        from samara.simulations.report.html import page_of
+        from samara.simulations.report.html import PAGE_KIND, page_of
 
-        write_requested(Path(file), page_of(self).encode())
+        write_requested(Path(file), page_of(self).encode(), PAGE_KIND)
         return Path(file)
 
 

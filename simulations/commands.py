@@ -69,8 +69,8 @@ def simulate(
         typer.Option("--sweep", help="Search the settings in this file by validation accuracy."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Run once per seed, such as 0,1,2, and show intervals.")
-    ] = "",
+        str | None, typer.Option(help="Run once per seed, such as 0,1,2, and show intervals.")
+    ] = None,
     fed_avg: Annotated[
         float | None,
         typer.Option(help="Also run FedAvg on LoRA and LoRA-FA with this learning rate."),
@@ -92,7 +92,7 @@ def simulate(
     from samara.shared.settings.config import load_scenario
     from samara.shared.settings.scenarios import scenario_file
 
-    if seeds and sweep is not None:
+    if seeds is not None and sweep is not None:
         raise ConfigError(
             "--seeds: a sweep chooses settings with one seed; leave out --seeds or --sweep"
         )
@@ -104,7 +104,7 @@ def simulate(
         return
     assignments += [f"out={out.resolve()}"] if out else []
     config = load_scenario(scenario_file(scenario), assignments)
-    if seeds:
+    if seeds is not None:
         if cohorts_from or clients:
             raise ConfigError(
                 "--seeds: a recorded run has one seed; leave out --seeds or --cohorts-from"
@@ -262,26 +262,26 @@ def compare(
     from rich.console import Console
 
     from samara.simulations.comparison.comparison import compare_runs
-    from samara.simulations.comparison.tables import csv_of, render_comparison
+    from samara.simulations.comparison.tables import CSV_KIND, csv_of, render_comparison
 
     if html is not None:
         # imported before the comparison, because a library may be missing
-        from samara.simulations.report.html import page_of
+        from samara.simulations.report.html import PAGE_KIND, page_of
     comparison = compare_runs(runs)
     for part in render_comparison(comparison):
         Console().print(part, "")
     if html is not None:
-        _write(html, page_of(comparison))
+        _write(html, page_of(comparison), PAGE_KIND)
     if csv is not None:
-        _write(csv, csv_of(comparison))
+        _write(csv, csv_of(comparison), CSV_KIND)
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, kind: bytes) -> None:
     """Write an output file and print its path."""
     from rich.console import Console
     from rich.text import Text
 
     from samara.shared.storage.files import write_requested
 
-    write_requested(file, text.encode())
+    write_requested(file, text.encode(), kind)
     Console().print(Text(f"written: {file}"), soft_wrap=True)

@@ -33,13 +33,11 @@ from samara.client.forward.supervised import run_at_positions
 from samara.client.forward.trunk_cache import Ids, TrunkCache
 from samara.client.forward.turns import forward_pass
 from samara.shared.model.layer_selection import is_linear
-from samara.shared.model.loading import BaseModel
+from samara.shared.model.loading import ORIGINAL_LENGTH, BaseModel
 from samara.shared.model.prefix_cache import Prefix, read_prefix
 
 _UNSUITABLE = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 """Errors that models raise if they do not accept inputs in a changed form."""
-_ORIGINAL_LENGTH = "original_max_position_embeddings"
-"""Rotary parameter: the number of tokens after which `longrope` rotates by other frequencies."""
 
 
 class PerturbedBody(ProvenBody):
@@ -150,7 +148,7 @@ class PerturbedBody(ProvenBody):
         ids = torch.tensor(tokens, device=self._base.network.device)
         if self._find_once("cache", self._caching_is_exact):
             hidden, cache = self._continue(ids, cache)
-            changes = [each.get(_ORIGINAL_LENGTH) for each in self._rotations_by_length]
+            changes = [each.get(ORIGINAL_LENGTH) for each in self._base.rotations_by_length]
             is_last = bool(changes) and cache.get_seq_length() in changes
             return hidden[:, -1], None if is_last else cache
         return self._base.body(input_ids=ids).last_hidden_state[:, -1], None
@@ -192,25 +190,13 @@ class PerturbedBody(ProvenBody):
             self._prefix_read = threads, read_prefix(self._base, self._prefix)
         return self._prefix_read[1]
 
-    @property
-    def _rotations_by_length(self) -> list[dict[str, Any]]:
-        """The rotary parameters whose frequencies depend on the number of tokens in a pass.
-
-        The prefix alone would then have other keys than in a pass over all tokens.
-        """
-        config = self._base.network.config.get_text_config()
-        parameters = getattr(config, "rope_parameters", None) or {}
-        by_kind_of_layer = [one for one in parameters.values() if isinstance(one, dict)]
-        types = [(str(one.get("rope_type")), one) for one in by_kind_of_layer or [parameters]]
-        return [one for kind, one in types if "dynamic" in kind or kind == "longrope"]
-
     def _continuing_is_exact(self) -> bool:
         """Return whether tokens after a prefix have the same states as in a pass over all tokens.
 
         Some models have blocks of several kinds, so one block of each kind is tried.
         """
-        if self._rotations_by_length:
-            return False
+        if self._base.rotations_by_length:
+            return False  # the prefix alone has other keys than in a pass over all tokens
         length = min(PROBE_TOKENS, self._base.context)
         middle = length // 2
         whole = tuple(range(1, 1 + length))

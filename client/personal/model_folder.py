@@ -174,15 +174,16 @@ def write_new_folder(folder: Path, write: Callable[[Path], LeftOut]) -> LeftOut:
     Raises:
         SamaraError: if the folder is not empty or cannot be written.
     """
-    unfinished = folder.with_name(folder.name + ".unfinished")
+    whole = folder.absolute()  # "." has no name
+    unfinished = whole.parent / f"{whole.name}.unfinished"
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise SamaraError(f"{folder}: this is not an empty folder; name a new folder")
         shutil.rmtree(unfinished, ignore_errors=True)
-        make_folder(folder.parent)
+        make_folder(whole.parent)
         left_out = write(unfinished)
-        unfinished.replace(folder)
-        sync_folder(folder.parent)
+        unfinished.replace(whole)
+        sync_folder(whole.parent)
         return left_out
     except OSError as error:
         raise SamaraError(f"{folder}: cannot be written: {error.strerror}; {_OTHER}") from error

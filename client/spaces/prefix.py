@@ -119,10 +119,10 @@ class PrefixSpace(SharedPassSpace):
                 f"{self._base.folder}: the model was called with a cache other than the "
                 "prefix; run whole sequences"
             )
-        if self._length + length > self._base.context:
+        if self._length + length > self._base.batch_context:
             raise ModelError(
                 f"{self._base.folder}: a sequence of {length} tokens does not fit behind a "
-                f"prefix of {self._length}: the model reads at most {self._base.context}; "
+                f"prefix of {self._length}: the model reads at most {self._base.batch_context}; "
                 "lower model.max-length"
             )
         from transformers import DynamicCache

@@ -127,7 +127,10 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}; has the run ended?") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{file}: cannot be read: {why}; has the run ended? Repeat its command until it has"
+        ) from error
     return result
 
 

@@ -350,11 +350,13 @@ def calibrate(
 
     from samara.devices.hardware.calibrate import calibrate_cpu
     from samara.devices.hardware.profile import save_profile
+    from samara.shared.storage.files import check_requested
 
     if not out.parent.is_dir():
         raise typer.BadParameter(
             f"--out {out}: the folder of this file does not exist; create the folder first"
         )
+    check_requested(out, b"samara device calibrate")  # the source of its values
     name = re.sub("[^a-z0-9.-]+", "-", out.stem.lower()).strip("-.") or "this-machine"
     profile = calibrate_cpu(name, watts, threads)
     save_profile(profile, out)

@@ -217,8 +217,11 @@ def audit(
     from samara.devices.live.client_folder import SETTINGS_FILE, client_folder
     from samara.devices.live.settings import ClientSettings
     from samara.devices.live.status_display import SHARES_ENERGY
+    from samara.shared.errors import DeviceError
 
     folder = client_folder(name, home)
+    if not folder.is_dir():
+        raise DeviceError(f"{folder}: there is no client; check --name or --home")
     history = read_answers(folder)
     if as_json:
         print(json.dumps(describe_history(folder, history), indent=1))

@@ -38,6 +38,7 @@ _BOARD_FILES = {
     "release": Path("/etc/nv_tegra_release"),
     "board": Path("/proc/device-tree/model"),
 }
+_FORMAT = "samara doctor"
 _MOST_MESSAGES = 400
 _MOST_BYTES = 2**18
 _JOURNAL_SECONDS = 20
@@ -56,7 +57,7 @@ def write_report(folder: Path, file: Path) -> dict[str, Any]:
     """
     settings = ClientSettings.read(folder)
     report = {
-        "samara doctor": 1,
+        _FORMAT: 1,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(),
         "device": _describe_device(folder),
@@ -64,7 +65,8 @@ def write_report(folder: Path, file: Path) -> dict[str, Any]:
         "status": _describe_status(folder),
         "messages": [hide_insertions(line) for line in _last_messages(folder, settings.name)],
     }
-    write_requested(file, json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n")
+    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+    write_requested(file, text.encode(), _FORMAT.encode())
     return report
 
 

@@ -85,14 +85,18 @@ def export(
 
     Example: samara phone export --model MODEL --task sst2 --batch 4 --seq 64 --out model.pte
     """
-    from samara.devices.phone.export import ProgramShapes, export_program, prepare_model
+    from samara.devices.phone.export import KINDS, ProgramShapes, export_program, prepare_model
     from samara.devices.phone.extra import require_executorch, require_onnx
+    from samara.devices.phone.manifest import MANIFEST_KIND, manifest_file
     from samara.shared.machine.process import silence_libraries
     from samara.shared.settings.config import RunConfig
     from samara.shared.settings.setting import parse_assignment
+    from samara.shared.storage.files import check_requested
 
     silence_libraries()
     is_onnx = runtime is Runtime.ONNX
+    check_requested(out, KINDS[runtime.value])
+    check_requested(manifest_file(out), MANIFEST_KIND)
     (require_onnx if is_onnx else require_executorch)()
     print(f"{model}: the export to a program takes some minutes", file=sys.stderr)
     flat = {"model.path": model, "task": task} | dict(map(parse_assignment, settings or []))

@@ -57,10 +57,12 @@ from samara.shared.protocol.replay import digest, zero_state
 from samara.shared.protocol.replay_numpy import NumpyBackend
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.features import check_features, kind_of
-from samara.shared.storage.files import write_durably
+from samara.shared.storage.files import write_durably, write_requested
 from samara.shared.tasks.catalog import task_of
 from samara.shared.tasks.kinds import ChoiceTask, ClassificationTask, GenerationTask
 
+KINDS = {"executorch": b"ET12", "onnx": b"pytorch"}
+"""Marks of programs by runtime, for `write_requested`."""
 REPLAY_SEEDS = 16
 """Number of directions in a call of ``replay``, or of a readout's ``directions``."""
 LEAST_TOKENS = 4
@@ -220,13 +222,14 @@ def export_program(
             `AdapterScoresModule`.
 
     Raises:
-        DeviceError: if ExecuTorch or ONNX is missing, or a file cannot be written.
+        DeviceError: if ExecuTorch or ONNX is missing.
+        SamaraError: if a file cannot be written, or another file is in its place.
         ConfigError: if the model cannot be exported with these choices.
     """
-    if shapes.sequence > ready.base.context:
+    if shapes.sequence > ready.base.batch_context:
         raise ConfigError(
-            f"--seq {shapes.sequence}: {ready.base.folder} reads at most {ready.base.context} "
-            "tokens"
+            f"--seq {shapes.sequence}: {ready.base.folder} reads at most "
+            f"{ready.base.batch_context} tokens"
         )
     if shapes.sequence < ready.answer_tokens + 2:
         raise ConfigError(
@@ -303,7 +306,7 @@ def export_program(
     try:
         for name, content in shards.items():
             write_durably(out.parent / name, content)
-        write_durably(out, program)
+        write_requested(out, program, KINDS[runtime])
         manifest.write(out)
         if runtime == "onnx" and ready.task and ready.scorer:
             write_index(out, manifest, ready.base, ready.task, ready.scorer)

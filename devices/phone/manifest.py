@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from samara.shared.errors import CodeError, DeviceError, SamaraError
 from samara.shared.protocol.layout import LABEL_BIAS_GROUP, READOUT_GROUP, Layout
-from samara.shared.storage.files import file_hash, write_durably
+from samara.shared.storage.files import file_hash, write_requested
 
 MANIFEST_VERSION = 5
 """Latest supported version of the manifest.
@@ -22,6 +22,8 @@ MANIFEST_VERSION = 5
 Version 5 adds adapters inside the model for ONNX Runtime, 4 adds `weights`, 3 adds readouts for
 ONNX Runtime, and 2 adds `least_sequence`.
 """
+MANIFEST_KIND = b'"program_sha256"'
+"""Mark of every manifest, for `write_requested`."""
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Runtime = Literal["executorch", "onnx"]
@@ -199,7 +201,7 @@ class Manifest:
         """Write the manifest beside the program.
 
         Raises:
-            DeviceError: if the file cannot be written.
+            SamaraError: if the file cannot be written, or another file is in its place.
         """
         file = manifest_file(program)
         version = max(2 if self.least_sequence else 1, self._version_of_onnx())
@@ -208,12 +210,7 @@ class Manifest:
         if version < 3:
             del content["runtime"]
         text = json.dumps(content, indent=1)
-        try:
-            write_durably(file, text.encode())
-        except OSError as error:
-            raise DeviceError(
-                f"{file}: the manifest cannot be written: {error.strerror}"
-            ) from error
+        write_requested(file, text.encode(), MANIFEST_KIND)
 
     @classmethod
     def read(cls, program: Path) -> Self:
@@ -245,7 +242,8 @@ class Manifest:
                 and len(bytes.fromhex(manifest.model_id)) == 32
             )
         except OSError as error:
-            raise DeviceError(f"{file}: cannot be read: {error.strerror}") from error
+            what = f"{file}: the manifest of {program.name}" if program.exists() else f"{program}:"
+            raise DeviceError(f"{what} cannot be read: {error.strerror}") from error
         except CodeError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, SamaraError) as error:

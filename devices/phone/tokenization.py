@@ -7,10 +7,12 @@ from typing import Any
 from samara.client.training.client_data import ClientData
 from samara.client.training.model_runtime import load_run
 from samara.devices.phone.manifest import Manifest
-from samara.shared.errors import DataError, DeviceError
+from samara.shared.errors import DataError
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.settings.config import RunConfig
-from samara.shared.storage.files import write_durably
+from samara.shared.storage.files import check_requested, write_requested
+
+_KIND = b'"ids": ['
 
 
 def write_examples(config: RunConfig, program: Path, client: int | None, out: Path) -> int:
@@ -29,6 +31,7 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
     Raises:
         SamaraError: if model, task, data or program cannot be used, or do not match.
     """
+    check_requested(out, _KIND)
     manifest = Manifest.read(program)
     length = min(manifest.sequence, config.model.max_length)
     model = config.model.model_copy(update={"max_length": length})
@@ -45,12 +48,7 @@ def write_examples(config: RunConfig, program: Path, client: int | None, out: Pa
             f"{program}: this program accepts candidates of at most {manifest.answer_tokens} "
             f"tokens, but a candidate has {longest}; export it with --answer-tokens {longest}"
         )
-    try:
-        write_durably(out, text.encode())
-    except OSError as error:
-        raise DeviceError(
-            f"{out}: the examples cannot be written: {error.strerror}; give another --out"
-        ) from error
+    write_requested(out, text.encode(), _KIND)
     return text.count("\n")
 
 

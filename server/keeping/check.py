@@ -38,7 +38,7 @@ from samara.shared.network.certificates import CERTIFICATES_FOLDER
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 from samara.shared.protocol.ledger.copying import copy_ledger
 from samara.shared.protocol.ledger.latest_state import read_latest_state
-from samara.shared.protocol.ledger.reading import read_ledger
+from samara.shared.protocol.ledger.reading import DamagedError, read_ledger
 from samara.shared.protocol.ledger.records import Record
 from samara.shared.protocol.step_size import STEP_SIZE_FILE
 from samara.shared.results.result import RESULT_FILE
@@ -58,10 +58,11 @@ def examine(run: Path) -> Iterator[CheckResult]:
         run: folder of a run; it may be served at the same time.
 
     Raises:
-        SamaraError: if the folder does not exist.
+        SamaraError: if there is no such folder.
     """
     if not run.is_dir():
-        raise SamaraError(f"{run}: does not exist; name the folder of a run")
+        what = "is a file" if run.exists() else "does not exist"
+        raise SamaraError(f"{run}: {what}; name the folder of a run")
     run = run.resolve()
     yield check_disk(shutil.disk_usage(run).free, run, "move the run: samara server backup --move")
     yield from _check_server(run)
@@ -151,7 +152,8 @@ def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
             number, _ = read_latest_state(copied, layout)
             records = list(read_ledger(copied)) if recovery.segments else []
         except (SamaraError, OSError) as error:
-            finding = str(error).replace(f"{copied}", f"{store / LEDGER_FOLDER}")
+            finding = error.finding if isinstance(error, DamagedError) else str(error)
+            finding = finding.replace(f"{copied}", f"{store / LEDGER_FOLDER}")
             remedy = "update Samara" if "update Samara" in finding else _RESTORE
             if isinstance(error.__cause__ or error, PermissionError):
                 remedy = "run the command as the owner of the run's folder"

@@ -10,8 +10,8 @@ from samara.shared.protocol.signing import SigningKey
 from samara.shared.settings.blobs import file_settings
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.runs import identity_bytes
-from samara.shared.storage.files import make_folder, write_durably, write_secret
-from samara.shared.terms.signed_scenario import SignedScenario, describe_operator
+from samara.shared.storage.files import make_folder, write_requested, write_secret
+from samara.shared.terms.signed_scenario import SIGNED_KIND, SignedScenario, describe_operator
 
 
 def create_operator_key(file: Path) -> str:
@@ -47,8 +47,5 @@ def sign_scenario(config: RunConfig, key: Path, out: Path) -> SignedScenario:
         SamaraError: if the key cannot be read or the file cannot be written.
     """
     scenario = SignedScenario.sign(identity_bytes(config), file_settings(config), SigningKey(key))
-    try:
-        write_durably(out, scenario.encode())
-    except OSError as error:
-        raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
+    write_requested(out, scenario.encode(), SIGNED_KIND)
     return scenario

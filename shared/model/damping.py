@@ -37,7 +37,7 @@ VERSION = 1
 """Version of the measurement of a damping on random tokens."""
 SHORTEST, LONGEST = 8, 32
 """Least and largest number of tokens in a random text."""
-_FORMAT = "samara damping 1"
+DAMPING_FORMAT = "samara damping 1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ def encode_damping(damping: Damping, base: BaseModel, texts: int, rank: float) -
         rank: effective rank of the texts' representations.
     """
     metadata = {
-        "format": _FORMAT,
+        "format": DAMPING_FORMAT,
         "model_id": base.model_id.hex(),
         "texts": str(texts),
         "effective_rank": f"{rank:.2f}",
@@ -222,7 +222,7 @@ def read_damping(file: Path, base: BaseModel) -> Damping:
             mean, root = opened.get_tensor("mean"), opened.get_tensor("root")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{file}: cannot be read as a damping: {error}; {remedy}") from error
-    if metadata.get("format") != _FORMAT:
+    if metadata.get("format") != DAMPING_FORMAT:
         raise ConfigError(f"{file}: this is not a damping of this version of Samara; {remedy}")
     size = base.features
     if metadata.get("model_id") != base.model_id.hex() or mean.shape != (size,):
@@ -279,7 +279,7 @@ def _example(task: Task, index: int, texts: Sequence[str]) -> Example:
 
 def _cache_key(base: BaseModel, prompts: Sequence[Prompt]) -> bytes:
     return cache_key(
-        f"{_FORMAT}, version {VERSION}, passes 2",
+        f"{DAMPING_FORMAT}, version {VERSION}, passes 2",
         model=model_inputs(base),
         threads=torch.get_num_threads(),
         prompts=[list(vars(prompt).values()) for prompt in prompts],

@@ -36,6 +36,8 @@ silence_libraries()  # transformers imports the noisy libraries when it loads a 
 _IDS: dict[int, int] = {}
 """One integer object per token id, shared by all texts to save memory."""
 
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""Rotary parameter: the number of tokens after which `longrope` rotates by other frequencies."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -85,6 +87,26 @@ class BaseModel:
                 reserved = 0 if module.padding_idx is None else module.padding_idx + 1
                 limit = min(limit, module.num_embeddings - reserved)
         return limit
+
+    @property
+    def rotations_by_length(self) -> list[dict[str, Any]]:
+        """The rotary parameters whose frequencies depend on the longest sequence of a pass."""
+        config = self.network.config.get_text_config()
+        parameters = getattr(config, "rope_parameters", None) or {}
+        by_kind_of_layer = [one for one in parameters.values() if isinstance(one, dict)]
+        types = [(str(one.get("rope_type")), one) for one in by_kind_of_layer or [parameters]]
+        return [one for kind, one in types if "dynamic" in kind or kind == "longrope"]
+
+    @property
+    def batch_context(self) -> int:
+        """The largest number of tokens of a sequence that runs beside others.
+
+        A longer sequence would change the rotation of the others. A `dynamic` rotation changes
+        only beyond `context`.
+        """
+        rotations = [one for one in self.rotations_by_length if one["rope_type"] == "longrope"]
+        lengths: list[int] = [one[ORIGINAL_LENGTH] for one in rotations]
+        return min([self.context, *lengths])
 
     @property
     def features(self) -> int:

@@ -77,6 +77,13 @@ class Scorer(ABC):
     def __init__(self, base: BaseModel, task: Task, max_length: int) -> None:
         self.base, self._name, self._task = base, task.name, task.digest
         self.max_length = min(max_length, base.context)
+        if self.max_length > base.batch_context:
+            raise ModelError(
+                f"{base.folder}: this model rotates all texts of a batch by other frequencies if "
+                f"one has more than {base.batch_context} tokens (longrope), so that the loss of a "
+                "text would depend on the other texts; set model.max-length to at most "
+                f"{base.batch_context}"
+            )
 
     @abstractmethod
     def prompt(self, text: str, answers: Sequence[str] = (), cut: Span | None = None) -> Prompt:

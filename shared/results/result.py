@@ -384,8 +384,11 @@ def read_result(folder: Path) -> dict[str, Any]:
     except NotADirectoryError as error:
         raise SamaraError(f"{folder}: this is a file; give the folder of a run") from error
     except OSError as error:
+        if not folder.exists():
+            raise SamaraError(f"{folder}: does not exist; give the folder of a run") from error
         raise SamaraError(
-            f"{file}: cannot be read: {error.strerror}; has the run ended?"
+            f"{file}: cannot be read: {error.strerror}; has the run ended? Repeat its command "
+            "until it has, or give the folder of a run"
         ) from error
     except (ValueError, RecursionError) as error:
         raise SamaraError(f"{file}: this result is damaged: {error}; run it again") from error

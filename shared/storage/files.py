@@ -20,8 +20,8 @@ from samara.shared.errors import LedgerError, SamaraError
 UNFINISHED = ".new"
 """Suffix of a file that is being written, or whose writing a crash interrupted."""
 _MAX_HEADER_BYTES = 2**16
-_KIND_BYTES = 8
-"""Number of first bytes by which files of different kinds are told apart."""
+_KIND_BYTES = 1024
+"""Number of first bytes in which a file of a kind has the kind's mark."""
 
 
 def file_hash(path: Path) -> bytes:
@@ -74,10 +74,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         OSError: if the block raises it, with the file name added if it is missing, or if the path
             is a device, a pipe or a socket, which a file must not replace.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise FileExistsError(EEXIST, "is not a regular file", str(path))
-    if path.is_dir():  # as "" and ".." are
-        raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
+    _check_no_other_entry(path)
     temporary = path.with_name(path.name + UNFINISHED)
     try:
         yield temporary
@@ -88,27 +85,54 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_requested(path: Path, data: bytes) -> None:
+def _check_no_other_entry(path: Path) -> None:
+    """Check that a path is a regular file, or is missing.
+
+    Raises:
+        OSError: if it is something else.
+    """
+    if path.is_dir():  # as "" and ".." are
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(EEXIST, "is not a regular file", str(path))
+
+
+def write_requested(path: Path, data: bytes, kind: bytes) -> None:
     """Write a whole file that a user requested, as `write_durably` does.
 
-    An existing file is replaced only if it is empty, or begins like the new file.
+    Args:
+        path: path of the file.
+        data: content of the file.
+        kind: mark near the beginning of every file of this kind. An existing file without it is
+            not replaced, unless it is empty.
 
     Raises:
         SamaraError: if the file cannot be written, or is of another kind, such as the user's data.
     """
+    check_requested(path, kind)
     try:
-        if path.is_file() and not _begins_like(path, data):
-            raise SamaraError(f"{path}: exists, and is another kind of file; name a new file")
         write_durably(path, data)
     except OSError as error:
         raise SamaraError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _begins_like(path: Path, data: bytes) -> bool:
-    """Return whether an existing file is empty, or has the same first bytes as the data."""
-    with path.open("rb") as file:
-        begin = file.read(_KIND_BYTES)
-    return begin in (b"", data[:_KIND_BYTES])
+def check_requested(path: Path, kind: bytes) -> None:
+    """Check, before long work, that `write_requested` will be able to write a file.
+
+    Raises:
+        SamaraError: as `write_requested` does.
+    """
+    try:
+        _check_no_other_entry(path)
+        if path.exists():
+            with path.open("rb") as file:
+                begin = file.read(_KIND_BYTES)
+            if begin and kind not in begin:
+                raise SamaraError(f"{path}: exists, and is another kind of file; name a new file")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SamaraError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 @contextmanager

@@ -50,6 +50,11 @@ def suffix_of(path: Path) -> str:
     return max(ends, key=len, default="")
 
 
+def is_table(path: Path) -> bool:
+    """Return whether a file is CSV, whose first row has the names of the columns."""
+    return suffix_of(path).removesuffix(_PACKED) in _TABLES
+
+
 def stem_of(path: Path) -> str:
     """Return the name of a file of rows without its suffix."""
     return path.name.removesuffix(path.name[len(path.name) - len(suffix_of(path)) :])
@@ -139,7 +144,7 @@ def read_records(
     try:
         _report_other_encodings(path, report, growing)
         with _opened(path, growing) as content:
-            if suffix.removesuffix(_PACKED) in _TABLES:
+            if is_table(path):
                 text = io.TextIOWrapper(content, "utf-8-sig", errors="replace", newline="")
                 separator = "\t" if suffix.startswith(".tsv") else ""
                 yield from _csv_records(text, report, describe_header, separator)

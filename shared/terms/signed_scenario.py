@@ -24,6 +24,8 @@ from samara.shared.terms.run_terms import RunTerms
 
 MAX_SCENARIO_BYTES = 2**16
 _FORMAT, _VERSION = "samara scenario", 1
+SIGNED_KIND = f'"{_FORMAT}"'.encode()
+"""Mark of every signed scenario, for `write_requested`."""
 _PREFIX = b"samara scenario 1\0"
 _LINES = 3
 

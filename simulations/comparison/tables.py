@@ -19,6 +19,8 @@ from samara.simulations.comparison.comparison import (
 )
 from samara.simulations.comparison.measure import ACCURACY, BITS_PER_BYTE, Measure
 
+CSV_KIND = b"variant,runs,client,column,"
+"""Mark of every CSV file, for `write_requested`."""
 _NAMED_LOSERS = 5
 
 

@@ -76,7 +76,7 @@ def tune(
     }
     given = {key: value for key, value in options.items() if value is not None}
     given |= dict(parse_assignment(assignment) for assignment in settings or [])
-    if seeds or sweep is not None:
+    if seeds is not None or sweep is not None:
         _tune_grid(given, seeds, sweep, devices)
         return
     if devices:
@@ -110,9 +110,9 @@ def _tune_grid(
     )
     from samara.simulations.progress.progress import stoppable, watched_tuning
 
-    if seeds and "seed" in given:
+    if seeds is not None and "seed" in given:
         raise ConfigError("--seeds: names all seeds; leave out --seed")
-    chosen = parse_seeds(seeds) if seeds else [given.pop("seed", 0)]
+    chosen = [given.pop("seed", 0)] if seeds is None else parse_seeds(seeds)
     grid = read_grid(sweep) if sweep is not None else [{}]
     out = str(given.pop("out", ""))
     places = [name.strip() for name in devices.split(",")] if devices else []

@@ -18,7 +18,12 @@ from samara.shared.errors import LedgerError, ModelError, SamaraError
 from samara.shared.model.loading import BaseModel
 from samara.shared.model.perturbations import WeightMap, read_weight_map
 from samara.shared.protocol.layout import Layout
-from samara.shared.protocol.ledger.personal_file import FitFile, PersonalFile, read_personal_file
+from samara.shared.protocol.ledger.personal_file import (
+    PERSONAL_MAGIC,
+    FitFile,
+    PersonalFile,
+    read_personal_file,
+)
 from samara.shared.protocol.ledger.reading import read_header, read_ledger
 from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import digest, to_float32, zero_state
@@ -159,9 +164,9 @@ class FinishedRun:
         """
         ledger = self._personal_ledger(client)
         started = digest(self.layout.hash, self.global_state())
+        header = read_header(ledger)
+        records = list(read_ledger(ledger, strict=True))
         try:
-            header = read_header(ledger)
-            records = list(read_ledger(ledger, strict=True))
             if records and all(record.delta.has_dense_values for record in records):
                 return FitFile.from_records(header, records, client, started)
             return PersonalFile.from_records(header, records, self.config.seed, client, started)
@@ -250,7 +255,7 @@ def export(
     trained = FinishedRun.at(run).trained_model(client)
     if gguf is not None:
         return write_new_folder(out, lambda folder: trained.write_gguf(folder, gguf))
-    return write_new_folder(out, trained.write_merged) if merged else trained.write_peft(out)
+    return write_new_folder(out, trained.write_merged if merged else trained.write_peft)
 
 
 def export_ledger(run: Path, client: int, out: Path) -> int:
@@ -260,7 +265,7 @@ def export_ledger(run: Path, client: int, out: Path) -> int:
         SamaraError: if the run or the client's ledger cannot be used.
     """
     data = FinishedRun.at(run).personal_file(client).encode()
-    write_requested(out, data)
+    write_requested(out, data, data[: len(PERSONAL_MAGIC)])
     return len(data)
 
 

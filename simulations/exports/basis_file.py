@@ -11,10 +11,11 @@ from samara.client.training.informed_basis import (
     random_texts,
 )
 from samara.client.training.model_runtime import load_run
-from samara.shared.errors import DataError, ModelError, SamaraError
+from samara.shared.errors import DataError, ModelError
+from samara.shared.protocol.basis import FORMAT
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.features import check_features, kind_of
-from samara.shared.storage.files import write_durably
+from samara.shared.storage.files import check_requested, write_requested
 from samara.shared.tasks.catalog import load_task
 from samara.shared.tasks.kinds import GenerationTask
 from samara.shared.tasks.objectives import CROSS_ENTROPY
@@ -32,8 +33,9 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
 
     Raises:
         ModelError: if the basis captures too small a share of the gradients; no file is written.
-        SamaraError: if model, task or texts cannot be used.
+        SamaraError: if model, task or texts cannot be used, or the file cannot be written.
     """
+    check_requested(out, FORMAT.encode())
     task = load_task(config.task)
     adapter = {"basis": "informed", "adapter": config.features["adapter"]}
     check_features({"task": kind_of(task)} | adapter, f"task {task.name!r}")
@@ -61,10 +63,7 @@ def write_basis(config: RunConfig, source: str, out: Path) -> Iterator[str]:
             f"the basis captures {share:.1%} of the squared gradients; below {LEAST_SHARE:.0%}, "
             "isotropic directions are better. No file was written; leave adapter.basis empty"
         )
-    try:
-        write_durably(out, basis.encoded)
-    except OSError as error:
-        raise SamaraError(f"{out}: cannot be written: {error.strerror}") from error
+    write_requested(out, basis.encoded, FORMAT.encode())
     yield f"{out}: {len(basis.encoded):,} bytes, sha256 {basis.reference.sha256}"
     yield f"use it with --set adapter.basis={out}"
 

@@ -8,6 +8,7 @@ from samara.client.forward.readout import DAMPING_MICRO_BATCH, make_base_engine,
 from samara.client.personal.readout_file import load_scorer
 from samara.shared.errors import ConfigError, DataError
 from samara.shared.model.damping import (
+    DAMPING_FORMAT,
     RANDOM_SEED,
     RANDOM_TEXTS,
     encode_damping,
@@ -15,7 +16,7 @@ from samara.shared.model.damping import (
     random_examples,
 )
 from samara.shared.settings.config import RunConfig
-from samara.shared.storage.files import make_folder, write_durably
+from samara.shared.storage.files import check_requested, make_folder, write_requested
 from samara.shared.tasks.kinds import ClassificationTask, Task
 from samara.shared.tasks.rows import Example
 
@@ -34,6 +35,11 @@ def write_damping(config: RunConfig, texts: Path | None, count: int, file: Path)
         SamaraError: if the model, the task or the texts cannot be used, or the file cannot be
             written.
     """
+    try:
+        make_folder(file.parent)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+    check_requested(file, DAMPING_FORMAT.encode())
     base, task, scorer = load_scorer(config)
     if texts is None:
         examples = random_examples(base, task, count or RANDOM_TEXTS, RANDOM_SEED)
@@ -42,11 +48,9 @@ def write_damping(config: RunConfig, texts: Path | None, count: int, file: Path)
     prompts = [scorer.prompt(each.text, each.answers, each.cut) for each in examples]
     rows = run_base(make_base_engine(base, scorer, False), prompts, DAMPING_MICRO_BATCH)
     damping, rank = measure_damping(rows[:, scorer.labels :])
-    try:
-        make_folder(file.parent)
-        write_durably(file, encode_damping(damping, base, len(prompts), rank))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+    write_requested(
+        file, encode_damping(damping, base, len(prompts), rank), DAMPING_FORMAT.encode()
+    )
     return rank
 
 

@@ -115,6 +115,17 @@ def _describe(name: str, cells: Sequence[object]) -> Column:
     )
 
 
+def names_among_values(columns: dict[str, Column]) -> list[str]:
+    """Return the columns whose name is one of their values, as in a CSV file without a header.
+
+    A header with a usual name is one for certain; the result is then empty.
+    """
+    usual = {USER_FIELD, *_LABEL_NAMES, *_TEXT_NAMES, *_USER_NAMES}
+    if any(name.lower() in usual for name in columns):
+        return []
+    return [name for name, column in columns.items() if name in column.values]
+
+
 def guess_roles(columns: dict[str, Column]) -> Roles:
     """Return the likely columns of a task; texts and label may be empty."""
     candidates = tuple(

@@ -26,6 +26,7 @@ from samara.simulations.project.columns import (
     guess_roles,
     guess_texts,
     label_order,
+    names_among_values,
     quote_commas,
     task_of_texts,
 )
@@ -87,6 +88,11 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
         text = _shipped_text(EMBEDDED_DATA)
         return ProjectChoices(data, EMBEDDED_MODEL, roles, task=EMBEDDED_DATA), text
     columns = describe_columns(raw.all)
+    if raw.has_header and (names := names_among_values(columns)):
+        raise DataError(
+            f"{raw.path}: the first row is read as column names, but {names[0]!r} is also a value "
+            "below it; add a first row with names, such as text,label,user, or rename the column"
+        )
     task = answers.given.get("task", "")
     if not task and not answers.given.keys() & {"kind", "label", "text"}:
         task = task_of_texts(columns)
@@ -98,7 +104,7 @@ def choose(answers: Answers, folder: Path, say: Say) -> tuple[ProjectChoices, st
         text = "\n".join([*user_line(roles), _shipped_text(task)])
         _say_all(say, raw, columns, roles)
         return ProjectChoices(data, _model(answers), roles, task=task), text
-    roles = _roles(answers, columns)
+    roles = _roles(answers, columns, raw.has_header)
     _say_all(say, raw, columns, roles)
     values, words = _labels(answers, raw, columns, roles, say)
     choices = ProjectChoices(data, _model(answers), roles, values, words)
@@ -144,10 +150,10 @@ def _roles_of_shipped(answers: Answers, name: str, columns: dict[str, Column]) -
     return Roles(task.kind, tuple(present.values()) or (label,), label, user=user)
 
 
-def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
+def _roles(answers: Answers, columns: dict[str, Column], has_header: bool) -> Roles:
     """Return the columns that the task reads."""
     guess = guess_roles(columns)
-    known = ", ".join(columns)
+    known, have = ", ".join(columns), "the first row names" if has_header else "the data have"
     if len(columns) < 2:
         only = f"the only column is {known!r}" if known else "the data have no named columns"
         raise DataError(f"{only}, but a task needs a text and its right answer; add a column")
@@ -188,7 +194,7 @@ def _roles(answers: Answers, columns: dict[str, Column]) -> Roles:
         )
     label = answers.one(
         "label",
-        f"Column with the right answer (the data have {known})",
+        f"Column with the right answer ({have} {known})",
         guess.label or None,
         lambda text: names([text])[0],
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samara.shared.errors import DataError
-from samara.shared.tasks.row_files import read_records
+from samara.shared.tasks.row_files import is_table, read_records
 from samara.shared.tasks.sources import (
     find_data_files,
     is_hub_name,
@@ -27,12 +27,14 @@ class RawData:
         form: description of the source's format.
         splits: records by split of the source.
         label_names: for a data set on the hub, the names of a label column's integers, by column.
+        has_header: whether the names of the columns are the first row of a CSV file.
     """
 
     path: str
     form: str
     splits: Mapping[str, Sequence[Record]]
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    has_header: bool = False
 
     @property
     def all(self) -> list[Record]:
@@ -89,7 +91,8 @@ def _read_local(path: Path) -> RawData:
             if owner := files.owner_of(part):
                 found = [{**record, "user": _owner(part, owner, record)} for record in found]
             splits[split] += found
-    return RawData(str(path), _FORMS[files.form], splits)
+    tables = any(is_table(part) for parts in files.splits.values() for part in parts)
+    return RawData(str(path), _FORMS[files.form], splits, has_header=tables)
 
 
 def _texts_of(folder: Path) -> list[Record]:

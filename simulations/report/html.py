@@ -29,6 +29,8 @@ except ImportError as missing:
         "a report needs jinja2; install it with: pip install 'samara-fl[report]'"
     ) from missing
 
+PAGE_KIND = b"<title>Samara"
+"""Mark of every page, for `write_requested`."""
 _KEY_CHARACTERS = 24
 _VALUE_CHARACTERS = 120
 _NO_SETTINGS = {"out", "threads"}

@@ -92,7 +92,7 @@ def test_troubleshooting_has_every_family_of_messages() -> None:
 def test_a_message_is_read_where_it_is_made() -> None:
     texts = {(message.file, message.text) for message in messages()}
     assert ("shared/settings/config.py", "steps × queries must be at most 1,048,576") in texts
-    assert ("shared/results/result.py", "…: cannot be read: …; has the run ended?") in texts
+    assert ("shared/results/result.py", "…: does not exist; give the folder of a run") in texts
 
 
 ELSEWHERE = {

@@ -15,6 +15,7 @@ from samara.command import app, main, run
 from samara.devices.live.checks.preflight import Outcome, check_key
 from samara.server.app import clients_to_await
 from samara.server.live.keys import ClientKeys
+from samara.server.live.scenario_signing import create_operator_key
 from samara.server.live.superlink_process import SuperLinkProcess
 from samara.server.store import METRICS_FILE
 from samara.shared.errors import ConfigError, SamaraError
@@ -193,6 +194,18 @@ def test_a_full_disk_leaves_neither_a_key_nor_a_part_of_one(
         (("simulate", "/dev/zero"), "/dev/zero: is larger than 1 MiB, so it is not a scenario"),
         (("server", "status", "a" * 5000), "File name too long; give a shorter path"),
         (("new", "mine", "--data", "a" * 5000), "File name too long; give a shorter path"),
+        (
+            ("simulate", "laptop-8", "--cohorts-from", "texts.csv"),
+            "texts.csv/ledger: cannot be read: Not a directory; a part of the path is a file",
+        ),
+        (("compare", "none"), "^samara: none: does not exist; give the folder of a run"),
+        (("compare", "."), "has the run ended. Repeat its command until it has, or give"),
+        (("server", "check", "texts.csv"), "texts.csv: is a file; name the folder of a run"),
+        (("simulate", "sst2", "--seeds", ""), "--seeds : not a list of seeds; give integers"),
+        (("tune", "--seeds", ""), "--seeds : not a list of seeds; give integers"),
+        (("phone", "check", "none.pte"), "^samara: none.pte: cannot be read: No such file"),
+        (("phone", "check", "texts.csv"), "texts.json: the manifest of texts.csv cannot be read"),
+        (("client", "move", "f", "--home", "none"), "none: no client was started here; check"),
         (("new", "mine", "--data", "texts.csv"), "the only column is 'text', but a task needs a"),
     ],
 )
@@ -210,6 +223,34 @@ def test_an_unlikely_path_is_named_with_a_remedy(
     with pytest.raises(SystemExit):
         run(app)
     assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "device calibrate",
+        "adapter damping sst2",
+        "adapter basis sst2 --set model.path=embedded",
+        "server sign --key operator.key --set model.path=embedded --set task=messages",
+        "phone rows --program model.pte",
+        "phone export --batch 1 --seq 32",
+    ],
+)
+def test_an_output_file_does_not_replace_the_users_data(
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    create_operator_key(Path("operator.key"))
+    data = Path("reviews.csv")
+    data.write_text("text,label\na warm film,1\n")
+    capsys.readouterr()
+    line = said_by(capsys, monkeypatch, *words.split(), "--out", str(data))
+    assert line == "samara: reviews.csv: exists, and is another kind of file; name a new file"
+    assert data.read_text() == "text,label\na warm film,1\n"
+    assert sorted(os.listdir()) == ["operator.key", "reviews.csv"]
 
 
 def test_a_deleted_current_folder_is_named(

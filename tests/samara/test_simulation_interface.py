@@ -251,7 +251,7 @@ def test_mistakes_are_errors_with_the_words_of_the_command(
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(samara.SamaraError, match="has the run ended"):
         samara.Run(tmp_path).to_frame()
-    with pytest.raises(samara.SamaraError, match="has the run ended"):
+    with pytest.raises(samara.SamaraError, match="read: No such file or directory; has the run"):
         samara.TuningRun(tmp_path).to_frame()
 
 

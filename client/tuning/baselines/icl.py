@@ -65,7 +65,7 @@ class InContext:
         self._ends = np.cumsum([len(ids) for ids in self._demonstrations])
         self._start = first_tokens(setup.base, form_of(setup.task))
         answer = setup.task.tokens if isinstance(setup.task, GenerationTask) else 0
-        self._limit = setup.base.context - answer
+        self._limit = setup.base.batch_context - answer
 
     def scores(self, split: TaskSplit) -> ScoresAndAnswers:
         """Return the base model's scores and decoded answers of a split, after demonstrations.

@@ -83,7 +83,7 @@ def move(
 
     Example: samara client move kitchen.moved --name kitchen-orin
     """
-    from samara.devices.live.client_folder import client_folder
+    from samara.devices.live.client_folder import check_was_started, client_folder
     from samara.devices.live.owner.moving import move_client
     from samara.shared.errors import ConfigError
 
@@ -93,6 +93,7 @@ def move(
             raise ConfigError("--copy: this option is for the old device; leave it out with --here")
         _make_client(file, folder, name, _read_passphrase(passphrase_file))
         return
+    check_was_started(folder)  # before the question
     moved = move_client(folder, file, _read_passphrase(passphrase_file, confirm=True), copy)
     print(f"{file} contains {moved.files} files, {moved.bytes:,} bytes, encrypted")
     for path in moved.left_out:

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from samara.shared.errors import LedgerError
 from samara.shared.protocol.layout import Layout
-from samara.shared.protocol.ledger.reading import read_header, segment_paths, snapshot_paths
+from samara.shared.protocol.ledger.reading import (
+    damage_explained,
+    read_header,
+    segment_paths,
+    snapshot_paths,
+)
 from samara.shared.protocol.ledger.recovery import Recovery, recover
 
 _TRIES, _PAUSE_SECONDS = 8, 0.25
@@ -38,9 +43,12 @@ def copy_ledger(source: Path, target: Path, layout: Layout) -> Recovery:
             # Segments are listed after the snapshots, so that records lead to all copied snapshots.
             for path in segment_paths(source).values():
                 shutil.copy2(path, target)
-            return recover(target, read_header(target), layout)
-        except (LedgerError, FileNotFoundError):
+            with damage_explained(target):
+                return recover(target, read_header(target), layout)
+        except (LedgerError, FileNotFoundError) as error:
             if tries == _TRIES or not target.is_dir():
+                if isinstance(error, LedgerError):
+                    raise type(error)(str(error).replace(f"{target}", f"{source}")) from error
                 raise
             shutil.rmtree(target)
             time.sleep(_PAUSE_SECONDS)

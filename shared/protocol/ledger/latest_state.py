@@ -7,7 +7,12 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
 from samara.shared.protocol.layout import Layout
-from samara.shared.protocol.ledger.reading import read_header, read_ledger, snapshot_paths
+from samara.shared.protocol.ledger.reading import (
+    damage_explained,
+    read_header,
+    read_ledger,
+    snapshot_paths,
+)
 from samara.shared.protocol.ledger.records import read_snapshot, replay_records
 from samara.shared.protocol.replay import zero_state
 
@@ -34,7 +39,8 @@ def read_latest_state(folder: Path, layout: Layout) -> tuple[int, NDArray[np.int
             continue
         start, state = snapshot.position, snapshot.state
         break
-    state, last = replay_records(
-        lambda: state, lambda: read_ledger(folder, since=start.round), layout
-    )
+    with damage_explained(folder):
+        state, last = replay_records(
+            lambda: state, lambda: read_ledger(folder, since=start.round), layout
+        )
     return (last.position.round if last else start.round), state

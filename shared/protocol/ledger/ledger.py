@@ -20,6 +20,7 @@ from samara.shared.protocol.layout import Layout
 from samara.shared.protocol.ledger.reading import (
     LOCK_FILE,
     Segment,
+    damage_explained,
     read_ledger,
     segment_path,
     segment_paths,
@@ -110,11 +111,12 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"{folder}: cannot be opened: {error.strerror}") from error
         try:
-            self._open()
-        except (LedgerError, OSError) as error:
+            with damage_explained(folder):
+                self._open()
+        except OSError as error:
             self._lock.release()
-            remedy = "restore the folder or begin a new run"
-            raise LedgerError(f"{folder}: {error}; {remedy}") from error
+            place = error.filename or folder
+            raise LedgerError(f"{place}: cannot be opened: {error.strerror}") from error
         except BaseException:
             self._lock.release()
             raise

@@ -355,7 +355,10 @@ def _checked_content(data: bytes, magic: bytes, least: int) -> bytes:
     """
     content, checksum = data[:-HASH_BYTES], data[-HASH_BYTES:]
     if len(content) < least or not content.startswith(magic):
-        raise LedgerError("not a file of private rounds or of a private fit")
+        raise LedgerError(
+            "not a file of private rounds or of a private fit; give a file of `samara adapter "
+            "export --form ledger`"
+        )
     if hashlib.sha256(content).digest() != checksum:
         raise LedgerError("the file is damaged; export it again")
     return content

@@ -8,6 +8,7 @@ lock             held by the writer
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +20,7 @@ from samara.shared.protocol.ledger.records import (
     Position,
     Record,
     TornRecordError,
+    UnreadableError,
     read_records,
     read_segment_header,
     skip_records,
@@ -26,6 +28,39 @@ from samara.shared.protocol.ledger.records import (
 
 LOCK_FILE = "lock"
 _SEGMENT, _SNAPSHOT = ".seg", ".snap"
+_DAMAGE_REMEDY = "restore the folder from a backup, or begin a new run"
+
+
+class DamagedError(LedgerError):
+    """A ledger in a folder is damaged; the message names the place, the damage and the remedy."""
+
+    @property
+    def finding(self) -> str:
+        """The message without the remedy."""
+        return str(self).removesuffix(f"; {_DAMAGE_REMEDY}")
+
+
+@contextmanager
+def damage_explained(folder: Path) -> Iterator[None]:
+    """Add the remedy, and the folder if no place is named, to errors about a ledger's damage.
+
+    Args:
+        folder: folder of the ledger that the block reads.
+
+    Raises:
+        DamagedError: if the block raises a LedgerError about damage.
+    """
+    try:
+        yield
+    except (DamagedError, UnreadableError):
+        raise
+    except LedgerError as error:
+        place = "" if str(error).startswith(str(folder)) else f"{folder}: "
+        raise _damaged(f"{place}{error}") from error
+
+
+def _damaged(finding: str) -> DamagedError:
+    return DamagedError(f"{finding}; {_DAMAGE_REMEDY}")
 
 
 def segment_path(folder: Path, first: int) -> Path:
@@ -60,7 +95,7 @@ def _numbered(folder: Path, suffix: str) -> dict[int, Path]:
     try:
         paths = [path for path in folder.iterdir() if path.suffix == suffix]
     except OSError as error:
-        raise LedgerError(f"{folder}: cannot be read: {error.strerror}") from error
+        raise UnreadableError(f"{folder}: cannot be read: {error.strerror}") from error
     return {int(path.stem): path for path in sorted(paths) if _is_number(path.stem)}
 
 
@@ -104,9 +139,9 @@ def read_segment(path: Path) -> Segment:
         with path.open("rb") as file:
             return _read_segment(path, file)
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from error
     except LedgerError as error:
-        raise LedgerError(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
 
 
 def last_hash(path: Path) -> bytes:
@@ -122,7 +157,8 @@ def read_header(folder: Path) -> LedgerHeader:
     Raises:
         LedgerError: if the folder holds no ledger, or the ledger is damaged.
     """
-    return read_segment(next(iter(_all_segments(folder).values()))).header
+    with damage_explained(folder):
+        return read_segment(next(iter(_all_segments(folder).values()))).header
 
 
 def _all_segments(folder: Path) -> dict[int, Path]:
@@ -147,7 +183,8 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
         LedgerError: naming the file and the round, if a file is damaged or missing, or the ledger
             lacks the records after that round.
     """
-    paths = _all_segments(folder)
+    with damage_explained(folder):
+        paths = _all_segments(folder)
     first = next(iter(paths)) if since is None else since + 1
     begun = [number for number in paths if number <= first]
     if not begun:
@@ -173,13 +210,15 @@ def read_ledger(folder: Path, since: int | None = None, strict: bool = False) ->
                     yield record
                     position = record.position
         except FileNotFoundError as error:
-            raise LedgerError(
+            raise UnreadableError(
                 f"{path}: was deleted by compaction while it was read; read the ledger again"
             ) from error
         except OSError as error:
-            raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
+            raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnreadableError as error:
+            raise UnreadableError(f"{path}: {error}") from error
         except TornRecordError as error:
             if strict or path != last:
-                raise LedgerError(f"{path}: {error}") from error
+                raise _damaged(f"{path}: {error}") from error
         except LedgerError as error:
-            raise LedgerError(f"{path}: {error}") from error
+            raise _damaged(f"{path}: {error}") from error

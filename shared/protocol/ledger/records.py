@@ -105,13 +105,14 @@ class LedgerHeader:
         """Read an identity. The caller has checked its checksum.
 
         Raises:
-            LedgerError: if the file is of another kind or version.
+            UnreadableError: if the file has another version.
+            LedgerError: if the file is of another kind.
         """
         letters, version, _, track, run_id, layout_hash = _IDENTITY.unpack_from(data)
         if letters != magic:
             raise LedgerError(f"the file does not begin with {magic.decode()}")
         if not LEDGER_VERSION <= version <= newest:
-            raise LedgerError(
+            raise UnreadableError(
                 f"the ledger has version {version}, but this Samara reads only version {newest}; "
                 "use the Samara version that wrote it"
             )
@@ -574,12 +575,13 @@ def replay_records(
 
     Raises:
         LedgerError: naming the first round whose digest is not the one in its record.
+        UnreadableError: if the repetition gives the recorded digests.
     """
     try:
         return _replay_batches(start(), _batches(records(), CHECK_EVERY), layout, backend)
     except _DigestMismatchError:
         _replay_batches(start(), _batches(records(), 1), layout, backend)
-        raise LedgerError(
+        raise UnreadableError(
             "replay gave a wrong digest, but the right one when repeated: the memory or processor "
             "of this machine is faulty; use another machine"
         ) from None

@@ -11,6 +11,7 @@ from samara.shared.errors import LedgerError
 from samara.shared.protocol.layout import Layout
 from samara.shared.protocol.ledger.reading import (
     LOCK_FILE,
+    damage_explained,
     read_header,
     read_ledger,
     read_segment,
@@ -54,6 +55,11 @@ def verify_ledger(folder: Path, layout: Layout) -> Iterator[VerifiedRound]:
         LedgerError: at the first damage, naming file and round.
     """
     _check_names(folder)
+    with damage_explained(folder):
+        yield from _verified_rounds(folder, layout)
+
+
+def _verified_rounds(folder: Path, layout: Layout) -> Iterator[VerifiedRound]:
     header = read_header(folder)
     if header.layout_hash != layout.hash:
         raise LedgerError(f"{folder}: round 0: the ledger is for another layout")
@@ -81,10 +87,7 @@ def verify_ledger(folder: Path, layout: Layout) -> Iterator[VerifiedRound]:
             if (state := snapshot_state(record.position)) is not None:
                 yield VerifiedRound(number, state, None)
             continue
-        try:
-            state = replay_batch(state, [record], layout)
-        except LedgerError as error:
-            raise LedgerError(f"{folder}: {error}") from error
+        state = replay_batch(state, [record], layout)
         snapshot_state(record.position)
         yield VerifiedRound(number, state, record)
     for number, path in snapshots.items():

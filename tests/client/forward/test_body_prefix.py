@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from samara.client.forward.setup import make_forward, make_scorer
 from samara.client.forward.trunk_cache import TrunkCache
 from samara.client.streaming.loading import load_model
 from samara.client.streaming.stream import BlockStream
+from samara.devices.phone.export import ProgramShapes, export_program
+from samara.shared.errors import ConfigError, ModelError
 from samara.shared.model.loading import BaseModel, load_base_model
 from samara.shared.model.lora_fa import inject
 from samara.shared.model.scorers import Prompt, Scorer
@@ -32,6 +35,8 @@ TEMPLATE = (
     "{% endif %}"
 )
 PREFIX = 8
+ROTATED = 40
+"""Number of tokens after which the rotation changes."""
 FILMS = ClassificationTask(
     name="films",
     text="{text}",
@@ -63,7 +68,7 @@ OTHERS: dict[str, Callable[[int], Any]] = {
         factor=8.0,
         short_factor=[1.0] * 4,
         long_factor=[1.0, 2.0, 4.0, 8.0],
-        original_max_position_embeddings=PREFIX,
+        original_max_position_embeddings=ROTATED,
     ),
 }
 
@@ -85,6 +90,10 @@ def saved(folder: Path, build: Callable[[int], Any]) -> BaseModel:
     torch.manual_seed(0)
     build(save_tokenizer(folder, "causal")).save_pretrained(folder)
     return with_template(load_base_model(str(folder)))
+
+
+def tokens(count: int) -> tuple[int, ...]:
+    return tuple(6 + index % 20 for index in range(count))
 
 
 def prompts_of(scorer: Scorer) -> list[Prompt]:
@@ -130,10 +139,10 @@ def both(base: BaseModel, task: Any) -> tuple[NDArray[np.float32], NDArray[np.fl
 @pytest.mark.parametrize("name", [*(n for n, a in ARCHITECTURES.items() if a[0] == "causal")])
 def test_tokens_after_the_prefix_alone_run(name: str, task: Any, tmp_path: Path) -> None:
     base = saved(tmp_path, ARCHITECTURES[name][1])
-    found, wanted, tokens = both(base, task)
+    found, wanted, counts = both(base, task)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     longest = max(len(ids) for p in prompts_of(make_scorer(base, task, 40)) for ids in p.sequences)
-    assert max(tokens) == longest - PREFIX
+    assert max(counts) == longest - PREFIX
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
@@ -161,9 +170,9 @@ def test_streamed_blocks_give_the_same_bits(
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_model_that_cannot_continue_a_prefix_stays_whole(name: str, tmp_path: Path) -> None:
-    found, wanted, tokens = both(saved(tmp_path, OTHERS[name]), FILMS)
+    found, wanted, counts = both(saved(tmp_path, OTHERS[name]), FILMS)
     np.testing.assert_array_equal(found, wanted)
-    assert max(tokens) > PREFIX + 10
+    assert max(counts) > PREFIX + 10
 
 
 @pytest.mark.parametrize("family", ["masked", "encoder"])
@@ -223,7 +232,7 @@ def test_stored_representations_of_whole_passes_are_not_used(
 def test_a_text_goes_on_beyond_the_length_at_which_its_rotation_changes(tmp_path: Path) -> None:
     """All keys change there, so one pass reads the whole text again; the others read one token."""
     base = saved(tmp_path, OTHERS["long rotation"])
-    body, text, cache = PerturbedBody(base, 0), list(range(6, 6 + PREFIX - 2)), None
+    body, text, cache = PerturbedBody(base, 0), list(tokens(ROTATED - 2)), None
     with torch.inference_mode():
         body.continue_texts([text])  # runs the probe
         read = []
@@ -234,4 +243,32 @@ def test_a_text_goes_on_beyond_the_length_at_which_its_rotation_changes(tmp_path
             whole = base.body(input_ids=torch.tensor([text])).last_hidden_state[:, -1]
             np.testing.assert_allclose(found, whole, atol=2e-5)
             text.append(7)
-    assert read == [PREFIX - 2, 1, 1, PREFIX + 1, 1]
+    assert read == [ROTATED - 2, 1, 1, ROTATED + 1, 1]
+
+
+def test_texts_that_change_the_rotation_of_others_are_refused(tmp_path: Path) -> None:
+    """A longer text would change the loss of the texts beside it."""
+    base = saved(tmp_path, OTHERS["long rotation"])
+    body, short = PerturbedBody(base, 0), tokens(14)
+    longer = tokens(ROTATED + 1)
+    with torch.inference_mode():
+        alone = body([short])
+        beside = body([short, longer[:-1]])[:1, : len(short)]
+        np.testing.assert_allclose(beside, alone, atol=2e-6)
+        assert abs(body([short, longer])[:1, : len(short)] - alone).max() > 1e-4
+    assert make_scorer(base, FILMS, ROTATED).max_length == ROTATED
+    with pytest.raises(ModelError, match=f"set model.max-length to at most {ROTATED}"):
+        make_scorer(base, FILMS, ROTATED + 1)
+    ready: Any = SimpleNamespace(base=base)
+    with pytest.raises(ConfigError, match=f"reads at most {ROTATED} tokens"):
+        export_program(ready, ProgramShapes(1, 1, ROTATED + 1), "none", "none", tmp_path / "p")
+
+
+def test_a_dynamic_rotation_does_not_change_within_the_context(tmp_path: Path) -> None:
+    base = saved(tmp_path, OTHERS["dynamic rotation"])
+    body, short = PerturbedBody(base, 0), tokens(14)
+    longest = tokens(base.context)
+    with torch.inference_mode():
+        beside = body([short, longest])[:1, : len(short)]
+        np.testing.assert_allclose(beside, body([short]), atol=2e-6)
+    assert make_scorer(base, FILMS, base.context).max_length == base.context

@@ -24,8 +24,9 @@ def test_this_machine_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(calibrate, name, value)
     file = tmp_path / "mine.toml"
     arguments = ["device", "calibrate", "--threads", "1", "--watts", "20", "--out", str(file)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    for _ in range(2):  # replaces its own file
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
     assert "Gop/s" in result.output
     device = load_device(str(file))
     assert device.name == "mine"

@@ -128,6 +128,10 @@ def test_a_client_without_answers_and_wrong_options_are_told(tmp_path: Path) -> 
     assert "this client has answered nothing yet" in shown.output
     assert audit(tmp_path)["total"]["answers"] == 0
     assert isinstance(CliRunner().invoke(client_app, ["audit"]).exception, ConfigError)
+    missing = CliRunner().invoke(client_app, ["audit", "--home", str(tmp_path / "none")])
+    assert (
+        str(missing.exception) == f"{tmp_path / 'none'}: there is no client; check --name or --home"
+    )
     (tmp_path / ANSWERS_FILE).mkdir()
     shown = CliRunner().invoke(client_app, ["audit", "--home", str(tmp_path)])
     assert isinstance(shown.exception, TrainerError)

@@ -26,8 +26,8 @@ from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime
 from samara.devices.gateway.page_server.published_files import program_files
 from samara.devices.phone.commands import app
-from samara.devices.phone.export import export_program, prepare_model
-from samara.devices.phone.manifest import Manifest, PhoneQuantization
+from samara.devices.phone.export import KINDS, export_program, prepare_model
+from samara.devices.phone.manifest import MANIFEST_KIND, Manifest, PhoneQuantization
 from samara.devices.phone.onnx_lowering import lower_to_onnx
 from samara.devices.phone.program_index import ProgramIndex, tokenizer_folder
 from samara.devices.phone.quantization import (
@@ -43,6 +43,7 @@ from samara.shared.model.loading import load_base_model
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.protocol.replay import STATE_BITS
 from samara.shared.settings.config import RunConfig
+from samara.shared.storage.files import check_requested
 
 pytest.importorskip("onnxruntime", reason="pip install 'samara-fl[onnx]'")
 pytest.importorskip("onnxscript", reason="pip install 'samara-fl[onnx]'")
@@ -223,6 +224,8 @@ def test_a_manifest_says_what_runs_the_program(made: Any) -> None:
     assert (manifest.runtime, manifest.delegate) == ("onnx", "none")
     text = file.with_suffix(".json").read_text()
     assert '"version": 4' in text
+    check_requested(file, KINDS["onnx"])  # an export replaces its own files
+    check_requested(file.with_suffix(".json"), MANIFEST_KIND)
     other = file.with_name("other.onnx")
     other.write_bytes(file.read_bytes())
     other.with_suffix(".json").write_text(

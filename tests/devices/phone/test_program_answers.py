@@ -22,7 +22,7 @@ from samara.client.personal.personalizer import Personalizer
 from samara.client.training.client_data import ClientData
 from samara.client.training.local_steps import take_local_steps
 from samara.client.training.model_runtime import ModelRuntime, load_run
-from samara.devices.phone.export import ANSWER_TOKENS, prepare_model
+from samara.devices.phone.export import ANSWER_TOKENS, KINDS, prepare_model
 from samara.devices.phone.manifest import Delegate, Manifest, manifest_file
 from samara.devices.phone.reference_client.examples import read_examples
 from samara.devices.phone.reference_client.phone_learner import PhoneLearner
@@ -33,6 +33,7 @@ from samara.shared.protocol.frames.instructions import Split
 from samara.shared.protocol.replay import STATE_BITS, to_float32
 from samara.shared.settings.config import RunConfig
 from samara.shared.settings.runs import run_id_of
+from samara.shared.storage.files import check_requested
 from samara.shared.tasks.profiled_loss import PROFILED
 
 LONG_WORDS = """
@@ -171,6 +172,7 @@ def test_executorch_runs_programs_of_candidates(
     config = made("choice", layers)
     monkeypatch.undo()
     file = exported(config.flat(), tmp_path / "model.pte", delegate, answer_tokens=3)
+    check_requested(file, KINDS["executorch"])  # an export replaces its own file
     runtime, data, phone, _ = pair_of(config, file, tmp_path)
     state = np.zeros(runtime.layout.size, np.int64)
     instruction = instruction_with(

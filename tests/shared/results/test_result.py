@@ -82,6 +82,8 @@ def test_what_is_no_json_is_damaged(text: str, tmp_path: Path) -> None:
 def test_no_result_at_all(tmp_path: Path) -> None:
     with pytest.raises(SamaraError, match="has the run ended"):
         RunResult.read(tmp_path)
+    with pytest.raises(SamaraError, match="none: does not exist; give the folder of a run"):
+        RunResult.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", ["<script>", "\x1b[31m", "a\nb", "", "x" * 40])

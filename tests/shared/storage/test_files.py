@@ -70,12 +70,12 @@ def test_a_requested_file_replaces_only_a_file_of_its_kind(tmp_path: Path) -> No
     data = tmp_path / "reviews.csv"
     data.write_text("text,label\na warm film,1\n")
     with pytest.raises(SamaraError, match=r"reviews\.csv: exists, and is another kind of file"):
-        write_requested(data, b"variant,runs,client\n")
+        write_requested(data, b"variant,runs,client\n", b"variant,")
     assert data.read_text() == "text,label\na warm film,1\n"
     report = tmp_path / "report.csv"
     report.touch()
     for numbers in (b"1", b"2"):
-        write_requested(report, b"variant,runs,client\n" + numbers)
+        write_requested(report, b"variant,runs,client\n" + numbers, b"variant,")
     assert report.read_bytes().endswith(b"2")
 
 
@@ -83,4 +83,4 @@ def test_a_file_does_not_replace_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     for folder in ("", ".", "..", "/"):
         with pytest.raises(SamaraError, match="cannot be written: Is a directory"):
-            write_requested(Path(folder), b"page")
+            write_requested(Path(folder), b"page", b"page")

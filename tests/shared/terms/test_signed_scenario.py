@@ -265,6 +265,8 @@ def test_an_operators_key_is_made_once(tmp_path: Path) -> None:
     with pytest.raises(SamaraError, match="already exists, and clients may trust this key"):
         create_operator_key(file)
     assert file.read_bytes() == before
+    for _ in range(2):  # replaces its own file
+        sign_scenario(CONFIG, file, tmp_path / "field.signed")
     with pytest.raises(SamaraError, match="cannot be written"):
         sign_scenario(CONFIG, file, tmp_path / "none" / "out")
     for path, why in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):

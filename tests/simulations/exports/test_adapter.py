@@ -15,7 +15,7 @@ from samara.shared.errors import DataError, LedgerError, SamaraError
 from samara.shared.protocol.frames.instructions import Split
 from samara.shared.results.result import RESULT_FILE
 from samara.shared.tasks.label_scores import cross_entropy
-from samara.simulations.exports.adapter import FinishedRun, client_of, diff, export_ledger
+from samara.simulations.exports.adapter import FinishedRun, client_of, diff, export, export_ledger
 from samara.simulations.exports.quick_look import quick_look
 from samara.simulations.report.client_curves import write_curves
 from samara.simulations.simulate import simulate
@@ -64,6 +64,18 @@ def test_the_file_is_the_personal_model(folder: Path, file: Path) -> None:
     np.testing.assert_array_equal(state, opened.personal_state(1))
 
 
+def test_an_exported_model_replaces_no_file_of_a_users_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    for out in (tmp_path, Path("."), Path("/")):
+        with pytest.raises(SamaraError, match="this is not an empty folder; name a new folder"):
+            export(folder, None, out)
+    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
 def test_a_quick_look_gives_what_the_runtime_gives(folder: Path, file: Path) -> None:
     opened = FinishedRun.at(folder)
     runtime, source = load_run(opened.config)
@@ -95,6 +107,10 @@ def test_a_file_of_another_run_or_state_is_refused(
         (copy / "result.json").write_text(json.dumps(result))
         with pytest.raises(LedgerError, match=message):
             FinishedRun.at(copy).state_in(file)
+    other = tmp_path / "reviews.csv"
+    other.write_text("text,label\n")
+    with pytest.raises(LedgerError, match="give a file of `samara adapter export --form ledger`"):
+        FinishedRun.at(folder).state_in(other)
     with pytest.raises(LedgerError, match="cannot be read"):
         FinishedRun.at(folder).state_in(tmp_path / "nothing")
 

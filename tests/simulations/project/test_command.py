@@ -214,6 +214,35 @@ def test_words_for_free_answers_and_texts_in_objects_are_refused(run: Run, tmp_p
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("rows", ["a day {0},{1},anna\n", "a day {0},{1}\n"])
+def test_a_file_without_a_header_is_refused(rows: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "days.csv"
+    file.write_text("".join(rows.format(i, i % 2) for i in range(30)))
+    status, _, errors = run("new", tmp_path / "mine", "--data", file, "--words", "bad,good")
+    assert status == 1
+    said = " ".join(errors.split())
+    assert f"{file}: the first row is read as column names, but '0'" in said
+    assert "add a first row with names, such as text,label,user" in said
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_column_may_have_the_name_of_a_label(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mails.csv"
+    file.write_text(
+        "text,spam\n" + "".join(f"a day {i},{('spam', 'ham')[i % 2]}\n" for i in range(9))
+    )
+    _, _, errors = run("new", tmp_path / "mine", "--data", file, "--model", tmp_path / "none")
+    assert "first row" not in errors
+    assert f"{tmp_path / 'none'}" in errors
+
+
+def test_a_question_about_a_table_says_where_its_names_are(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "days.csv"
+    file.write_text("a warm day,yes,1\na cold day,no,2\n")
+    _, _, errors = run("new", tmp_path / "mine", "--data", file)
+    assert "(the first row names a warm day, yes, 1): give --label" in " ".join(errors.split())
+
+
 def test_rows_of_one_label_are_refused(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "one.csv"
     file.write_text("text,label\n" + "".join(f"a day {i},good\n" for i in range(30)))

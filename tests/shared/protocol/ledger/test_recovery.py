@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from samara.shared.errors import LedgerError
 from samara.shared.protocol.layout import Layout
-from samara.shared.protocol.ledger import records
+from samara.shared.protocol.ledger import copying, records
+from samara.shared.protocol.ledger.copying import copy_ledger
+from samara.shared.protocol.ledger.latest_state import read_latest_state
 from samara.shared.protocol.ledger.ledger import Ledger
+from samara.shared.protocol.ledger.reading import read_header, read_ledger
 from samara.shared.protocol.ledger.records import Record, Snapshot
 from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import Backend, digest
@@ -23,6 +26,7 @@ HISTORY = history_of([delta_of(n) for n in range(1, 8)], LAYOUT)
 FIRST, SECOND, THIRD, LAST = (f"{number:010}.seg" for number in (1, 3, 5, 7))
 OLDER, NEWEST = "0000000004.snap", "0000000006.snap"
 SOUND = HISTORY.files(7, 2)
+REMEDY = "; restore the folder from a backup, or begin a new run"
 Files = Mapping[str, bytes]
 
 
@@ -55,7 +59,7 @@ def assert_refused(folder: Path, files: Files, said: str) -> None:
     write_files(folder, files)
     with pytest.raises(LedgerError, match=said) as caught:
         Ledger(folder, HISTORY.header, LAYOUT, 2)
-    assert "restore the folder" in str(caught.value)
+    assert str(caught.value).endswith(REMEDY)
     assert files_of(folder) == files
 
 
@@ -350,6 +354,33 @@ def test_a_machine_that_miscalculates_is_told_apart_from_a_wrong_record(
     write_files(tmp_path, HISTORY.files(7))
     with pytest.raises(LedgerError, match="memory or processor of this machine"):
         Ledger(tmp_path, HISTORY.header, LAYOUT, 0)
+
+
+@pytest.mark.parametrize(
+    ("byte", "said"), [(60, "the segment's header is damaged"), (-40, "round")]
+)
+def test_every_reader_of_a_damaged_ledger_names_its_file_and_the_remedy(
+    tmp_path: Path, byte: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_TRIES", 1)
+    files = HISTORY.files(7)
+    folder = write_files(
+        tmp_path / "ledger", {FIRST: flipped(files[FIRST], byte % len(files[FIRST]))}
+    )
+    readers: list[Callable[[], object]] = [
+        lambda: Ledger(folder, HISTORY.header, LAYOUT, 2),
+        lambda: (read_header(folder), list(read_ledger(folder))),
+        lambda: list(read_ledger(folder)),
+        lambda: read_latest_state(folder, LAYOUT),
+        lambda: list(verify_ledger(folder, LAYOUT)),
+        lambda: copy_ledger(folder, tmp_path / "copy", LAYOUT),
+    ]
+    for read in readers:
+        with pytest.raises(LedgerError) as caught:
+            read()
+        message = str(caught.value)
+        assert message.startswith(f"{folder / FIRST}: {said}")
+        assert message.endswith(REMEDY)
 
 
 def test_snapshots_alone_can_be_compacted(tmp_path: Path) -> None:
