@@ -5,6 +5,7 @@ tested with, and `tests/shared/test_flower_compat.py` names the parts that an in
 lacks. A part is imported at first use, so that a client's process loads no server parts of Flower.
 """
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree as ObjectTree
     from flwr.proto.message_pb2 import PullObjectRequest as PullObjectRequest
     from flwr.proto.message_pb2 import PushObjectRequest as PushObjectRequest
+    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
     from flwr.proto.runtime_pb2 import AcquireTaskRequest as AcquireTaskRequest
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest as PullAppMessagesRequest
     from flwr.proto.runtime_pb2 import PushAppMessagesRequest as PushAppMessagesRequest
@@ -143,6 +145,7 @@ PARTS = {
     "HttpGrid": FlowerPart("flwr.superlink.grid", "1.41.0"),
     "ListNodesRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
     "ListRunsRequest": FlowerPart("flwr.proto.control_pb2", "1.41.0"),
+    "NodeInfo": FlowerPart("flwr.proto.node_pb2", "1.41.0"),
     "ObjectPullError": FlowerPart(_OBJECT_UTILS, "1.41.0"),
     "ObjectTree": FlowerPart("flwr.proto.message_pb2", "1.41.0"),
     "ObjectUnavailableError": FlowerPart(_OBJECT_UTILS, "1.41.0"),
@@ -327,6 +330,24 @@ def fetch_messages_quickly() -> None:
         return fetch(tree, pull, confirm_meanwhile, initial_backoff=LEAST_PAUSE, **given)
 
     clientapp.pull_and_inflate_object_from_tree = fetch_now
+
+
+def leave_in_spite_of_repeated_signals() -> None:
+    """Make the SuperNode of this process ignore SIGTERM once it has begun to leave the server.
+
+    When a process with several threads is killed, the kernel sends its children their signal
+    several times. Flower restores the earlier handler at the first one, and the second one would
+    end the SuperNode before it tells the server. The server would then refuse the client's next
+    connection for a minute.
+    """
+    internal: Any = import_module(_START_CLIENT)
+    register = internal.register_signal_handlers
+
+    def register_after_ignoring(**given: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        register(**given)
+
+    internal.register_signal_handlers = register_after_ignoring
 
 
 def pass_on_many_messages_at_once(longest_pause: float) -> None:

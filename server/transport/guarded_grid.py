@@ -3,6 +3,9 @@
 The metadata of a reply name its sender and the message that it answers, but the sender can write
 any values. This grid takes these two values from the server's table of sent messages.
 
+A node may end with a hello request and connect again before the grid asks for the reply. Flower
+would then never report the request as lost, so this grid does.
+
 The grid fetches and decodes every reply separately. A broken reply becomes an error reply of its
 sender and does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies
 together. One broken reply therefore raises an exception for all replies.
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 
 from samara.server.transport.delegating_grid import DelegatingGrid
 from samara.server.transport.messages import LOST, cut_foreign_text
@@ -39,7 +42,7 @@ from samara.shared.flower_compat import (
 )
 
 if TYPE_CHECKING:
-    from samara.shared.flower_compat import HttpGrid
+    from samara.shared.flower_compat import HttpGrid, NodeInfo
 
 log = logging.getLogger("samara.server")
 
@@ -72,6 +75,21 @@ class _AnnouncedReply:
     end: float
 
 
+@dataclass(frozen=True)
+class _SentMessage:
+    """A message without a reply so far.
+
+    Attributes:
+        empty: the message without its content.
+        end: end of the time to live, monotonic seconds.
+        activated: time at which the node had connected when the message was sent; empty if unknown.
+    """
+
+    empty: Message
+    end: float
+    activated: str
+
+
 class GuardedGrid(DelegatingGrid):
     """A grid that attributes each reply to the node it asked, and turns broken replies into errors.
 
@@ -82,14 +100,12 @@ class GuardedGrid(DelegatingGrid):
     def __init__(self, grid: "HttpGrid") -> None:
         super().__init__(grid)
         self._http_grid = grid
-        # For each unanswered message, by id: an empty message to the same node, and the end of the
-        # time to live in monotonic seconds.
-        self._sent: dict[str, tuple[Message, float]] = {}
+        self._sent: dict[str, _SentMessage] = {}  # by message id
         # Replies with missing objects, by id of the message they answer.
         self._announced: dict[str, _AnnouncedReply] = {}
         # Fetched replies, whose objects the SuperLink may delete.
         self._fetched: list[_AnnouncedReply] = []
-        self._nodes: dict[int, bytes] = {}
+        self._nodes: dict[int, NodeInfo] = {}  # by node id
         self._nodes_known = -math.inf  # monotonic seconds
 
     def connected_nodes(self) -> dict[int, bytes]:
@@ -100,10 +116,10 @@ class GuardedGrid(DelegatingGrid):
         """
         if time.monotonic() > self._nodes_known + _KNOWN_SECONDS:
             self._ask_for_nodes()
-        return dict(self._nodes)
+        return {node_id: node.public_key for node_id, node in self._nodes.items()}
 
     def _ask_for_nodes(self) -> None:
-        self._nodes = {node.node_id: node.public_key for node in self._http_grid.get_nodes()}
+        self._nodes = {node.node_id: node for node in self._http_grid.get_nodes()}
         self._nodes_known = time.monotonic()
 
     def _forget_nodes(self) -> None:
@@ -122,12 +138,18 @@ class GuardedGrid(DelegatingGrid):
         if len(message_ids) != len(messages):  # Flower logs the reason
             return [""] * len(messages)
         now = time.monotonic()
-        self._sent = {i: sent for i, sent in self._sent.items() if now < sent[1] + _EXPIRED_SECONDS}
+        self._sent = {
+            i: sent for i, sent in self._sent.items() if now < sent.end + _EXPIRED_SECONDS
+        }
         self._announced = {i: reply for i, reply in self._announced.items() if i in self._sent}
         for message, message_id in zip(messages, message_ids, strict=True):
             if message_id:
-                end = now + message.metadata.ttl
-                self._sent[message_id] = _without_content(message, message_id), end
+                node = self._nodes.get(message.metadata.dst_node_id)
+                self._sent[message_id] = _SentMessage(
+                    _without_content(message, message_id),
+                    now + message.metadata.ttl,
+                    node.last_activated_at if node else "",
+                )
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -140,21 +162,35 @@ class GuardedGrid(DelegatingGrid):
         if new := sorted(wanted - self._announced.keys()):
             self._announced |= self._fetch_announced(new)
         replies = []
-        for message_id in sorted(wanted & self._announced.keys()):
-            announced = self._announced[message_id]
-            sent, _ = self._sent[message_id]
-            content = self._read_content(announced)
-            if content is not None:
-                del self._announced[message_id], self._sent[message_id]
+        for message_id in sorted(wanted):
+            sent, announced = self._sent[message_id], self._announced.get(message_id)
+            content = self._read_content(announced) if announced else self._lost_hello(sent)
+            if content is None:
+                continue
+            del self._sent[message_id]
+            if announced:
+                del self._announced[message_id]
                 self._fetched.append(announced)
-                if isinstance(content, Error):
-                    self._forget_nodes()
-                replies.append(Message(content, reply_to=sent))
+            if isinstance(content, Error):
+                self._forget_nodes()
+            replies.append(Message(content, reply_to=sent.empty))
         if not replies:
             self._confirm()
             if time.monotonic() > self._nodes_known + _ASKED_SECONDS:
                 self._ask_for_nodes()
         return replies
+
+    def _lost_hello(self, sent: _SentMessage) -> Error | None:
+        """Return an error for a hello request if its node has connected again since; else None.
+
+        A node may also connect again without a new process. It would then answer other messages.
+        A second hello does no harm.
+        """
+        node = self._nodes.get(sent.empty.metadata.dst_node_id)
+        is_hello = sent.empty.metadata.message_type == MessageType.QUERY
+        if is_hello and node and "" != sent.activated != node.last_activated_at:
+            return Error(ErrorCode.NODE_UNAVAILABLE, "its node has connected again")
+        return None
 
     def _fetch_announced(self, message_ids: list[str]) -> dict[str, _AnnouncedReply]:
         """Return the announced replies, by id of the message that they answer.

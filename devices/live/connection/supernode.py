@@ -132,11 +132,13 @@ def main() -> None:
     from samara.shared.flower_compat import (
         end_tasks_of_lost_messages,
         flower_supernode,
+        leave_in_spite_of_repeated_signals,
         note_messages,
         pass_on_many_messages_at_once,
         transfer_parts_together,
     )
 
+    leave_in_spite_of_repeated_signals()
     end_tasks_of_lost_messages()
     transfer_parts_together()
     note_messages(received.begin)

@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import (
 from samara.server.transport import guarded_grid
 from samara.server.transport.deadline_grid import DeadlineGrid, prepare_grid
 from samara.server.transport.guarded_grid import GuardedGrid
-from samara.server.transport.messages import MAX_FOREIGN_TEXT, make_message
+from samara.server.transport.messages import LOST, MAX_FOREIGN_TEXT, make_message
 from samara.server.transport.phone_grid import PhoneGrid
 from samara.shared.flower_compat import (
     SUPERLINK_NODE_ID,
@@ -50,9 +50,13 @@ class SuperLink:
         self.confirmed: list[str] = []
         self.unreadable: set[str] = set()
         self.pulls = self.asked_for_nodes = 0
+        self.activated: dict[int, str] = {}
 
     def GetNodes(self, request: Any) -> GetNodesResponse:  # noqa: N802
         self.asked_for_nodes += 1
+        if self.activated:
+            nodes = [NodeInfo(node_id=n, last_activated_at=at) for n, at in self.activated.items()]
+            return GetNodesResponse(nodes=nodes)
         return GetNodesResponse(nodes=[NodeInfo(node_id=self.asked_for_nodes, public_key=b"PEM")])
 
     def PushMessages(self, request: Any) -> PushAppMessagesResponse:  # noqa: N802
@@ -133,9 +137,9 @@ def http_grid(superlink: SuperLink) -> HttpGrid:
     return grid
 
 
-def send(grid: Any, *nodes: int) -> dict[int, str]:
-    """Send each node an instruction; return the ids of the messages by node."""
-    messages = [make_message(n, MessageType.TRAIN, "1", b"do", CatchUp(), 60.0) for n in nodes]
+def send(grid: Any, *nodes: int, kind: str = MessageType.TRAIN) -> dict[int, str]:
+    """Send each node a message; return the ids of the messages by node."""
+    messages = [make_message(n, kind, "1", b"do", CatchUp(), 60.0) for n in nodes]
     return dict(zip(nodes, grid.push_messages(messages), strict=True))
 
 
@@ -206,6 +210,32 @@ def test_after_an_error_the_connected_nodes_are_asked_for_anew(
     monkeypatch.setattr(grid, "_push", lambda messages: [""])
     grid.push_messages([])
     assert grid.connected_nodes() == {3: b"PEM"}
+
+
+def test_a_hello_request_to_an_earlier_process_of_a_node_is_lost(
+    http_grid: HttpGrid, superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower would report it only while the node is away, which may take less than a second."""
+    now = 100.0
+    monkeypatch.setattr(guarded_grid.time, "monotonic", lambda: now)
+    superlink.activated = {HONEST: "10:00:00", HOSTILE: "10:00:00"}
+    grid = GuardedGrid(http_grid)
+    grid.connected_nodes()
+    train = send(grid, HONEST, HOSTILE)
+    hellos = send(grid, HONEST, HOSTILE, kind=MessageType.QUERY)
+    ids = [*train.values(), *hellos.values()]
+    assert list(grid.pull_messages(ids)) == []
+    superlink.activated[HONEST] = "10:00:07"
+    now += 5.0
+    grid.connected_nodes()
+    [lost] = grid.pull_messages(ids)
+    assert lost.metadata.reply_to_message_id == hellos[HONEST]
+    assert lost.error.code in LOST
+    assert list(grid.pull_messages(ids)) == []  # reported once, and no other message
+    again = send(grid, HONEST, kind=MessageType.QUERY)
+    now += 5.0
+    grid.connected_nodes()
+    assert list(grid.pull_messages(again.values())) == []
 
 
 def test_flowers_own_grid_loses_every_reply_to_a_broken_one(

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
@@ -162,6 +164,20 @@ def test_a_server_that_cannot_answer_now_is_named_with_its_status(
     with httpx.Client() as client:
         client.get(f"http://{ADDRESS}/v1/fleet/")
     assert f"the server {ADDRESS} does not answer: HTTP status 503" in lines(caplog)[0]
+
+
+def test_a_second_signal_does_not_keep_a_supernode_from_telling_the_server() -> None:
+    supernode = (
+        "import os, signal;"
+        "from flwr.supernode import start_client_internal as internal;"
+        "from samara.shared.flower_compat import leave_in_spite_of_repeated_signals;"
+        "leave_in_spite_of_repeated_signals();"
+        "internal.register_signal_handlers(event_type=None)\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGTERM); signal.pause()\n"
+        "finally:\n    os.kill(os.getpid(), signal.SIGTERM); print('told')"
+    )
+    ended = subprocess.run([sys.executable, "-c", supernode], stdout=subprocess.PIPE, check=True)
+    assert ended.stdout == b"told\n"
 
 
 def test_flowers_lines_about_tries_are_left_out_and_others_are_not(
