@@ -483,7 +483,7 @@ def measure(given: argparse.Namespace, methods: Sequence[str]) -> None:
             rows.add({"level": level, "method": method, "seed": seed} | bench.measure(method))
             write_points(rows, given.out / "points.csv")
             (given.out / "table.md").write_text(table(rows), encoding="utf-8")
-            draw(rows, given.out / "bytes_to_accuracy.png")
+    draw(rows, given.out / "bytes_to_accuracy.png")
     print(table(rows))
 
 

@@ -27,7 +27,7 @@ def test_the_shipped_scenario_on_real_sentences(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "data.path": SST2,
         "model.path": minilm(),
-        "data.limit": 800,
+        "data.limit": 400,
         "rounds": 2,
         "evaluate.test": "false",
         "threads": 2,

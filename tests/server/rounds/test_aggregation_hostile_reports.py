@@ -117,8 +117,8 @@ def test_three_hostile_clients_of_ten_leave_most_of_the_gain_by_default_alone(
     """
     gains = {}
     for rule in (RunConfig().aggregation.rule, "mean"):
-        changes: Settings = {"data__clients": 10, "rounds": 10, "steps": 8, "personal__rounds": 0}
-        changes |= {"aggregation__rule": rule, "evaluate__every": 5, "threads": 1}
+        changes: Settings = {"data__clients": 10, "rounds": 10, "steps": 4, "personal__rounds": 0}
+        changes |= {"aggregation__rule": rule, "evaluate__every": 10, "threads": 1}
         changes |= {"objective": objective}
         config = config_of({"out": str(tmp_path / rule)}, **changes)
         folder = serve(config, InProcessGrid(HostileApp(range(3), forgery), 10, config.flat()))

@@ -50,9 +50,9 @@ def opposed(small: Settings, data_file: Path, tmp_path: Path) -> Settings:
         "data.clients": 6,
         "queries": 8,
         "batch": 16,
-        "rounds": 10,
+        "rounds": 6,
         "personal.rounds": 0,
-        "cohort.clustering-rounds": 8,
+        "cohort.clustering-rounds": 4,
         "threads": 1,
     }
 
@@ -98,8 +98,8 @@ def test_clusters_are_found_by_scalars_and_each_is_a_federation(
 
 def test_a_run_with_clusters_goes_on_where_it_was(opposed: Settings, tmp_path: Path) -> None:
     """One cluster is a round ahead of the other when the server is killed."""
-    whole = simulate(config_of(opposed, rounds=11, out=str(tmp_path / "whole")))
-    cut = config_of(opposed, rounds=11)
+    whole = simulate(config_of(opposed, rounds=7, out=str(tmp_path / "whole")))
+    cut = config_of(opposed, rounds=7)
 
     plain, rounds = ScalarStrategy.aggregate_train, []
 
@@ -156,7 +156,7 @@ class Unclustered(InProcessGrid):
 
 
 def test_a_client_without_a_cluster_is_waited_for_once(opposed: Settings) -> None:
-    config, clock = config_of(opposed, rounds=12), SkippingClock()
+    config, clock = config_of(opposed, rounds=8), SkippingClock()
     grid = Unclustered(client_app, config.data.clients, config.flat())
     result = RunResult.read(serve(config, grid, clock=clock))
     assert clock.waited == config.cohort.timeout

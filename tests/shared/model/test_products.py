@@ -19,6 +19,7 @@ def test_products_are_those_of_torch(
         "_ONEDNN",
         onednn and torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
     )
+    monkeypatch.setattr(products, "_FEWEST_MULTIPLICATIONS", 1)
     torch.manual_seed(0)
     x, weight = torch.randn(2, 3, 24, rows).transpose(2, 3), torch.randn(40, 24)
     bias = torch.randn(40) if with_bias else None
@@ -29,6 +30,19 @@ def test_products_are_those_of_torch(
         expected = nn.functional.linear(*own)
         assert found.dtype == kind
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For them oneDNN's preparation takes longer than the product."""
+    monkeypatch.setattr(products, "_ONEDNN", True)
+    called: list[int] = []
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_linear_pointwise", lambda x, *_: called.append(len(x)), raising=False
+    )
+    with torch.inference_mode():
+        for rows, features in ((200, 32), (8, 2048), (200, 128), (16, 2048)):
+            linear(torch.zeros(rows, features), torch.zeros(features, features))
+    assert called == [200, 16]
 
 
 def test_gradients_flow_through_faster_layers() -> None:
