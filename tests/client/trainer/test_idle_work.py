@@ -225,7 +225,7 @@ def test_killing_the_trainer_in_private_rounds_leaves_whole_ones(
 
         def killed_meanwhile() -> bool:
             ledgers = list(mine.folder.glob("runs/*/clients/7/personal.ledger/*.seg"))
-            if ledgers and not is_idle(mine.folder) and len(rounds) < 2:
+            if ledgers and not is_idle(mine.folder) and len(rounds) < 3:
                 kill()
                 ledger = ledgers[0].parent
                 rounds.append(sum(1 for _ in read_ledger(ledger)))
