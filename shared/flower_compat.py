@@ -258,6 +258,23 @@ def end_tasks_of_lost_messages() -> None:
     internal._pull_and_store_message = pull_and_store_or_end
 
 
+def discard_replies_to_lost_messages() -> None:
+    """Make the SuperNode of this process discard replies to messages that it could not confirm.
+
+    A task may have answered before the server fails to confirm its message. Flower then drops the
+    message, but sends the task's reply in place of the reply to the next message, and so on. This
+    must not be used with `pass_on_many_messages_at_once`.
+    """
+    internal: Any = import_module(_START_CLIENT)
+    pull_and_store = internal._pull_and_store_message
+
+    def discard_and_pull(**given: Any) -> Any:
+        given["state"].get_messages_legacy(is_reply=True)  # each reply is returned once
+        return pull_and_store(**given)
+
+    internal._pull_and_store_message = discard_and_pull
+
+
 def note_messages(note: Callable[[str, int], None]) -> None:
     """Make the SuperNode of this process report a message before it fetches the message's parts.
 

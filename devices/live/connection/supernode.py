@@ -130,6 +130,7 @@ def main() -> None:
     limit_received(received)
     silence_foreign_lines()
     from samara.shared.flower_compat import (
+        discard_replies_to_lost_messages,
         end_tasks_of_lost_messages,
         flower_supernode,
         leave_in_spite_of_repeated_signals,
@@ -145,6 +146,8 @@ def main() -> None:
     if is_for_gateway:
         arguments.remove(FOR_GATEWAY)
         pass_on_many_messages_at_once(_LONGEST_PAUSE)
+    else:
+        discard_replies_to_lost_messages()
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

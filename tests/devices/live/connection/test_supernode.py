@@ -33,6 +33,7 @@ from samara.devices.live.server_contact import (
 from samara.shared.flower_compat import (
     PullObjectRequest,
     RunNotRunningException,
+    discard_replies_to_lost_messages,
     end_tasks_of_lost_messages,
     http_request_response,
     pass_on_many_messages_at_once,
@@ -257,6 +258,20 @@ class Replies:
     def get_messages_legacy(self, *, is_reply: bool) -> list[str]:
         taken, self.waiting = self.waiting, []
         return taken
+
+
+def test_a_reply_to_a_lost_message_is_not_sent_in_place_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task may have answered before the server failed to confirm its message."""
+    internal = import_module("flwr.supernode.start_client_internal")
+    monkeypatch.setattr(internal, "_pull_and_store_message", lambda state: 7)
+    discard_replies_to_lost_messages()
+    state = Replies()
+    state.waiting = ["reply to a lost message"]
+    assert internal._pull_and_store_message(state=state) == 7
+    state.waiting += ["reply to the next"]
+    assert state.get_messages_legacy(is_reply=True) == ["reply to the next"]
 
 
 def test_a_gateways_supernode_takes_the_next_message_before_the_last_one_is_answered(
