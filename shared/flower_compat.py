@@ -352,9 +352,9 @@ def fetch_messages_quickly() -> None:
 def leave_in_spite_of_repeated_signals() -> None:
     """Make the SuperNode of this process ignore SIGTERM once it has begun to leave the server.
 
-    When a process with several threads is killed, the kernel sends its children their signal
-    several times. Flower restores the earlier handler at the first one, and the second one would
-    end the SuperNode before it tells the server. The server would then refuse the client's next
+    When a parent with several threads is killed, the kernel sends SIGTERM to the SuperNode several
+    times. At the first signal, Flower restores the earlier handler. The second signal would then
+    end the SuperNode before it tells the server, and the server would refuse the client's next
     connection for a minute.
     """
     internal: Any = import_module(_START_CLIENT)

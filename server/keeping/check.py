@@ -38,7 +38,7 @@ from samara.shared.network.certificates import CERTIFICATES_FOLDER
 from samara.shared.privacy.accountant import ROUNDING, epsilon_of
 from samara.shared.protocol.ledger.copying import copy_ledger
 from samara.shared.protocol.ledger.latest_state import read_latest_state
-from samara.shared.protocol.ledger.reading import DamagedError, read_ledger
+from samara.shared.protocol.ledger.reading import read_ledger, without_remedy
 from samara.shared.protocol.ledger.records import Record
 from samara.shared.protocol.step_size import STEP_SIZE_FILE
 from samara.shared.results.result import RESULT_FILE
@@ -152,8 +152,7 @@ def _check_store(run: Path, store: Path) -> Iterator[CheckResult]:
             number, _ = read_latest_state(copied, layout)
             records = list(read_ledger(copied)) if recovery.segments else []
         except (SamaraError, OSError) as error:
-            finding = error.finding if isinstance(error, DamagedError) else str(error)
-            finding = finding.replace(f"{copied}", f"{store / LEDGER_FOLDER}")
+            finding = without_remedy(error).replace(f"{copied}", f"{store / LEDGER_FOLDER}")
             remedy = "update Samara" if "update Samara" in finding else _RESTORE
             if isinstance(error.__cause__ or error, PermissionError):
                 remedy = "run the command as the owner of the run's folder"

@@ -6,7 +6,7 @@ from pathlib import Path
 from samara.server.store import cluster_folders, read_layout, replay_run
 from samara.shared.check_result import CheckResult, Outcome
 from samara.shared.errors import LedgerError, SamaraError
-from samara.shared.protocol.ledger.reading import DamagedError
+from samara.shared.protocol.ledger.reading import without_remedy
 from samara.shared.protocol.ledger.verification import verify_ledger
 from samara.shared.protocol.replay import digest
 from samara.shared.results.result import RESULT_FILE, read_result
@@ -26,8 +26,7 @@ def prove(run: Path) -> Iterator[CheckResult]:
         try:
             yield from _prove(store, "replay" if store == run else store.name)
         except SamaraError as error:
-            finding = error.finding if isinstance(error, DamagedError) else str(error)
-            yield CheckResult(Outcome.FAIL, "replay", finding, _REMEDY)
+            yield CheckResult(Outcome.FAIL, "replay", without_remedy(error), _REMEDY)
 
 
 def _prove(run: Path, name: str) -> Iterator[CheckResult]:

@@ -3,8 +3,8 @@
 The metadata of a reply name its sender and the message that it answers, but the sender can write
 any values. This grid takes these two values from the server's table of sent messages.
 
-A node may end with a hello request and connect again before the grid asks for the reply. Flower
-would then never report the request as lost, so this grid does.
+A node's process may end without an answer to a hello request, and its next process may connect
+before the grid asks for the reply. Flower then never reports the request as lost. This grid does.
 
 The grid fetches and decodes every reply separately. A broken reply becomes an error reply of its
 sender and does not affect other replies. Flower's own `Grid.pull_messages` decodes all replies
@@ -183,8 +183,8 @@ class GuardedGrid(DelegatingGrid):
     def _lost_hello(self, sent: _SentMessage) -> Error | None:
         """Return an error for a hello request if its node has connected again since; else None.
 
-        A node may also connect again without a new process. It would then answer other messages.
-        A second hello does no harm.
+        Other messages do not count as lost, because a node may connect again without a new process
+        and still answer them. A second answer to a hello request does no harm.
         """
         node = self._nodes.get(sent.empty.metadata.dst_node_id)
         is_hello = sent.empty.metadata.message_type == MessageType.QUERY

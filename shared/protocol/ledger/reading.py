@@ -34,10 +34,10 @@ _DAMAGE_REMEDY = "restore the folder from a backup, or begin a new run"
 class DamagedError(LedgerError):
     """A ledger in a folder is damaged; the message names the place, the damage and the remedy."""
 
-    @property
-    def finding(self) -> str:
-        """The message without the remedy."""
-        return str(self).removesuffix(f"; {_DAMAGE_REMEDY}")
+
+def without_remedy(error: Exception) -> str:
+    """Return an error's message without the remedy for a damaged ledger."""
+    return str(error).removesuffix(f"; {_DAMAGE_REMEDY}")
 
 
 @contextmanager
