@@ -1,9 +1,15 @@
-"""Signed scenarios for tests, and operators who sign them."""
+"""Scenarios for tests: signed ones with their operators, and one for a rehearsal."""
 
 from pathlib import Path
 
+import pytest
+
 from samara.client.protocol.scenario_folder import ScenarioFolder
+from samara.devices.hardware.cpu_limit import CgroupV1Cpu
+from samara.devices.hardware.link_shaping import check_shaping
+from samara.devices.hardware.memory_limit import CgroupV1Limit
 from samara.server.live.scenario_signing import create_operator_key
+from samara.shared.errors import DeviceError
 from samara.shared.protocol.signing import SigningKey
 from samara.shared.settings.blobs import file_settings
 from samara.shared.settings.config import RunConfig
@@ -67,3 +73,16 @@ client = 1
 at = 0.0
 seconds = 3.0
 """
+
+
+def write_rehearsal(folder: Path) -> Path:
+    """Write a scenario for `samara rehearse`; skip the test where devices cannot be rehearsed."""
+    try:
+        check_shaping()
+        CgroupV1Limit(2**30).close()
+        CgroupV1Cpu(1.0).close()
+    except (OSError, DeviceError) as error:
+        pytest.skip(f"processes cannot be held to a device here: {error}")
+    file = folder / "field.toml"
+    file.write_text(SCENARIO)
+    return file

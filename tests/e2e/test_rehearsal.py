@@ -5,28 +5,17 @@ import os
 from pathlib import Path
 
 import pytest
-from scenarios import SCENARIO
+from scenarios import SCENARIO, write_rehearsal
 from typer.testing import CliRunner
 
 from samara.command import app
-from samara.devices.hardware.cpu_limit import CgroupV1Cpu
 from samara.devices.hardware.leftovers import find_groups, find_namespaces
-from samara.devices.hardware.link_shaping import check_shaping
-from samara.devices.hardware.memory_limit import CgroupV1Limit
-from samara.shared.errors import ConfigError, DeviceError
+from samara.shared.errors import ConfigError
 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
-    file = tmp_path / "field.toml"
-    file.write_text(SCENARIO)
-    try:
-        check_shaping()
-        CgroupV1Limit(2**30).close()
-        CgroupV1Cpu(1.0).close()
-    except (OSError, DeviceError) as error:
-        pytest.skip(f"processes cannot be held to a device here: {error}")
-    return file
+    return write_rehearsal(tmp_path)
 
 
 @pytest.mark.slow

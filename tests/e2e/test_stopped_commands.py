@@ -8,7 +8,7 @@ import psutil
 import pytest
 from helpers import ROOT
 from live import attempts
-from scenarios import SCENARIO
+from scenarios import write_rehearsal
 
 MEASURING = "samara.simulations.rehearsal.own_"
 
@@ -46,8 +46,7 @@ def test_a_child_that_is_held_ends_with_its_parent(
     words = [sys.executable, "-m", *command]
     if "rehearse" in command:
         folder = tmp_path_factory.mktemp("r")  # a short path, for sockets lie in it
-        (folder / "field.toml").write_text(SCENARIO)
-        words += [str(folder / "field.toml"), "--out", str(folder / "o")]
+        words += [str(write_rehearsal(folder)), "--out", str(folder / "o")]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(words, cwd=ROOT, stdout=quiet, stderr=quiet) as process:
         child = held_child(process, part)
